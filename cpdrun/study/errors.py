@@ -1,4 +1,4 @@
-"""What `cpdrun report` cannot answer, in one line for the user."""
+"""The errors of `cpdrun report`, whose messages the user sees."""
 
 from cpdrun.errors import FAILED, USAGE, UserError
 
@@ -10,6 +10,6 @@ class ReportError(UserError):
 
 
 class ReportUsageError(ReportError):
-    """The question itself is wrong: an unknown kind of file, axis or metric."""
+    """The question contains a mistake, such as an unknown kind of file, axis or metric."""
 
     exit_code = USAGE

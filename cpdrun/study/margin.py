@@ -1,12 +1,12 @@
-"""The margin: how much worse than the baseline is still good enough, and where that number comes from.
+"""The margin, which is how much worse than the baseline is still good enough, and its origin.
 
 A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the baseline's
 final value or to its improvement over the untrained model, whichever is smaller. The smaller of the two is safe for
 both kinds of metrics that would otherwise mislead: losses with a large constant part, and perplexities or squared
 errors that start thousands of times above their final value.
 
-The untrained model's value is that of a guess if the record says how many classes there are, and the first logged value
-otherwise.
+The value of the untrained model is that of a guess if the record contains the number of classes, and otherwise the
+first logged value.
 """
 
 import math
@@ -19,19 +19,20 @@ from cpdrun.record import RunDir
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.learnt import guess
 
-DEFAULT = "2%"  # of metrics that are not shares
-DEFAULT_POINTS = 0.5  # of shares
-LARGEST_SHARE = 0.5  # of the baseline's improvement; with more, a format that hardly learned may pass
+DEFAULT = "2%"  # the default margin for metrics that are not shares
+DEFAULT_POINTS = 0.5  # the default margin for shares, in points
+# The largest margin, relative to the baseline's improvement. With a larger one, a format that hardly learned may pass.
+LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Course:
-    """Where training took the metric in one run of the baseline, in the metric's own unit.
+    """The metric before and after training in one run of the baseline, in the unit of the stored metric.
 
     Attributes:
-        final: The value that the run is judged by.
-        untrained: The value of the untrained model; NaN if unknown.
-        source: What `untrained` is: "a guess" or "the first logged value".
+        final: The value by which the run is judged.
+        untrained: The value of the untrained model. NaN if unknown.
+        source: The origin of `untrained`: "a guess", "the first logged value", or "" if unknown.
     """
 
     final: float
@@ -44,7 +45,14 @@ class Course:
 
 
 def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Course:
-    """Read where a run started. `classes`: the number of classes, NaN if unknown."""
+    """Return the course of a run, for which the value of the untrained model is read from its log if needed.
+
+    Args:
+        run: The run.
+        metric: The metric.
+        final: The final value of the metric.
+        classes: The number of classes. NaN if unknown.
+    """
     by_chance = guess(metric, classes)
     if math.isfinite(by_chance):
         return Course(final, by_chance, "a guess")
@@ -57,20 +65,23 @@ def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Cour
             if math.isfinite(first):  # a single value would be the final one
                 return Course(final, first, "the first logged value")
             first = value
-    except (OSError, RecursionError):  # no file, a folder in its place, or no right to read it
+    except (
+        OSError,
+        RecursionError,
+    ):  # the file is missing, is a folder, may not be read, or is nested too deeply
         pass
     return Course(final)
 
 
 @dataclass(frozen=True)
 class Margin:
-    """The margin of a question; by default one that is not known.
+    """The margin of a question. By default it is unknown.
 
     Attributes:
-        shown: The margin in the unit in which the metric is shown. NaN while it is not known, and if `problem` says why
-            nothing may be certified: every comparison with NaN is false.
-        origin: Where it comes from, for parentheses behind the number: "typed", "2 % of fp32's 0.0105, the default".
-        problem: Why there is no valid margin, and what to type; None if there is one.
+        shown: The margin in the unit in which the metric is shown. NaN while it is unknown and if there is a problem.
+            Nothing is certified then, because every comparison with NaN is false.
+        origin: The origin of the number, to be shown in parentheses: "typed" or "2 % of fp32's 0.0105, the default".
+        problem: The reason why there is no valid margin, and what to type. None if there is a valid margin.
     """
 
     shown: float = math.nan
@@ -87,13 +98,13 @@ class Margin:
 def choose_margin(
     asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str
 ) -> Margin:
-    """Return the margin that holds for all baselines. A relative margin is that of the baseline with the smallest.
+    """Return the margin that holds for all baselines: the smallest of their margins.
 
     Args:
-        asked: What was typed or is in a file; None for the default.
-        asked_by: Who asked, such as "typed" or "the experiment's".
+        asked: The margin that was typed or is in a file. None for the default.
+        asked_by: The origin of `asked`, such as "typed" or "the experiment's".
         metric: The metric that is compared.
-        courses: One run of each baseline; empty while none has ended.
+        courses: The course of one run of each baseline. Empty while no run of a baseline has ended.
         baseline: The name of the baseline, for messages.
     """
     is_default = asked is None
@@ -110,7 +121,7 @@ def choose_margin(
 def with_digits(metric: Metric, margin: Margin, courses: Sequence[Course]) -> Metric:
     """Return the metric with enough digits to show a difference as large as the margin.
 
-    Without a margin, differences of 2 % of the baseline's value are shown.
+    Without a margin, differences of 2 % of the baseline's final value are shown.
     """
     values = [abs(course.final) * metric.scale for course in courses if course.final]
     unknown = math.isnan(margin.shown)
@@ -131,7 +142,7 @@ def _margin(
     path = f"{_short(course.untrained * metric.scale)} ({course.source}) to {final}"
     improvement = course.improvement(metric)
     if metric.is_fraction and course.source != "a guess":
-        improvement = math.nan  # points are a known unit, and a first epoch may learn nearly everything
+        improvement = math.nan  # the unit, points, is known, and the first epoch may learn nearly everything
     if isinstance(asked, str):
         if metric.is_fraction:
             return _no_margin(f"{name} is a share, and {asked} of it could mean two things: type points")
@@ -173,7 +184,7 @@ def _no_margin(problem: str) -> Margin:
 
 
 def _hint(course: Course, name: str) -> str:
-    """Say what to do if the first logged value is that of a model that had learned already."""
+    """Return the advice for the case that the model had already learned when it logged its first value."""
     if course.source == "a guess":
         return ""
     return f". If the model had learned much by then, let the script log {name} once before it trains"
@@ -188,7 +199,7 @@ def _short(value: float) -> str:
 
 
 def _floor(value: float) -> float:
-    """Round down to three digits, so that the margin that is shown is the one that is used."""
+    """Round down to three significant digits, so that the shown margin is exactly the used margin."""
     if not (value > 0 and math.isfinite(value)):
         return value
     exact = Decimal(repr(value))

@@ -1,4 +1,4 @@
-"""A metric: which way is better, and how its values are shown."""
+"""A metric: its direction, and the format in which its values are shown."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,38 @@ import pandas as pd
 from cpdrun.record.measure import Measure, known_measure
 from cpdrun.study.errors import ReportError
 
-MOST_DIGITS = 12  # decimals
+MOST_DIGITS = 12  # the largest number of decimals
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A name out of done.json's `metrics`, e.g. `test_accuracy`, and what the record, or else our table, says of it.
+    """A metric in done.json's `metrics`, such as `test_accuracy`, with its direction and unit.
 
-    A name that neither knows is taken as higher is better, shown as it is; the answer says so.
+    The direction and the unit come from the run's record, or otherwise from the table in `cpdrun.record.measure`. For a
+    metric that neither contains, higher is assumed to be better, and values are shown unchanged; `is_known` is False.
+
+    Attributes:
+        name: The name of the metric.
+        declared: The direction and unit from the run's record. None if the record does not contain them.
+        show_down_to: The size of the differences that must be visible, in the unit in which values are shown. NaN if
+            unknown.
     """
 
     name: str
     declared: Measure | None = None
-    show_down_to: float = math.nan  # differences of this size, in shown units, must be visible; NaN: unknown
+    show_down_to: float = math.nan
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
-        """As the first of `runs` (of `collect`) declares it that does. Raises ReportError where another says that the
-        other way is better: no difference has a sign then."""
+        """Create the metric with the direction and unit that the first of some runs declares, if any.
+
+        Args:
+            name: The name of the metric.
+            runs: The runs, as `collect` returns them.
+
+        Raises:
+            ReportError: The runs declare different directions, so that the sign of a difference has no meaning.
+        """
         said = zip(runs.get("run:measures", ()), runs.get("run:name", ()), strict=True)
         by_run = {run: one[name] for one, run in said if isinstance(one, dict) and one.get(name)}
         ways = {measure.higher_is_better: run for run, measure in by_run.items()}
@@ -38,7 +52,7 @@ class Metric:
 
     @property
     def is_known(self) -> bool:
-        """Whether the record, or else our table, says which way is better."""
+        """Whether the run's record or the table in `cpdrun.record.measure` contains the direction of the metric."""
         return self.declared is not None or known_measure(self.name) is not None
 
     @property
@@ -51,7 +65,8 @@ class Metric:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether it is the share of the test samples that were answered right; an IoU, say, is another fraction."""
+        """Whether the metric is the share of correctly answered test samples. An IoU, for example, is a fraction but
+        does not count samples."""
         return self.measure.of_samples
 
     @property
@@ -60,53 +75,54 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """For headings and axes: `test accuracy, %`."""
+        """The title for headings and axes, such as `test accuracy, %`."""
         return self.name.replace("_", " ") + (", %" if self.is_fraction else "")
 
     @property
     def scale(self) -> float:
-        """Stored values times this are shown values: a fraction is shown in points."""
+        """The factor that converts stored values to shown values: 100 for a fraction, which is shown in points."""
         return 100.0 if self.is_fraction else 1.0
 
     @property
     def unit(self) -> str:
-        """For sentences, after a number: ` %`, or nothing."""
+        """The unit to append to a value in a sentence: ` %` for a fraction, otherwise ""."""
         return " %" if self.is_fraction else ""
 
     @property
     def points(self) -> str:
-        """The same of a difference: ` points`, or nothing."""
+        """The unit to append to a difference: ` points` for a fraction, otherwise ""."""
         return " points" if self.is_fraction else ""
 
     @property
     def digits(self) -> int:
-        """Return the decimals of a shown value: 1 for a share, otherwise enough for a tenth of `show_down_to`."""
+        """The number of decimals of a shown value: 1 for a fraction, otherwise 4 or enough for a tenth of
+        `show_down_to`."""
         if self.is_fraction:
             return 1
         needed = 1 - math.floor(math.log10(self.show_down_to)) if self.show_down_to > 0 else 0
         return min(max(4, needed), MOST_DIGITS)
 
     def show(self, value: float) -> str:
-        """Return `98.9`; `-` without a value."""
+        """Return a value such as `98.9`; `-` if it is not finite."""
         return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "-"
 
     def show_difference(self, value: float) -> str:
-        """Return `+0.1` or `−0.2`; `-` without a value."""
+        """Return a difference such as `+0.1` or `−0.2`; `-` if it is not finite."""
         if not math.isfinite(value):
             return "-"
         return ("\N{MINUS SIGN}" if value < 0 else "+") + self.show(abs(value))
 
     def show_tolerance(self, shown: float) -> str:
-        """Return `1 point`, `0.5 points` or `0.05`; `the margin` if the number is unknown."""
+        """Return a margin, given in shown units, such as `1 point`, `0.5 points` or `0.05`; `the margin` for NaN."""
         if math.isnan(shown):
             return "the margin"
         unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
         return f"{shown:g}{unit}"
 
     def show_between(self, value: float, low: float, high: float) -> str:
-        """Return a difference and its interval, such as `−0.39 [−0.84, +0.06]`; `-` without a value.
+        """Return a difference and its interval, such as `−0.39 [−0.84, +0.06]`; `-` if the difference is NaN.
 
-        An end that is not known yet is infinite. A known end of a fraction is at most 100 points.
+        An end that is not known yet is infinite. The finite ends of a fraction are clipped to ±100 points.
         """
         return "-" if math.isnan(value) else f"{self.show_gap(value)} {self.show_ends(low, high)}"
 
@@ -117,7 +133,7 @@ class Metric:
         return f"[{self.show_gap(low)}, {self.show_gap(high)}]"
 
     def show_gap(self, value: float) -> str:
-        """Return a difference with its sign. Points have two decimals below 1, one below 10, and none above."""
+        """Return a difference with its sign. Points have two decimals below 1, one decimal below 10, and none above."""
         sign = "−" if value < 0 else "+"
         if math.isinf(value):
             return f"{sign}∞"

@@ -1,4 +1,4 @@
-"""From run folders to a study: which runs count, what they are compared with, along which axis, by which metric."""
+"""Read run directories into a study: select the runs, the baseline, the axis of bits, the metric and the margin."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,11 +42,23 @@ def read_study(
     networks: dict[str, Network] | None = None,
     baseline: Mapping[str, Any] | None = None,
 ) -> Study:
-    """Read every run of `sweeps`. What is None is as the search asked whose runs they are, or else: the metric that
-    their data set is judged by, 95 per cent, the metric's default margin, fp32 as the baseline.
+    """Read all runs of some sweeps into a study.
 
-    Raises ReportError where no run has finished, or none has the metric; ReportUsageError for a baseline that none of
-    the runs has, and for what is no margin.
+    An argument that is None takes its value from the search that made the runs, or else its default.
+
+    Args:
+        sweeps: The sweeps.
+        metric: The name of the metric, optionally followed by a colon and min, max or share. The default is the metric
+            by which the data set is judged.
+        ci: The confidence in per cent. The default is 95.
+        tolerance: The margin. The default is that of the metric.
+        networks: The networks for which the report predicts a speed-up, by name.
+        baseline: The values of the baseline, by key. The default is fp32.
+
+    Raises:
+        ReportError: No run has finished, or nothing is left to compare.
+        ReportUsageError: No finished run has the metric, its direction is unknown, no run has the baseline, or the
+            margin is not valid.
     """
     try:
         tolerance = None if tolerance is None else parse_margin(tolerance)
@@ -74,7 +86,8 @@ def read_study(
     about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
     share = _may_be_a_share(about, done)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
-    asked_tolerance = question.tolerance if metric == usual else None  # it is in the units of that metric
+    # A margin from the search is in the unit of the search's metric.
+    asked_tolerance = question.tolerance if metric == usual else None
     started = [start.note for start in question.starts]
     said = question.said(
         about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
@@ -101,7 +114,7 @@ def read_study(
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
-    """Add the margin, and show values with enough digits to tell differences of its size apart."""
+    """Return the study with its margin, and with enough digits to show differences of the margin's size."""
     metric, name = study.metric, study.baseline_name
     baselines = [
         facet.baseline
@@ -114,7 +127,10 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
 
 
 def _course(study: Study, baseline: Group) -> Course:
-    """Read the run of the lowest seed: the margin must not change as further seeds come in."""
+    """Return the course of the baseline's run with the lowest seed.
+
+    A single run is used so that the margin does not change when further seeds finish.
+    """
     seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
     runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
     seeds = sorted(
@@ -126,13 +142,17 @@ def _course(study: Study, baseline: Group) -> Course:
 
 
 def _with_way(typed: str, known: Sequence[str]) -> tuple[str, str | None]:
-    """The metric, and the min, max or share behind a colon that says which way of it is better."""
+    """Split a typed metric into its name and the min, max or share after the colon; None if there is no such suffix."""
     name, colon, way = typed.rpartition(":")
     return (name, way) if colon and way in MEASURES and typed not in known else (typed, None)
 
 
 def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
-    """Raises ReportUsageError for a metric of a script's runs of which nobody says which way is better."""
+    """Return the metric with its direction.
+
+    Raises:
+        ReportUsageError: The direction of a metric of a script's runs is unknown.
+    """
     if way is not None:
         return Metric(name, MEASURES[way])
     about = Metric.of(name, done)
@@ -144,11 +164,14 @@ def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
 
 
 def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
-    """Say that an accuracy of a script may be a share or in per cent: nobody said, and the margin depends on it."""
+    """Return a note if a script's accuracy may be a share and was not declared as one; None otherwise.
+
+    The margin depends on whether the values are shares or percentages.
+    """
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
         return None
-    # Where the largest is less, it may be per cent, of runs that learnt nothing.
+    # If the largest value is smaller, the values may be percentages of runs that learned nothing.
     if not (values.between(0, 1).all() and values.max() > 0.05):
         return None
     return (
@@ -158,7 +181,7 @@ def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
-    """All runs, of which one has finished. Raises ReportError."""
+    """Return all runs. Raises ReportError if no run has finished."""
     runs = with_choices(collect(sweeps))
     if runs.empty:
         raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
@@ -168,7 +191,7 @@ def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
 
 
 def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
-    """Those that have ended and did not choose. Raises ReportError where none is left."""
+    """Return the finished and failed runs that did not choose tuned values. Raises ReportError if there are none."""
     runs, done = tuned.runs, finished(tuned.runs)
     shown = tuned.compared(pd.concat([done, failed_runs(runs)]) if len(done) < len(runs) else done)
     if shown.empty:
@@ -178,7 +201,7 @@ def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
 
 
 def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
-    """What the data is judged by; of several data sets, of most runs."""
+    """Return the metric by which the data set of most runs is judged."""
     judged_by = done["run:judged_by"]
     most = judged_by[judged_by.isin(known)].value_counts()
     if len(most):

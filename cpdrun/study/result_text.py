@@ -1,4 +1,4 @@
-"""One result in words: its gap, how sure that is, how many of its runs failed, and how many more pairs it needs."""
+"""Texts for one result: its gap and interval, its failed runs, and the number of further pairs that it needs."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,23 @@ from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.moments import is_zero
 from cpdrun.study.metric import Metric
 
-MOST_ADVISED = 100  # pairs; a larger estimate is no advice
+MOST_ADVISED = (
+    100  # the largest number of further pairs that is advised; larger estimates are useless as advice
+)
 
 
 def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
-    """Return the three numbers of a result, each with its assumption.
+    """Return the gap with its interval, the interval on the candidate's own spread, and the limit of the failure rate.
 
     For example `−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95 %
-    confidence at most 63 % fail)`. The interval on the candidate's own spread is left out if it is the same.
+    confidence at most 63 % fail)`. The interval on the candidate's own spread, which uses no prior from other
+    candidates, is left out if it equals the first interval.
+
+    Args:
+        metric: The metric.
+        judgement: What the pairs show.
+        failures: The numbers of failed runs.
+        confidence: The confidence of the limit of the failure rate, in per cent.
     """
     pairs = pairs_text(judgement.pairs)
     own = ""
@@ -28,7 +37,7 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
 
 
 def gap_text(metric: Metric, judgement: Judgement) -> str:
-    """Return `−0.50 points [−7.5, +3.8]`; `-` without pairs."""
+    """Return the gap with its interval, such as `−0.50 points [−7.5, +3.8]`; `-` without pairs."""
     if not judgement.pairs:
         return "-"
     gap = metric.show_gap(judgement.mean) + metric.points
@@ -52,8 +61,8 @@ def more_text(judgement: Judgement, margin: float = math.nan, samples: float = m
 
     Args:
         judgement: What the pairs show so far. Its `more` may be that of several candidates together.
-        margin: In the unit of the judgement.
-        samples: The number of test samples of which the metric is a share; NaN if it is not one.
+        margin: The margin in the unit of the judgement.
+        samples: The number of test samples, if the metric is a share of them; otherwise NaN.
     """
     more, distance = judgement.more, abs(judgement.mean + margin) * samples
     if not judgement.pairs:

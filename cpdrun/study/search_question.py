@@ -1,5 +1,7 @@
-"""What a search asked, or a sweep that was given the words of one, out of its folder's sweep.yaml: a report answers the
-same unless another question is typed."""
+"""Read from sweep.yaml the question of a search, or of a sweep that was given a question.
+
+A report answers the same question unless the user types another one.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,24 +19,41 @@ from cpdrun.study.collect import config_keys
 from cpdrun.study.errors import ReportUsageError
 from cpdrun.study.metric import Metric
 
-CONFIDENCE = 95.0  # per cent, where nobody asked for another
+CONFIDENCE = 95.0  # the default confidence in per cent
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was no search's, or is not to be read, is None or empty."""
+    """The question of a search or a sweep. Parts that sweep.yaml lacks or that cannot be read are None or empty.
 
-    tolerance: Typed | None = None  # the margin as it is shown (points of a share), or text such as "2%"
-    confidence: float | None = None  # per cent
+    Attributes:
+        tolerance: The margin in the unit in which the metric is shown (points for a share), or text such as "2%".
+        confidence: The confidence in per cent.
+        metric: The name of the metric.
+        baseline: The values of the baseline, by key.
+        axis: The axis of bits that was searched.
+        starts: The starts of the chains that do not start at their widest width.
+        ledger: The ledger of the tested hypotheses.
+        by: The kind of run folder that the question comes from: "search" or "sweep".
+    """
+
+    tolerance: Typed | None = None
+    confidence: float | None = None
     metric: str | None = None
-    baseline: Mapping[str, Any] = field(default_factory=dict)  # the values that name it
-    axis: str | None = None  # of bits, along which was searched
-    starts: tuple[Start, ...] = ()  # of the chains that do not start at their widest width
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    axis: str | None = None
+    starts: tuple[Start, ...] = ()
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     by: str = "search"
 
     def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
-        """Which of these the report took over. "" for none."""
+        """Return a note that says which parts of the question the report uses; "" if there are none.
+
+        Args:
+            metric: The metric.
+            tolerance: Whether the report uses the margin of this question.
+            confidence: Whether the report uses the confidence of this question.
+        """
         parts = []
         if tolerance and self.tolerance is not None:
             is_percentage = isinstance(self.tolerance, str)
@@ -46,8 +65,16 @@ class Asked:
 
 
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
-    """The values that name what is compared with: those that were typed, else as the search asked. Raises
-    ReportUsageError for what none of `runs` has."""
+    """Return the requested values of the baseline, by key: those that were typed, or else those of the search.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+        typed: The typed values of the baseline. None if none were typed.
+        question: The question of the search.
+
+    Raises:
+        ReportUsageError: No run has a typed key or a typed value.
+    """
     for key, value in (typed or {}).items():
         known = sorted({axis_text(found) for found in runs[key]}) if key in config_keys(runs) else []
         if not known:
@@ -61,9 +88,9 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
-    """Return the search question that all `sweeps` share, or an empty one if they are not searches or differ.
+    """Return the question that all sweeps share, or an empty question if they have none or their questions differ.
 
-    Several sweeps together count as a new question, so its ledger is empty.
+    Several sweeps together count as a new question, so the ledger is empty then.
     """
     questions = [_asked(sweep) for sweep in sweeps]
     first = questions[0] if questions else Asked()

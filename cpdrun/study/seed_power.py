@@ -1,4 +1,4 @@
-"""What the seeds of a study can settle, by the noise of its paired differences, and what its test set can."""
+"""The smallest margins that the seeds of a study and its test set can settle, given the noise of paired differences."""
 
 import math
 from dataclasses import dataclass
@@ -9,22 +9,24 @@ from cpdrun.stats.identical import are_identical
 from cpdrun.study.groups.group import Group
 from cpdrun.study.study import Study
 
-MOST_PAIRS = 1000  # further than that, `pairs_needed` is not computed
+MOST_PAIRS = 1000  # the largest number of pairs for which `pairs_needed` is computed
 
 
 @dataclass(frozen=True)
 class SeedPower:
-    """What the seeds settle, for candidates that equal their baseline. Differences are in the metric's own unit.
+    """The margins that the seeds settle for candidates that equal their baseline, in the unit of the stored metric.
 
     Attributes:
-        metric: The metric that is compared.
-        pairs: The seeds that each candidate shares with its baseline; the fewest of any candidate.
+        metric: The name of the metric that is compared.
+        pairs: The smallest number of seeds that a candidate shares with its baseline.
         comparisons: The number of candidates whose noise is pooled.
         deviation: The pooled standard deviation of single paired differences.
-        settles: The smallest margin within which so many pairs certify a candidate. Infinite if there is none.
-        margin: The margin that was asked for. NaN if it is unknown.
-        pairs_needed: The pairs that settle this margin. None if MOST_PAIRS are not enough or the margin is unknown.
-        test_samples: The number of examples in the test set. NaN if it is unknown or the metric is not their share.
+        settles: The smallest margin within which `pairs` pairs certify a candidate. Infinite if there is none.
+        margin: The margin of the study. NaN if it is unknown.
+        pairs_needed: The number of pairs that settle this margin. None if MOST_PAIRS pairs are not enough or the margin
+            is unknown.
+        test_samples: The number of examples in the test set. NaN if it is unknown or the metric is not a share of
+            examples.
         test_set_settles: The smallest margin that the test set settles with any number of seeds. NaN if the runs did
             not record which examples they answered right, or if there is a single pair.
     """
@@ -41,16 +43,19 @@ class SeedPower:
 
     @property
     def is_limited_by_test_set(self) -> bool:
-        """Return whether no number of seeds settles the margin for test sets other than this one."""
+        """Whether no number of seeds settles the margin for test sets other than this one."""
         return self.margin < self.test_set_settles
 
 
 def seed_power(study: Study) -> SeedPower | None:
-    """Return what the seeds of a study can settle; None if no two runs with different results are compared in pairs.
+    """Return the margins that the seeds of a study settle.
 
-    The noise of all candidates that trained is pooled, and the numbers hold for every one of them: each has its own
-    share of the error probability, and its own prior if it has one. Refuted candidates are left out, because what is
-    broken is noisier, and so are candidates that are equal to the baseline bit for bit.
+    The noise of all candidates that trained is pooled. The results hold for each of these candidates, with its own
+    share of the error probability and its own prior. Refuted candidates are left out, because broken candidates are
+    noisier. Candidates that are equal to the baseline bit for bit are left out as well.
+
+    Returns:
+        None if no candidate has at least two pairs with different differences.
     """
     found = {
         group: study.judged[group]
