@@ -391,4 +391,5 @@ def _facts(study: Study, facet: Facet, answer: ChainAnswer) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
+    """Return the value, or None if it is NaN or infinite."""
     return value if math.isfinite(value) else None

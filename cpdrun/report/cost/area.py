@@ -54,4 +54,5 @@ def why_missing(missing: Unit) -> str:
 
 
 def is_integer(name: str) -> bool:
+    """Return whether a format is an integer format, such as `int8`."""
     return name.startswith("int") and name[3:].isdigit()

@@ -27,6 +27,7 @@ def by_setting(study: Study) -> list[Facet]:
 
 
 def is_of_method(axis: str) -> bool:
+    """Return whether an axis belongs to the method, which includes the format and the named case."""
     return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
 
 

@@ -55,10 +55,12 @@ class Cell:
 
     @property
     def step_s(self) -> float:
+        """The time of a step in seconds."""
         return self.compute_s + self.exchange_s
 
     @property
     def to_loss_s(self) -> float:
+        """The time until the method reaches the loss in seconds, or NaN if the curves do not show it."""
         return self.steps_to_loss * self.step_s
 
 
@@ -78,6 +80,7 @@ class Panel:
 
     @property
     def networks(self) -> list[str]:
+        """The names of the networks."""
         return list(dict.fromkeys(cell.network for cell in self.cells))
 
     def on(self, network: str) -> list[Cell]:

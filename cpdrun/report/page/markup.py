@@ -54,6 +54,7 @@ def without_controls(text: str) -> str:
 
 
 def markdown(table: Shown) -> str:
+    """Return a GitHub Markdown table with the first column aligned left and the other columns aligned right."""
     rule = ["---" if i < 1 else "--:" for i in range(len(table.header))]
     lines = [_markdown_row(table.header), "|" + "|".join(rule) + "|", *map(_markdown_row, table.rows)]
     return "\n".join(lines) + "\n"

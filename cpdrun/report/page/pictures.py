@@ -46,6 +46,7 @@ def draw_one(study: Study, name: str) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
+    """Return a figure as the content of a PNG file."""
     content = io.BytesIO()
     with _style():
         figure.savefig(content, format="png", dpi=style.PNG_DPI)

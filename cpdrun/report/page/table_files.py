@@ -29,10 +29,12 @@ def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    """Write a GitHub Markdown file with the shown table."""
     return _text(stem.with_suffix(".md"), markup.markdown(shown))
 
 
 def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
+    """Write a LaTeX file with the shown table."""
     return _text(stem.with_suffix(".tex"), markup.latex(shown))
 
 

@@ -60,6 +60,7 @@ class Plot:
 
 
 def names() -> list[str]:
+    """Return the names of all plots, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 

@@ -35,9 +35,11 @@ class FewestBitsAxis:
         self.none = max(tried, default=1) + _APART
 
     def height(self, bits: float) -> float:
+        """Return the height at which bits are drawn, which is `none` for infinite or NaN bits."""
         return bits if math.isfinite(bits) else self.none
 
     def apply(self, axes: Axes) -> None:
+        """Set the ticks, limits and label of the y axis of a panel, and draw a line below the row `none`."""
         axes.set_yticks([*self.sizes, self.none], [*(f"{size:g}" for size in self.sizes), "none tried"])
         axes.axhline(self.none - _APART / 2, color="#666666", linewidth=0.6, dashes=(1, 2))
         axes.set_ylim(self.sizes[0] - 1, self.none + 0.9)

@@ -108,4 +108,5 @@ def legend(axes: Axes, looks: list[Look]) -> None:
 
 
 def rows_of_legend(looks: dict[str, Look]) -> int:
+    """Return the number of rows of the legend."""
     return math.ceil(len(looks) / LEGEND_COLUMNS)

@@ -94,6 +94,7 @@ class MetricAxis:
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
+        """Return the mean of a group in the unit in which the metric is shown."""
         return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:

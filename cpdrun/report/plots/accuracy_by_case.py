@@ -16,11 +16,17 @@ TITLE = "Accuracy of each case"
 QUESTION = "enough"
 ALT = "The metric of each named case, a row each, with the interval of its gap; the margin as a band."
 
+# The plot shows named cases only.
 OF_CASES = True
 _ROW_IN = 0.17
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each facet.
+
+    Raises:
+        NotDrawnError: No case has a value.
+    """
     facets = [facet for facet in study.facets if any(group.values for group in facet.groups)]
     if not facets:
         raise NotDrawnError("no case has a value yet")

@@ -17,4 +17,5 @@ OF_CASES = None
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, or raise NotDrawnError if the area is unknown or the same for all groups."""
     return drawn(study, COSTS["area"])

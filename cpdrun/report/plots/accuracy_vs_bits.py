@@ -43,6 +43,11 @@ _MOST_LETTERS_UPRIGHT = 60
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each facet.
+
+    Raises:
+        NotDrawnError: No format other than the baseline has a value.
+    """
     slots = _slots({group.format for group in study.groups if group.values and not group.is_baseline})
     if not slots:
         raise NotDrawnError("no reduced format has a value yet")

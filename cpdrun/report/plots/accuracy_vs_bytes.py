@@ -37,6 +37,11 @@ _FRONT = Look("the front", "#999999", "", "solid")
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each facet in which at least two groups recorded the bytes they sent.
+
+    Raises:
+        NotDrawnError: There is no such facet, or the bytes do not depend on the compared formats.
+    """
     if why := study.sends_alike:
         raise NotDrawnError(why)
     facets = [facet for facet in study.facets if len(_points(facet)) > 1]

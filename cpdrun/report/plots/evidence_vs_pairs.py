@@ -29,6 +29,11 @@ _MOST = 8.0
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each facet in which a candidate has more than one pair.
+
+    Raises:
+        NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.
+    """
     facets = [facet for facet in study.facets if any(_lines(study, facet))]
     longest = max((judged.judgement.pairs for judged in study.judged.values()), default=0)
     if not facets or longest < FEWEST_PAIRS:

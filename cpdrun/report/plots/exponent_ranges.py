@@ -43,9 +43,14 @@ Layers = dict[str, dict[str, Any]]
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure for the first facet whose runs recorded exponents.
+
+    Raises:
+        NotDrawnError: No run recorded the exponents of its layers, or all exponents are unknown.
+    """
     facet, recorded = _first_recorded(study)
     source = max(recorded, key=lambda group: (formats.bits(group.format) or 0, not group.aps))
-    epochs = _layers(study.history(source, 1))  # a heat map shows one run
+    epochs = _layers(study.history(source, 1))  # The heat map shows a single run.
     every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
     layers = list(epochs[-1])[::every]
     compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]

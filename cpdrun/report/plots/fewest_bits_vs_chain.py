@@ -65,6 +65,11 @@ class Point(NamedTuple):
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each combination of the axes that are neither workers, order nor remedies.
+
+    Raises:
+        NotDrawnError: No panel has chains of different lengths.
+    """
     panels: dict[tuple[str, ...], tuple[Facet, list[Point]]] = {}
     for facet in study.facets:
         rest = {k: v for k, v in facet.keys.items() if k not in ("world_size", *ORDER, *_REMEDIES)}

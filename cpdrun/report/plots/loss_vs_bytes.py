@@ -30,6 +30,12 @@ OF_CASES = None
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each setting.
+
+    Raises:
+        NotDrawnError: No two groups of a setting recorded the bytes they sent, the bytes do not depend on what is
+            compared, or all methods belong to one family.
+    """
     if why := study.sends_alike:
         raise NotDrawnError(why)
     facets = [facet for facet in by_setting(study) if len(_points(facet)) > 1]

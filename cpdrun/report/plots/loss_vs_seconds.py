@@ -26,6 +26,11 @@ OF_CASES = None
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each setting and network.
+
+    Raises:
+        NotDrawnError: The step times cannot be predicted, or there are no two methods to compare.
+    """
     try:
         found = crossover(study)
     except CalibrationError as error:

@@ -37,6 +37,11 @@ Series = dict[int, Facet]
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a panel for each combination of the axes other than the number of workers.
+
+    Raises:
+        NotDrawnError: No combination has a baseline and candidates at two or more numbers of workers.
+    """
     series = [one for one in _series(study) if len(one) > 1]
     if not series:
         raise NotDrawnError("it needs runs with fp32 and other formats at two numbers of workers or more")

@@ -38,6 +38,11 @@ _MOST_LINES = 5
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure of `picture` for the formats and networks of a study.
+
+    Raises:
+        NotDrawnError: There is no calibration, or it has none of the study's formats.
+    """
     try:
         calibration = calibration_of(study)
     except CalibrationError as error:

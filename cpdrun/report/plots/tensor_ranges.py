@@ -75,6 +75,11 @@ class Limits(NamedTuple):
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a row for each observed role.
+
+    Raises:
+        NotDrawnError: No run was observed, or no format has a range of exponents.
+    """
     observed = _first_observed(study)
     source = _narrowest(study)
     row = row_of(study, source.runs[0]) if source is not None and source.runs else {}

@@ -35,6 +35,11 @@ End = tuple[float, str, str, str]
 
 
 def draw(study: Study) -> Figure:
+    """Return the figure, with a row of panels for each facet.
+
+    Raises:
+        NotDrawnError: No run recorded the metric after more than one epoch.
+    """
     curves = {group: _curve(study, group) for group in study.groups}
     if not any(len(curve) > 1 for curve in curves.values()):
         raise NotDrawnError(f"no run recorded {study.metric.name} after more than one epoch")
