@@ -138,6 +138,7 @@ def numbers(study: Study) -> pd.DataFrame:
 
 
 def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
+    """Return the best groups of facets that differ only in the tuned axes."""
     arms: dict[tuple[str, ...], list[Group]] = {}
     for group in (group for facet in facets for group in facet.groups):
         arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)

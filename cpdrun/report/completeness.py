@@ -143,6 +143,7 @@ def _unreadable(runs: pd.DataFrame) -> list[str]:
 
 
 def _edited(runs: pd.DataFrame) -> list[str]:
+    """Return a line about runs whose config.yaml does not match the name of their folder."""
     names = runs.loc[runs["run:edited"] & runs["run:problem"].isna(), "run:name"].tolist()
     if not names:
         return []
@@ -163,6 +164,7 @@ def _without_value(study: Study) -> list[str]:
 
 
 def _repeated(study: Study) -> list[str]:
+    """Return a line about runs that have the same settings and seed as another run, but another value."""
     names = [name for group in study.groups for name in group.repeated]
     if not names:
         return []

@@ -133,6 +133,7 @@ def _chain_texts(study: Study, facet: Facet) -> list[tuple[str, str]]:
 
 
 def _chain_text(study: Study, facet: Facet, name: str) -> tuple[str, str]:
+    """Return the heading of a chain's answer, which is a verdict or "not tested", and its text."""
     answer, noun = study.answer(facet, name), study.bits_axis.noun
     within = f"at most {study.margin_text} worse than {study.baseline_name}"
     if (certified := answer.certified) is not None:
@@ -192,6 +193,7 @@ def _case_texts(study: Study, facet: Facet) -> list[tuple[str, str]]:
 
 
 def _case_text(study: Study, group: Group) -> str:
+    """Return the gap of a named case, with its failures or the number of pairs that it still needs."""
     judged = study.judged[group]
     text = gap_text(study.metric, judged.judgement)
     if judged.failures.failed:
@@ -208,6 +210,7 @@ def _result(study: Study, group: Group) -> str:
 
 
 def _more(study: Study, answer: ChainAnswer) -> str:
+    """Return how many more pairs would settle an open answer."""
     samples = study.samples(answer.likely)
     return more_text(answer.judgement, study.tolerance / study.metric.scale, samples)
 
@@ -257,6 +260,7 @@ def _test_set(study: Study, facet: Facet) -> list[str]:
 
 
 def _no_baseline(study: Study, facet: Facet, problem: str, where: str) -> str:
+    """Return the sentence for a facet without a usable baseline, with the best mean if there is any."""
     if facet.fp32 is not None and facet.fp32.n_finished:
         return f"{where}No answer: {problem}, so there is nothing to compare with."
     groups = [group for group in facet.groups if group.values]
@@ -368,6 +372,7 @@ def _sortable(value: object) -> tuple:
 
 
 def _facts(study: Study, facet: Facet, answer: ChainAnswer) -> dict[str, Any]:
+    """Return the answer of a chain as plain data, judged by its certified, most likely or best candidate."""
     group = answer.certified or answer.likely or answer.best
     if group is None:
         return {"verdict": str(answer.verdict), "candidate": None, "bits": None}

@@ -305,6 +305,7 @@ def column(axis: str) -> str:
 
 
 def _numbers(study: Study, group: Group) -> dict:
+    """Return the row of a group in `frame`."""
     row = {FORMAT: group.keys[FORMAT], "bits": group.bits}
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
     values, name = group.values, study.metric.name
@@ -313,6 +314,7 @@ def _numbers(study: Study, group: Group) -> dict:
 
 
 def _judged(study: Study, group: Group) -> dict:
+    """Return the columns that describe a group's verdict, with None for unknown values."""
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
@@ -335,6 +337,7 @@ def _axes(study: Study) -> list[str]:
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
+    """Return the cells that identify a group: its format, its bits and its values on the axes."""
     bits = group.bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]

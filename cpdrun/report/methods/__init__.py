@@ -1,1 +1,1 @@
-"""Ways of exchanging side by side: which sends least for the same result, which is predicted to be fastest where."""
+"""Compare methods of exchanging gradients: which method sends the least, and which is predicted to be the fastest."""

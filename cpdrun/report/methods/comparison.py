@@ -66,6 +66,7 @@ def fewest(study: Study) -> list[str]:
 
 
 def _is_of_methods(facet: Facet) -> bool:
+    """Return whether a facet compares named cases or methods other than formats with and without APS."""
     families = {group.method.family for group in facet.groups if not group.is_baseline}
     return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
 

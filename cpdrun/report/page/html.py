@@ -123,6 +123,7 @@ def _asset(name: str) -> str:
 
 
 def _picture(plot: plots.Plot, rendered: str, groups: Mapping[str, int]) -> str:
+    """Return the HTML of a picture with its heading and caption, in which CSS variables replace colors."""
     text = svg.inline(rendered, prefix=plot.name, description=plot.alt, groups=groups)
     text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
@@ -219,6 +220,7 @@ def _cell(value: Any) -> str:
 
 
 def _listing(name: str, runs: pd.DataFrame, columns: Iterable[str]) -> str:
+    """Return the HTML of a list of columns with the first known value of each column."""
     lines = [f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns]
     return f'<pre tabindex="0" role="region" aria-label="{name}">{escape(chr(10).join(lines))}</pre>'
 

@@ -108,9 +108,8 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         for row, group in enumerate(here[:3]):
             look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
             axis.write(size, here[0], short(group.name), look.color, above=True, row=row)
-    top = (
-        0.14 if study.metric.higher_is_better else 0.94
-    )  # The names keep away from fp32, which sends the most bytes and is among the best groups.
+    # The names keep away from fp32, which sends the most bytes and is among the best groups.
+    top = 0.14 if study.metric.higher_is_better else 0.94
     for i, (strategy, of) in enumerate(facet.strategies.items()):
         axes, look = axis.parts[0], strategy_looks(study)[strategy]
         name = axes.text(
