@@ -1,21 +1,30 @@
-"""Run directories -> a DataFrame with one row a run.
+"""Read run directories into a DataFrame with one row per run.
 
-Columns: every key of the run's config, nested ones joined by dots (`model.depth`), under its own name. What
-the record adds carries a prefix that no config key has:
-  run:sweep run:name run:state run:problem   where it lies, its State, what is wrong with its record (or None)
-  run:judged_by run:measures                 the metric that its task is judged by; what each is (Measure or None)
-  run:impossible                             {metric: value} of shares of samples beyond 0 to 1, which are left out
-  run:edited                                 whether config.yaml is not what the folder's name has the hash of
-  run:lost_seconds run:restarts              work that all its attempts had to do again; restarts within them (elastic)
-  run:products                               done.json's products: what a step multiplies, or None
-  run:failure run:length                     why it failed (a Failure or None); epochs, steps or rows of a script's run
-  run:fingerprint                            equal only for runs that are equal bit for bit (or None)
-  run:not_finite                             names of metrics that were not finite in a run that finished
-  run:status run:wall_seconds ...            done.json (status: finished, diverged, did not learn)
-  metric:NAME                                done.json's metrics, float, NaN where absent or not a number; also
-  metric:best_NAME run:best_epoch            what its task is judged by, in the epoch that had the best of it
-  wire:NAME memory:NAME                      done.json's wire and memory, float
-  env:NAME                                   env.json, the packages' versions under their own names
+Every key of a run's config is a column; nested keys are joined by dots (`model.depth`). Further columns come from the
+rest of the record. They have a prefix that no config key has:
+
+    run:sweep, run:name, run:path    The names of the sweep and of the run, and the path of the run directory.
+    run:state                        The State of the run, or UNREADABLE.
+    run:problem                      A description of why the record cannot be read, or None.
+    run:status                       The status from done.json: finished, diverged, or did not learn.
+    run:wall_seconds, ...            Further numbers from done.json, float.
+    run:judged_by                    The metric by which the task is judged.
+    run:measures                     The Measure (direction and unit) of each metric, or None, by metric.
+    run:impossible                   The metrics that are shares of samples but not between 0 and 1, with their values
+                                     (a dict). They are NaN in their own columns.
+    run:not_finite                   The names of the metrics that were not finite when the run finished.
+    run:edited                       Whether config.yaml has another hash than the one in the folder's name.
+    run:lost_seconds, run:restarts   The time of the work that all attempts had to repeat, and the number of restarts
+                                     within attempts (elastic).
+    run:products                     The matrix products of a training step, from done.json, or None.
+    run:failure                      The Failure of the run, or None.
+    run:length                       The epochs, steps or rows of a script's run, or None.
+    run:fingerprint                  A text that is equal only for runs that are equal bit for bit, or None.
+    metric:NAME                      A metric from done.json, float. NaN if it is absent or not a number.
+    metric:best_NAME                 The value of the metric by which the task is judged, in the best epoch.
+    run:best_epoch                   That epoch.
+    wire:NAME, memory:NAME           The numbers in the sections `wire` and `memory` of done.json, float.
+    env:NAME                         The entries of env.json. Versions of packages have the package's name.
 """
 
 import json
@@ -44,7 +53,7 @@ from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
 from cpdrun.study.axes import formats
 
-UNREADABLE = "unreadable"  # in place of a State
+UNREADABLE = "unreadable"  # the value of run:state if the State cannot be read
 _HASH = re.compile(r"-([0-9a-f]{10})$")
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
@@ -52,12 +61,12 @@ _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "par
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
-OF_RECIPES = (RECIPE, INGREDIENTS)  # what they say stands in precision too
+OF_RECIPES = (RECIPE, INGREDIENTS)  # the sections whose settings are also contained in `precision`
 CORE_AXES = (FORMAT, "aps", "world_size")
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
-    """One row for every run directory of `sweeps`, finished or not, readable or not."""
+    """Return the table of runs: one row for every run directory, even if the run is not finished or not readable."""
     names = sweep_names(sweeps)
     rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
@@ -68,25 +77,25 @@ def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
 
 
 def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
-    """Each sweep once, by its name, or by its path where two have the same name."""
+    """Return the sweeps without duplicates, by name, or by path if two sweeps have the same name."""
     once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
     names = [sweep.name for sweep in once]
     return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that ended, diverged ones too, and whose record can be read."""
+    """Return the runs that finished, including diverged runs, and whose record can be read."""
     return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
 
 
 def count_states(runs: pd.DataFrame) -> str:
-    """`30 done, 2 running, 1 failed`."""
+    """Return how many runs are in each state, such as `30 done, 2 running, 1 failed`."""
     counts = runs["run:state"].value_counts()
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def why_none(runs: pd.DataFrame) -> str:
-    """Of runs none of which is finished and readable, in words."""
+    """Return the reason why none of the runs is finished and readable."""
     odd = runs[runs["run:problem"].notna()]
     if odd.empty:
         return "nothing to report yet"
@@ -98,11 +107,12 @@ def config_keys(runs: pd.DataFrame) -> list[str]:
 
 
 def other_axes(runs: pd.DataFrame) -> list[str]:
-    """Config keys that differ between runs, beyond format, APS, world size, seed and display keys.
+    """Return the config keys that differ between runs, except format, APS, world size, seed and display keys.
 
-    Choosing another class brings other keys with it (`model._target_`, then `model.depth`): a key that is
-    settled by one already listed of the same group adds nothing and is left out; so does one that follows the format
-    (`model.errors: ${format}`). Where runs are named cases, the name comes first and stands for what it settles.
+    Two kinds of keys are left out because they add nothing. One kind is determined by a key of the same group that is
+    already listed: another `model._target_`, for example, comes with another `model.depth`. The other kind always
+    equals the format, such as `model.errors: ${format}`. If runs are named cases, the name of the case comes first, and
+    the keys that it determines are left out.
     """
     axes: list[str] = [CASE] if CASE in runs.columns and _varies(runs, CASE) else []
     varying = [
@@ -111,7 +121,10 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
     for key in sorted(varying, key=_as_listed):
-        groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))  # data choose their task
+        groups = (
+            key.split(".")[0],
+            *(["data"] if key.startswith("task.") else []),
+        )  # the data set determines the task
         groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
         groups = (*groups, RECIPE) if key.startswith(f"{INGREDIENTS}.") else groups
         same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]
@@ -123,7 +136,7 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
 
 
 def identity(value: Any) -> str:
-    """A config value as text that tells 1, 1.0, True and "1" apart, which `==` and hashing do not."""
+    """Return a config value as text. Unlike `==` and hashing, the text distinguishes 1, 1.0, True and "1"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "null"
     return json.dumps(value, default=str)
@@ -134,10 +147,13 @@ def may_be_axis(key: str) -> bool:
 
 
 def _as_listed(key: str) -> tuple:
-    """To sort by: in each section first the choice of a group, where it has a column (`choices.with_choices`), then its
-    class, last what says least of it: the format of sums."""
+    """Return the sort key of a config key.
+
+    In each section, the choice of the group comes first if it has a column (`choices.with_choices`), then the
+    ingredients of a recipe, then the class. The format of sums comes last, because it is the least informative.
+    """
     section, last = key.split(".")[0], key.rpartition(".")[2]
-    section = "precision" if section in OF_RECIPES else section  # they say what is in there
+    section = "precision" if section in OF_RECIPES else section  # recipes set the section `precision`
     return (
         section,
         key not in (section, RECIPE),
@@ -155,7 +171,7 @@ def _varies(runs: pd.DataFrame, key: str) -> bool:
 
 
 def settles(runs: pd.DataFrame, axes: Sequence[str], key: str) -> bool:
-    """Whether knowing `axes` is knowing `key`."""
+    """Return whether the values of `axes` determine the value of `key` in these runs."""
     known = [tuple(map(identity, values)) for values in zip(*(runs[axis] for axis in axes), strict=True)]
     pairs = {(a, identity(b)) for a, b in zip(known, runs[key], strict=True)}
     return len(pairs) == len({a for a, _ in pairs})
@@ -187,7 +203,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
 
 
 def _lost_work(run: RunDir) -> dict[str, float]:
-    """{} where nothing was lost."""
+    """Return the lost work and the restarts of all attempts of a run; {} if there are neither."""
     outcomes = [outcome for attempt in run.attempts() if (outcome := attempt.outcome()) is not None]
     lost = sum(outcome.lost_seconds or 0.0 for outcome in outcomes)
     restarts = sum(outcome.restarts or 0 for outcome in outcomes)
@@ -195,14 +211,17 @@ def _lost_work(run: RunDir) -> dict[str, float]:
 
 
 def _whole(seed: Any) -> Any:
-    """A seed of digits is the number, as a csv's reader may have written it down: they pair."""
+    """Return a seed that consists of digits as an int, so that it pairs with the same seed stored as a number.
+
+    The reader of a CSV file, for example, may have stored seeds as text.
+    """
     return (
         int(seed) if isinstance(seed, str) and seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
     )
 
 
 def _results(run: RunDir) -> dict[str, Any]:
-    """What done.json says."""
+    """Return the columns that come from done.json."""
     result = run.result()
     if result is None:
         return {"run:problem": f"{run.done.name} {newer(read_json(run.done)) or 'holds no record'}"}
@@ -224,7 +243,10 @@ def _results(run: RunDir) -> dict[str, Any]:
 
 
 def _impossible(row: dict[str, Any]) -> dict[str, float]:
-    """Per cent, as a rule, in place of a share: in a mean it would be a hundred times too much."""
+    """Return the metrics of a row that are shares of samples but have an impossible value.
+
+    Most of them are percentages in place of shares. In a mean they would count a hundred times too much.
+    """
     found = {}
     for key, value in row.items():
         name = key.removeprefix("metric:")
@@ -235,23 +257,23 @@ def _impossible(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
-    """Whether the configuration is not the one that the folder's name has the hash of."""
+    """Return whether a run's config has another hash than the one in the name of its folder."""
     digest = _HASH.search(run.name)
     try:
         return digest is not None and digest[1] != identity_hash(config)
-    except (KeyError, TypeError):  # not even the keys that every configuration has
+    except (KeyError, TypeError):  # the config lacks keys that every config has
         return digest is not None
 
 
 def _is_used(key: str, config: dict[Any, Any]) -> bool:
-    """How gradients would be scaled says nothing about a run that does not scale them."""
+    """Return whether a key has an effect. The scaling rule has none if the run does not scale gradients."""
     return bool(config.get("aps")) or key.split(".")[0] != SCALING
 
 
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if name.startswith(_RECORD):  # a stranger's key in the place of what the record says
+        if name.startswith(_RECORD):  # a foreign config may have a key that looks like a column of the record
             continue
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")
@@ -259,12 +281,10 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
-# what it spells out is told apart by digests, or need not be
+# The entries of env.json that get no column. Digests identify what they describe, or they need not be compared.
 _DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
-CODE, DATA = (
-    "env:code:",
-    "env:data_sha256",
-)  # columns: the digest of each module by its name; that of the data
+# The columns of digests: that of the user's modules is followed by the module's name; the other is that of the data.
+CODE, DATA = ("env:code:", "env:data_sha256")
 
 
 def _environment(env: Any) -> Iterator[tuple[str, Any]]:
@@ -275,7 +295,7 @@ def _environment(env: Any) -> Iterator[tuple[str, Any]]:
             yield from (
                 (f"code:{name}", entry.get("sha256")) for name, entry in _items(value) if _items(entry)
             )
-        elif isinstance(value, dict):  # the packages' versions
+        elif isinstance(value, dict):  # the versions of packages
             yield from ((str(name), version) for name, version in value.items())
         else:
             yield key, value if isinstance(value, str | int | float | None) else json.dumps(value)

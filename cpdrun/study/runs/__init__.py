@@ -1,1 +1,1 @@
-"""What a single run left: its curve, whether it learnt, what it observed and which settings it ignored."""
+"""Facts about single runs: the curve, whether the run learned, its observed tensors, and settings without effect."""

@@ -1,4 +1,4 @@
-"""The curve of a run, as its metrics.jsonl has it: by epochs, or as a script counted, by its steps or its rows."""
+"""The curve of a run from its metrics.jsonl, counted in epochs, or in the steps or rows that a script logged."""
 
 from collections.abc import Iterable
 
@@ -6,17 +6,24 @@ from cpdrun.record import EpochRow, LoggedRow, RunDir
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
-    """Of a script that logged no epochs, `epoch` is the step, or the number of the row where it logged none either."""
+    """Return the rows of a run's curve.
+
+    If a script logged no epochs, `epoch` holds the step, or the number of the row if the script logged no steps either.
+    The result is empty if the file cannot be read.
+    """
     try:
         if rows := list(run.rows()):
             return rows
         return [EpochRow(_place(row, n), metrics=row.metrics) for n, row in enumerate(run.logged(), 1)]
-    except (OSError, RecursionError):  # a folder in its place, or no right to read it: curves do without it
+    except (
+        OSError,
+        RecursionError,
+    ):  # for example a folder in place of the file, or a file that may not be read
         return []
 
 
 def unit_of(runs: Iterable[RunDir]) -> str:
-    """epoch, step or row, of the first run that has rows."""
+    """Return the unit of the first run that has rows: "epoch", "step" or "row"; "epoch" if no run has rows."""
     for run in runs:
         try:
             if next(run.rows(), None) is not None:

@@ -1,4 +1,4 @@
-"""Settings of a user's script that changed nothing: whether it read them at all is seen in what its runs measured."""
+"""Find the settings of a user's script that changed no metric, which the script probably does not read."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,10 @@ FEWEST_SEEDS = 2
 
 
 def ignored(runs: pd.DataFrame) -> list[str]:
-    """A line for each argument, and for the seed, of which every two runs that differ in it alone measured the same, in
-    all metrics that they logged."""
+    """Return a line for each argument of a script, and for the seed, that changed nothing.
+
+    A setting changed nothing if all runs that differ only in this setting have the same values of all logged metrics.
+    """
     done = finished(runs)
     if PATH not in done.columns:
         return []
@@ -35,7 +37,10 @@ def _may_matter(key: str) -> bool:
 
 
 def _line(key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> str:
-    """ "" where two runs that differ in `key` alone measured something else, or there are no two such runs."""
+    """Return a line that says that `key` changed nothing.
+
+    The result is "" if two runs that differ only in `key` have different metrics, or if there are no two such runs.
+    """
     cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for config, measured in rows:
         rest = tuple(value for other, value in config.items() if other != key)

@@ -1,8 +1,9 @@
-"""Whether a run learnt at all: a baseline that did not is nothing to compare with.
+"""Decide whether a run learned anything. A baseline that did not learn is not fit to compare with.
 
-A model that guesses among K classes is right once in K, and its cross-entropy is ln K. Accuracies count as learnt
-from twice that share on, or from a tenth of the way between it and 1 where that is less (Cohen's kappa of 0.1); a
-loss, below 95 % of the guess's. Heuristic thresholds: what they must tell apart lies far from both.
+A model that guesses among K classes has an accuracy of 1 / K and a cross-entropy of ln K. A run learned if its accuracy
+is at least 2 / K or at least a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1), whichever is smaller, or if its
+loss is below 95 % of the guess's loss. The thresholds are heuristic; runs that learn and runs that do not are usually
+far from them.
 """
 
 import math
@@ -11,12 +12,19 @@ from statistics import fmean
 
 from cpdrun.study.metric import Metric
 
-TOLERANCES = 10  # worse than the baseline is a diverged run, where neither the metric nor a guess is bounded
-CLASSES_IF_UNKNOWN = 10  # older records do not say; used only to doubt, never to vouch
+# A diverged run counts as worse than the baseline by this many margins if the metric's worst value is unknown.
+TOLERANCES = 10
+# The number of classes to assume for older records, which lack it. It may only show that a run did not learn.
+CLASSES_IF_UNKNOWN = 10
 
 
 def guess(metric: Metric, classes: float) -> float:
-    """What guessing among `classes` gives, in the metric's own unit; NaN where that is not known."""
+    """Return the metric of a model that guesses, in the unit of the stored metric; NaN if it is unknown.
+
+    Args:
+        metric: The metric.
+        classes: The number of classes. NaN if unknown.
+    """
     name = metric.name.lower()
     if not (math.isfinite(classes) and classes > 1):
         return math.nan
@@ -30,7 +38,13 @@ def guess(metric: Metric, classes: float) -> float:
 
 
 def learnt(metric: Metric, value: float, classes: float) -> bool | None:
-    """Whether `value` is better than a guess's; None where nothing says so."""
+    """Return whether a value is better than that of a guess; None if the value of a guess is unknown.
+
+    Args:
+        metric: The metric.
+        value: The value, in the unit of the stored metric.
+        classes: The number of classes. NaN if unknown.
+    """
     by_chance = guess(metric, classes)
     if not (math.isfinite(by_chance) and math.isfinite(value)):
         return None
@@ -40,8 +54,17 @@ def learnt(metric: Metric, value: float, classes: float) -> bool | None:
 
 
 def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: float) -> float:
-    """What a diverged run counts as: 0 of a fraction, what guessing gives of a loss; where that is not known, so many
-    tolerances worse than the mean of the baseline's values."""
+    """Return the value that a diverged run counts as.
+
+    It is 0 for a fraction, and the value of a guess for a loss. If the value of a guess is unknown, it is the mean of
+    the baseline's values made worse by TOLERANCES margins.
+
+    Args:
+        metric: The metric.
+        classes: The number of classes. NaN if unknown.
+        baseline: The values of the baseline's runs.
+        tolerance: The margin in the unit of the stored metric.
+    """
     if metric.is_fraction:
         return 0.0
     by_chance = guess(metric, classes)

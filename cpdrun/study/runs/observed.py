@@ -1,6 +1,8 @@
-"""What a run observed of its tensors, as far as a picture needs it: how many values lie in each binade, by role and
-layer, and the largest of each step. cpdrun.whatif.collect.observation writes the file, and says all that is in
-it."""
+"""Read the part of a run's observed tensors that plots need.
+
+These are the number of values in each binade and the largest magnitude, by role, layer and step. The file is written by
+`cpdrun.whatif.collect.observation`, which also describes its full content.
+"""
 
 import json
 from collections import Counter
@@ -11,12 +13,17 @@ import numpy as np
 from cpdrun.record import OBSERVED_LAYOUT, RunDir, read_arrays
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
-_COUNT = 0  # the column of a row that counts elements
+_COUNT = 0  # the index of the column that counts elements
 
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """A layer of a role in one step: elements by floor(log2 |x|), and the largest magnitude (of all workers)."""
+    """The observed tensor of one role and layer in one step.
+
+    Attributes:
+        counts: The number of elements by floor(log2 |x|).
+        largest: The largest magnitude over all workers.
+    """
 
     counts: Counter
     largest: float
@@ -24,7 +31,13 @@ class ObservedStep:
 
 @dataclass(frozen=True)
 class Observed:
-    """`looks[role][layer]`: one a step."""
+    """The observed tensors of a run.
+
+    Attributes:
+        workers: The number of workers.
+        steps: The number of observed steps.
+        looks: The observed steps as looks[role][layer], in the order of the steps.
+    """
 
     workers: int
     steps: int
