@@ -1,1 +1,1 @@
-"""Statistics of runs as pure functions: numbers in, numbers out; each names its source. No torch, no pandas."""
+"""Statistics of runs as pure functions of numbers. Each module cites its sources. None needs torch or pandas."""

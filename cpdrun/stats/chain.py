@@ -1,10 +1,10 @@
-"""One chain of formats, most bits first: what the anytime-valid tests of its candidates claim together.
+"""Joint verdicts on a chain: candidates sorted by bit width, most bits first.
 
-A width is certified with the first of its formats that is; the next narrower one is asked only then. So nothing is
-claimed below a width that is refuted or open, whatever the pairs recorded there say. `cpdrun.stats.ledger` says how the
-hypotheses of a chain share the error probability, and where a chain may start. A width is refuted when all of its
-formats are. That errs only if a good format is refuted, so each may be refuted at the error probability of the whole
-chain.
+A width is the set of a chain's candidates that have the same number of bits. A width is certified if one of its formats
+is. The next narrower width may be certified only then, so nothing is claimed below a width that is refuted or open,
+regardless of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a chain share the error
+probability, and where a chain may start. A width is refuted if all of its formats are. This is wrong only if a good
+format is refuted, so each format may be refuted at the error probability of the whole chain.
 """
 
 import math
@@ -18,10 +18,14 @@ from cpdrun.stats.pooled_spread import priors
 
 @dataclass(frozen=True)
 class PairedChain:
-    """A chain as it is asked, with the pairs of its candidates, width by width.
+    """A chain of candidates with their pairs.
 
-    `gaps` holds the differences of each candidate in the order of the seeds, as `evidence.differences` returns them.
-    `barred` says whether a run of it failed.
+    Attributes:
+        asked: The names of the candidates, and the start of the chain.
+        gaps: For each width and candidate the differences in the order of the seeds, as `evidence.differences` returns
+            them.
+        barred: For each width and candidate whether a run failed.
+        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
 
     asked: AskedChain
@@ -32,20 +36,26 @@ class PairedChain:
 
 @dataclass(frozen=True)
 class Width:
-    """The candidates of one number of bits, the likeliest first, with their hypotheses for the ledger."""
+    """The candidates of one bit width.
+
+    Attributes:
+        judgements: The judgements of the candidates, the likeliest candidate first.
+        is_reached: Whether all widths before this one in its sequence are certified.
+        hypotheses: The hypotheses of the candidates, for the ledger.
+    """
 
     judgements: tuple[Judgement, ...]
-    is_reached: bool  # every one before it in its sequence is certified
+    is_reached: bool
     hypotheses: tuple[Hypothesis, ...] = ()
 
     @property
     def certified(self) -> int | None:
-        """Return the index of the certified candidate, None if no candidate may be called so."""
+        """The index of the first certified candidate; None if no candidate is certified or the width is not reached."""
         found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
         return found[0] if found and self.is_reached else None
 
     def verdict_of(self, judgement: Judgement) -> Verdict:
-        """Return the verdict of one of the candidates: certified only if every width before it is."""
+        """Return the verdict on a candidate of this width: certified only if all widths before it are."""
         if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
             return Verdict.OPEN
         return judgement.verdict
@@ -69,8 +79,19 @@ def judge_chains(
 ) -> list[list[Width]]:
     """Return the verdicts of chains that share the error probability of one ledger.
 
-    Hypotheses that the ledger lacks get a weight of what is left, and the priors that the pairs fix now. The caller
-    adds them to the ledger. `margin` and `resolution` are in the unit of the gaps.
+    New hypotheses get a weight from the error probability that is left, and the priors that follow from the pairs so
+    far. The caller adds the new hypotheses to the ledger.
+
+    Args:
+        chains: The chains.
+        metric: The name of the metric.
+        margin: How much worse is still good enough, in the unit of the differences.
+        alpha: The error probability of the whole ledger.
+        ledger: The hypotheses that were tested before.
+        resolution: The step in which the metric counts, in the unit of the differences.
+
+    Returns:
+        The widths of each chain, most bits first.
     """
     asked = ledger.ask(metric, [chain.asked for chain in chains])
     rows = [
@@ -110,17 +131,20 @@ def settle(
     most_pairs: int = 1000,
     start: int = 0,
 ) -> list[Width]:
-    """Return the verdicts of a chain.
+    """Return the widths of a chain with their verdicts, most bits first.
 
     Args:
-        gaps: for each width, most bits first, and each of its formats, the differences in the order of the seeds, as
+        gaps: For each width, most bits first, and each of its formats the differences in the order of the seeds, as
             `evidence.differences` returns them. They are in the unit of `margin` and `resolution`.
-        margin: how much worse is still good enough.
-        hypotheses: of the same formats. While a prior is not fixed, there is none.
-        alpha: the error probability of the whole ledger.
-        barred: whether a run of the format failed. Such formats are never certified, not even if they were before that
-            run failed, and neither is what is narrower.
-        start: the index of the width that the chain starts at.
+        margin: How much worse is still good enough.
+        hypotheses: The hypotheses of the same formats. A hypothesis whose prior is not fixed yet is tested without a
+            prior.
+        alpha: The error probability of the whole ledger.
+        barred: For each format whether a run failed. Such a format is never certified, even if it was certified before
+            the run failed. If it is the only one of its width, no narrower width is certified either.
+        resolution: The step in which the metric counts.
+        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+        start: The index of the width at which the chain starts.
     """
     found: list[Width] = []
     refute = alpha * max(math.fsum(each.weight for each in of_width) for of_width in hypotheses)

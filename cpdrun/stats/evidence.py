@@ -5,18 +5,18 @@ depends on the statistic
 
     T = sum(x) / sqrt(sum(x^2) + (n - 1) resolution^2 / 6 + nu s0^2)
 
-of n pairs. `s0` and `nu` are a prior for the standard deviation of x, taken from other cells, and its weight in degrees
-of freedom; nu = 0 is the test without a prior. For normal x whose variance is fixed (nu = 0), or is drawn from an
-inverse gamma distribution with shape nu / 2 and scale nu s0^2 / 2, the likelihood ratio of T between a mean of `effect`
-standard deviations and a mean of 0 is a martingale if the mean is 0. It is a Bayes factor with the right Haar prior on
-the standard deviation for nu = 0 (M. F. Perez-Ortiz, T. Lardy, R. de Heide and P. Grünwald, "E-statistics, group
-invariance and anytime-valid testing", arXiv 2208.07610; H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence
-sequences for Gaussian means with unknown variance", arXiv 2310.03722). For a mean below 0 it is a supermartingale:
-after each x, this ratio and the likelihood ratio of the true mean are monotone in T in opposite directions, so they are
-negatively correlated (Chebyshev's association inequality). An average over several effects keeps these properties. By
-Ville's inequality, the evidence for a mean above 0 ever reaches 1 / alpha with probability at most alpha if the
-candidate is worse than the margin allows. Looking after every pair, stopping early and continuing later cost nothing.
-The same evidence of -x refutes.
+of n pairs. `s0` is a prior estimate of the standard deviation of x, taken from other cells, and `nu` is its weight in
+degrees of freedom; nu = 0 is the test without a prior. For normal x whose variance is fixed (nu = 0), or is drawn from
+an inverse gamma distribution with shape nu / 2 and scale nu s0^2 / 2, the likelihood ratio of T between a mean of
+`effect` standard deviations and a mean of 0 is a martingale if the mean is 0. It is a Bayes factor with the right Haar
+prior on the standard deviation for nu = 0 (M. F. Perez-Ortiz, T. Lardy, R. de Heide and P. Grünwald, "E-statistics,
+group invariance and anytime-valid testing", arXiv 2208.07610; H. Wang and A. Ramdas, "Anytime-valid t-tests and
+confidence sequences for Gaussian means with unknown variance", arXiv 2310.03722). For a mean below 0 it is a
+supermartingale: after each x, this ratio and the likelihood ratio of the true mean are monotone in T in opposite
+directions, so they are negatively correlated (Chebyshev's association inequality). An average over several effects
+keeps these properties. By Ville's inequality, the evidence for a mean above 0 ever reaches 1 / alpha with probability
+at most alpha if the candidate is worse than the margin allows. Looking after every pair, stopping early and continuing
+later cost nothing. The same evidence computed from -x refutes the candidate.
 
 The test assumes that differences are independent, identically distributed and not far from normal. A failure that is
 too rare to occur in the observed pairs is invisible to any test of the mean; scripts/simulate_search.py shows how much
@@ -36,31 +36,39 @@ from typing import Any
 
 from cpdrun.stats.moments import deviation
 
-# In standard deviations: small effects settle after many pairs, large ones after few. The largest is for broken
-# formats: three pairs refute them even if four chains share the error.
+# The effects in standard deviations. Small effects settle a question after many pairs, large effects after few. The
+# largest is for broken formats: three pairs refute them even if four chains share the error probability.
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
-_SPREADLESS = 1e-9  # relative: smaller than the rounding error of subtracting two values
-_LEAST, _MOST = 0.5, 2.0  # of the expected number of further pairs: 80 % of searches take between these
+# A relative spread below this is no larger than the rounding error of subtracting two values.
+_SPREADLESS = 1e-9
+# 80 % of searches take between 0.5 and 2 times the expected number of further pairs.
+_LEAST, _MOST = 0.5, 2.0
 
 
 class Verdict(StrEnum):
-    CERTIFIED = "certified"  # at most the margin worse
-    REFUTED = "refuted"  # more than the margin worse
-    OPEN = "open"
+    """The verdict on a candidate."""
+
+    CERTIFIED = "certified"  # The candidate is worse than the baseline by at most the margin.
+    REFUTED = "refuted"  # The candidate is worse than the baseline by more than the margin.
+    OPEN = "open"  # The evidence is not enough for either.
 
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    """A prior for the standard deviation of a candidate's differences, from other cells.
+    """A prior for the standard deviation of a candidate's differences, estimated from the runs of other candidates.
 
-    `degrees` is its weight in whole degrees of freedom; 0 is no prior, infinity a known standard deviation.
+    Attributes:
+        deviation: The estimate of the standard deviation of a single difference.
+        degrees: The weight of the estimate, a whole number of degrees of freedom. 0 means that there is no prior, and
+            infinity that the standard deviation is known.
     """
 
     deviation: float
     degrees: float
 
     def effect(self, margin: float) -> float | None:
-        """Return the effect, in standard deviations, of a candidate that equals its baseline; None if unknown."""
+        """Return the effect of a candidate that equals its baseline, in standard deviations, at most the largest of
+        EFFECTS; None without a prior or a margin."""
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
         return min(abs(margin) / self.deviation, EFFECTS[-1])
@@ -71,7 +79,13 @@ NO_PRIOR = SpreadPrior(0.0, 0.0)
 
 @dataclass(frozen=True, order=True)
 class PairsRange:
-    """How many further pairs are likely to settle a question, and the range that holds for 80 % of them."""
+    """The number of further pairs that are likely to settle a question.
+
+    Attributes:
+        likely: The expected number.
+        low: The lower end of the range in which the number lies in 80 % of searches.
+        high: The upper end of the range.
+    """
 
     likely: int
     low: int
@@ -83,29 +97,45 @@ class PairsRange:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the pairs of one candidate show. Differences are in the metric's unit; positive is better.
+    """The result of testing the pairs of one candidate.
 
-    `low` and `high` are the ends of the printed interval, `own_low` and `own_high` of the interval without the prior.
-    An end that the pairs leave open is infinite. `log_certify` and `log_refute` are natural logarithms of the largest
-    evidence so far. `trace` is the base-10 logarithm of the evidence after 1, 2, ... pairs: positive for certifying,
-    negative for refuting, 0 if there is none.
+    Differences are in the metric's unit, and positive is better. An end of an interval that the pairs leave open is
+    infinite.
+
+    Attributes:
+        verdict: The verdict.
+        pairs: The number of pairs.
+        settled_at: The number of pairs after which the verdict was settled. None if it is open.
+        mean: The mean difference. NaN without pairs.
+        low: The lower end of the interval that is printed.
+        high: The upper end of the interval that is printed.
+        own_low: The lower end of the interval without the prior.
+        own_high: The upper end of the interval without the prior.
+        log_certify: The natural logarithm of the largest evidence for certifying so far.
+        log_refute: The natural logarithm of the largest evidence for refuting so far.
+        deviation: The standard deviation of a single difference, rounding included. NaN with fewer than two pairs.
+        prior: The prior for the standard deviation.
+        more: The number of further pairs that are likely to settle the question. None if it cannot be computed yet.
+        trace: The base-10 logarithms of the evidence after 1, 2, ... pairs: positive for certifying, negative for
+            refuting, and 0 if there is no evidence.
+        errors: The error probabilities of certifying and of refuting.
     """
 
     verdict: Verdict
     pairs: int
-    settled_at: int | None  # the number of pairs when it was settled
-    mean: float  # NaN without pairs
+    settled_at: int | None
+    mean: float
     low: float
     high: float
     own_low: float
     own_high: float
     log_certify: float
     log_refute: float
-    deviation: float = math.nan  # of a single difference
+    deviation: float = math.nan
     prior: SpreadPrior = NO_PRIOR
-    more: PairsRange | None = None  # further pairs that would settle it; None: cannot be said yet
+    more: PairsRange | None = None
     trace: tuple[float, ...] = ()
-    errors: tuple[float, float] = (math.nan, math.nan)  # allowed: a wrong certificate, a wrong refutation
+    errors: tuple[float, float] = (math.nan, math.nan)
 
 
 def log_evidence(
@@ -137,9 +167,10 @@ def _log_mean(logs: Sequence[float]) -> float:
 def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float:
     """Return the log likelihood ratio of T between a mean of `effect` standard deviations and a mean of 0.
 
-    With w = effect * T and k = n + nu, it is exp(-n effect^2 / 2) I_(k-1) / (2^(k/2 - 1) Gamma(k/2)), where I_j is the
-    integral of y^j exp(-y^2 / 2 + w y) over y > 0. Integration by parts gives I_j = w I_(j-1) + (j - 1) I_(j-2); the
-    recursion follows the ratios of neighbors, which cannot overflow.
+    Let w = effect * T and k = n + nu. The likelihood ratio is exp(-n effect^2 / 2) I_(k-1) / (2^(k/2 - 1) Gamma(k/2)),
+    where I_j is the integral of y^j exp(-y^2 / 2 + w y) over y > 0. Integration by parts gives
+    I_j = w I_(j-1) + (j - 1) I_(j-2). The recursion computes the ratios of consecutive integrals, which cannot
+    overflow.
     """
     if math.isinf(degrees):
         return effect * statistic - n * effect**2 / 2
@@ -157,7 +188,14 @@ def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float
 def critical_statistic(
     pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
-    """Return the smallest T whose evidence is 1 / alpha; infinity if no T is enough."""
+    """Return the smallest statistic T whose evidence is at least 1 / alpha; infinity if no T is enough.
+
+    Args:
+        pairs: The number of pairs.
+        alpha: The error probability.
+        prior_degrees: The degrees of freedom of the prior.
+        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
+    """
     enough = _enough(alpha)
     most = math.sqrt(pairs)
     if math.isinf(prior_degrees):
@@ -180,10 +218,20 @@ def half_width(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> float:
-    """Return how far the mean must lie from a boundary for evidence of 1 / alpha; infinity if no distance is enough.
+    """Return the distance of the mean from a boundary at which the evidence is 1 / alpha.
 
-    This inverts T >= c, the critical statistic, in closed form: c sqrt(W / (n (n - c^2))) with
-    W = (n - 1) spread^2 + nu s0^2. `spread` is the standard deviation of single differences, rounding included.
+    The result is the distance at which T equals the critical statistic c. In closed form it is
+    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, and c s0 / n if the standard deviation is known.
+
+    Args:
+        pairs: The number of pairs n.
+        spread: The standard deviation of single differences, rounding included.
+        alpha: The error probability.
+        prior: The prior for the standard deviation.
+        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
+
+    Returns:
+        Infinity if no distance is enough.
     """
     critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
     if math.isinf(prior.degrees):
@@ -204,10 +252,16 @@ def differences(
     higher_is_better: bool = True,
     worst: float,
 ) -> list[float]:
-    """Return candidate minus baseline for every seed that both have, in the order of the seeds; positive is better.
+    """Return candidate minus baseline for every seed that both have, in the order of the seeds.
 
-    NaN stands for a run that diverged. It counts as `worst`, the worst value that the metric can have (0 for an
-    accuracy, the loss of a guess for a loss). A seed that diverged on both sides is left out.
+    Positive differences are better. A seed that diverged on both sides is left out.
+
+    Args:
+        ours: The candidate's metric by seed. NaN for a run that diverged.
+        baseline: The baseline's metric by seed. NaN for a run that diverged.
+        higher_is_better: The direction of the metric.
+        worst: The value that a diverged run counts as: the worst value that the metric can have (0 for an accuracy, the
+            loss of a guess for a loss).
     """
     sign = 1.0 if higher_is_better else -1.0
     pairs = [(ours[seed], baseline[seed]) for seed in ordered_seeds(ours.keys() & baseline.keys())]
@@ -226,21 +280,22 @@ def judge(
     prior: SpreadPrior = NO_PRIOR,
     most_pairs: int = 1000,
 ) -> Judgement:
-    """Return the verdict on differences, given in the order of their seeds.
+    """Return the verdict on the differences of one candidate.
 
-    A candidate is certified or refuted from the first pair on at which the evidence is enough. Without a prior, equal
-    differences have no measured spread and settle nothing.
+    A candidate is certified or refuted as soon as the evidence is enough, and later pairs do not change that. Without a
+    prior, equal differences have no measured spread and settle nothing.
 
     Args:
-        gaps: the differences, as `differences` returns them.
-        margin: how much worse is still good enough, in the unit of `gaps`. It may be negative: the boundary is -margin.
-        certify: the probability of a wrong certificate.
-        refute: the probability of a wrong refutation.
-        confidence: of the two-sided intervals, as a share such as 0.95. They are valid after every number of pairs.
-        resolution: the step in which the metric counts, 1 / samples for an accuracy. The spread that rounding may hide
-            is added, so that counts that happen to be equal prove no more than they can.
-        prior: for the standard deviation; it must not depend on `gaps`.
-        most_pairs: the largest number of pairs in all for which `more` is computed.
+        gaps: The differences in the order of the seeds, as `differences` returns them.
+        margin: How much worse is still good enough, in the unit of `gaps`. The boundary is -margin. It may be negative.
+        certify: The probability of a wrong certificate.
+        refute: The probability of a wrong refutation.
+        confidence: The confidence of the two-sided intervals as a share, such as 0.95. It holds simultaneously for all
+            numbers of pairs.
+        resolution: The step in which the metric counts, 1 / samples for an accuracy. The spread that rounding may hide
+            is added, so that counts that are equal by chance do not look like evidence.
+        prior: The prior for the standard deviation. It must not depend on `gaps`.
+        most_pairs: The largest total number of pairs for which `more` is computed.
     """
     effect = prior.effect(margin)
     verdict, settled_at = Verdict.OPEN, None
@@ -303,9 +358,23 @@ def pairs_needed(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> int | None:
-    """Return how many pairs would settle it if the mean stayed `distance` above the boundary and the standard deviation
-    of single differences stayed `spread`: at least `fewest`, None if `most` are not enough. Half of the searches need
-    more."""
+    """Return the number of pairs that would settle the question if the mean and the spread stayed as they are.
+
+    Half of all searches need more pairs.
+
+    Args:
+        distance: The distance of the mean above the boundary. Negative if the mean is below.
+        spread: The standard deviation of single differences.
+        certify: The probability of a wrong certificate.
+        refute: The probability of a wrong refutation.
+        fewest: The smallest number to return.
+        most: The largest number to return.
+        prior: The prior for the standard deviation.
+        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
+
+    Returns:
+        None if `most` pairs are not enough, or if `distance` or `spread` is 0 or not finite.
+    """
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None
     enough = _enough(certify if distance > 0 else refute)
@@ -316,7 +385,10 @@ def pairs_needed(
 
     if most < fewest or not settle(most):
         return None
-    low, high = max(1, fewest - 1), most  # the same figures over more pairs are more evidence
+    low, high = (
+        max(1, fewest - 1),
+        most,
+    )  # bisection: with the same mean and spread, more pairs give more evidence
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if settle(middle) else (middle, high)
@@ -330,7 +402,7 @@ def _range(likely: int) -> PairsRange:
 def _looks(
     gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield the numbers of pairs at which there is evidence, with the mean and the spread of these pairs."""
+    """Yield each number of pairs at which there is evidence, with the mean and the spread of these pairs."""
     for n in range(1, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
         if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):
@@ -340,7 +412,7 @@ def _looks(
 def _interval(
     looks: Iterator[tuple[int, float, float]], tail: float, prior: SpreadPrior, effect: float | None
 ) -> tuple[float, float]:
-    """Return the intersection of the intervals after each look; the last interval alone if it is empty."""
+    """Return the intersection of the intervals after each look. If it becomes empty, use the last interval alone."""
     low, high = -math.inf, math.inf
     for n, mean, spread in looks:
         half = half_width(n, spread, tail, prior, effect)
@@ -351,7 +423,7 @@ def _interval(
 
 
 def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
-    """Return the mean and the standard deviation; the latter includes the rounding of both values of a pair."""
+    """Return the mean and the standard deviation, which includes the rounding of both values of a pair."""
     if not gaps:
         return math.nan, math.nan
     spread = math.hypot(deviation(gaps), resolution / math.sqrt(6)) if len(gaps) > 1 else math.nan
@@ -359,7 +431,7 @@ def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
 
 
 def _pooled(pairs: int, spread: float, prior: SpreadPrior) -> float:
-    """Return the best guess at the standard deviation, given the pairs and the prior."""
+    """Return the estimate of the standard deviation from the pairs and the prior."""
     if math.isinf(prior.degrees):
         return prior.deviation
     degrees = max(pairs - 1, 0) + int(prior.degrees)
@@ -378,7 +450,7 @@ def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
 
 
 def ordered_seeds(seeds: Any) -> list[Any]:
-    """Return numbers by size, whatever type a table has made of them, then everything else."""
+    """Return the seeds in order: numbers of any type by size, then all others by their text."""
 
     def key(seed: Any) -> tuple[bool, Any, str]:
         is_number = isinstance(seed, Real)

@@ -1,15 +1,16 @@
-"""How failed runs count in a comparison, and what n runs without a failure say about the next one.
+"""The rules by which failed runs count in a comparison, and the confidence limit of a failure rate.
 
-This is the only place that decides it; searches, reports, claims and imported results all call `compare_runs`:
+Searches, reports, claims and imported results all apply these rules by calling `compare_runs`:
 
-- A candidate's run that diverges, ends with an error of its own, or stops before a full run would, while the baseline's
-  run of the same seed ended well, counts as the worst value of the metric. It also bars the candidate from being
-  certified: leaving such seeds out would keep only the survivors.
-- A candidate's run that ended for an unknown reason, such as a signal, has no value. It bars the candidate as well,
-  because the run may have failed by itself.
-- A baseline's run that failed leaves its pair out.
-- A run that was stopped on request, or has not ended yet, is not a failure.
-- A candidate of which several runs failed and none ended well has no pairs: the cause need not be the format.
+- A candidate's run fails if it diverges, ends with an error of its own, or stops before a full run would. If the
+  baseline's run of the same seed did not fail, the failed run counts as the worst value of the metric. It also bars the
+  candidate from being certified. Leaving such seeds out would keep only the survivors.
+- A candidate's run that ended for an unknown reason, such as a signal, has no value. It also bars the candidate,
+  because the run itself may have been the cause.
+- If a run of the baseline failed, its pair is left out.
+- A run that was stopped on request or has not ended yet is not a failure.
+- If several runs of a candidate failed and none ended well, the candidate has no pairs, because the cause need not be
+  the format.
 """
 
 import math
@@ -19,32 +20,37 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-GIVE_UP_AFTER = 2  # failed runs of a cell, if none ended well
+# If this many runs of a candidate have failed and none has ended well, the candidate is given up.
+GIVE_UP_AFTER = 2
 
 
 class Failure(StrEnum):
-    """Why a run has no value that counts."""
+    """The reason why a run has no value that counts."""
 
-    ERROR = "error"  # it ended with an error of its own
-    UNKNOWN = "unknown"  # the cause is not known: a signal, a hang, no exit.json
+    ERROR = "error"  # The run ended with an error of its own.
+    UNKNOWN = "unknown"  # The cause is not known: a signal, a hang, or no exit.json.
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one cell that have ended, by seed.
+    """The runs of one candidate or baseline that have ended.
 
-    `lengths` holds the epochs, steps or rows of the runs whose program decides by itself when to stop; it is empty for
-    runs whose record says that they are complete.
+    Attributes:
+        values: The metric by seed. NaN for a run that diverged.
+        failures: The reasons why runs have no value, by seed.
+        lengths: The epochs, steps or rows of the runs whose program decides by itself when to stop, by seed. Empty for
+            runs whose record says that they are complete.
+        gave_up: The seeds of the runs that ended early because they did not learn.
     """
 
-    values: Mapping[Any, float] = field(default_factory=dict)  # NaN for a run that diverged
+    values: Mapping[Any, float] = field(default_factory=dict)
     failures: Mapping[Any, Failure] = field(default_factory=dict)
     lengths: Mapping[Any, int] = field(default_factory=dict)
-    gave_up: Collection[Any] = ()  # seeds of runs that ended early because they did not learn
+    gave_up: Collection[Any] = ()
 
     @property
     def is_given_up(self) -> bool:
-        """Whether runs failed, and none ended well, so that no further ones are worth their time."""
+        """Whether no further runs are worthwhile: at least GIVE_UP_AFTER runs failed, and none finished or diverged."""
         return len(self.failures) >= GIVE_UP_AFTER and not self.values
 
     def without(self, seeds: Collection[Any]) -> "Runs":
@@ -59,7 +65,17 @@ class Runs:
 
 @dataclass(frozen=True)
 class FailureCounts:
-    """How many of a candidate's runs failed, by cause. `ended` counts all of its runs that have ended."""
+    """The numbers of a candidate's runs that failed, by cause.
+
+    Attributes:
+        ended: The number of all runs that have ended.
+        errors: The number of runs that ended with an error of their own.
+        stopped_early: The number of runs that stopped before a full run would.
+        unknown: The number of runs that ended for an unknown reason.
+        diverged: The number of runs that diverged.
+        did_not_learn: The number of runs that were stopped because they did not learn.
+        left_out: The number of pairs that are left out because the baseline's run failed.
+    """
 
     ended: int = 0
     errors: int = 0
@@ -67,7 +83,7 @@ class FailureCounts:
     unknown: int = 0
     diverged: int = 0
     did_not_learn: int = 0
-    left_out: int = 0  # pairs, because the baseline's run failed
+    left_out: int = 0
 
     @property
     def failed(self) -> int:
@@ -75,11 +91,12 @@ class FailureCounts:
 
     @property
     def without_result(self) -> int:
-        """How many failed runs did not even diverge: they left no result that counts."""
+        """The number of failed runs that left no result: those that failed for other reasons than divergence or not
+        learning."""
         return self.errors + self.stopped_early + self.unknown
 
     def describe(self, candidate: str = "") -> str:
-        """Return `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`; "" if none failed."""
+        """Return a text such as `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`; "" if none failed."""
         if not self.failed:
             return ""
         causes = (
@@ -93,41 +110,51 @@ class FailureCounts:
         return f"{self.failed} of {self.ended} runs{of} failed{f' ({told})' if told else ''}"
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper limit of the share of runs that fail; None if no run has ended."""
+        """Return the upper confidence limit of the failure rate, as a share; None if no run has ended.
+
+        Args:
+            confidence: The one-sided confidence in per cent.
+        """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 
     def describe_bound(self, confidence: float) -> str:
-        """Return `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
+        """Return a text such as `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
         told, bound = self.describe() or f"0 of {self.ended} runs failed", self.at_most(confidence)
         if bound is None:
             return told
         return f"{told} (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"
 
     def describe_pairs(self) -> str:
-        """Return `2 pairs left out because the baseline's run failed`; "" if there is none."""
+        """Return a text such as `2 pairs left out because the baseline's run failed`; "" if no pair is left out."""
         pairs = f"{self.left_out} pair{'s' if self.left_out != 1 else ''}"
         return f"{pairs} left out because the baseline's run failed" if self.left_out else ""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What `evidence.differences` takes for either side, and what the failures mean for the verdict."""
+    """The values of a candidate and its baseline, ready for `evidence.differences`, and the candidate's failures.
 
-    ours: dict[Any, float]  # NaN where a run counts as the worst value
+    Attributes:
+        ours: The candidate's values by seed. NaN for a run that counts as the worst value.
+        baseline: The baseline's values by seed.
+        counts: The numbers of the candidate's failed runs.
+    """
+
+    ours: dict[Any, float]
     baseline: dict[Any, float]
     counts: FailureCounts
 
     @property
     def is_barred(self) -> bool:
-        """Whether the candidate may not be certified, whatever its pairs say."""
+        """Whether failed runs bar the candidate from being certified, regardless of its pairs."""
         return self.counts.failed > 0
 
 
 def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
-    """Return the values to compare by seed, and the failures, under the rule of this module.
+    """Return the values to compare and the candidate's failures, following the rules of this module.
 
-    A seed that failed on both sides says nothing about the candidate and counts as no failure of it. A seed that
-    diverged on both sides does count, as a run of the candidate that diverged.
+    If both runs of a seed failed, the candidate is not charged with a failure. If both runs of a seed diverged, the
+    candidate's run does count as diverged.
     """
     full = full_length(baseline.lengths.values())
     early, baseline_early = stopped_early(candidate, full), stopped_early(baseline, full)
@@ -154,10 +181,11 @@ def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
 
 
 def full_length(lengths: Iterable[int]) -> int:
-    """Return how long a complete run is, from the lengths of the baseline's runs; 0 without any.
+    """Return the length of a complete run, from the lengths of the baseline's runs; 0 without runs.
 
-    That is the length that more than half of them have. If there is none, the program decides for each run when to
-    stop, and only what is shorter than all of the baseline's runs is known to be incomplete.
+    It is the length that more than half of the baseline's runs have. If there is no such length, the program decides
+    for each run when to stop. Only runs that are shorter than all runs of the baseline are known to be incomplete then,
+    so the smallest length is returned.
     """
     counts = Counter(lengths)
     if not counts:
@@ -172,11 +200,15 @@ def stopped_early(runs: Runs, full: int) -> set[Any]:
 
 
 def most_failing(failed: int, samples: int, ci: float) -> float:
-    """Return the upper limit, at `ci` per cent, of a share of which `failed` were seen among `samples`.
+    """Return the one-sided upper confidence limit of a failure rate.
 
-    This is the exact one-sided limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits
-    illustrated in the case of the binomial", Biometrika 26 (1934). For 0 of n it is about 3 / n at 95 %, the rule of
-    three.
+    This is the exact limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in
+    the case of the binomial", Biometrika 26 (1934). For 0 of n failures it is about 3 / n at 95 % (the rule of three).
+
+    Args:
+        failed: The number of failures.
+        samples: The number of trials.
+        ci: The confidence in per cent.
     """
     if failed >= samples:
         return 1.0

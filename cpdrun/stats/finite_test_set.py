@@ -6,9 +6,9 @@ examples. Its error due to the examples, for the given runs, follows from the me
 
     standard_error^2 = sum_j (dbar_j - dbar)^2 / n^2
 
-With few seeds a part of this is chance of the single runs, which more seeds average out. What remains with any number
-of seeds is the variance component of the examples in a two-way analysis of variance without replication (H. Scheffé,
-"The Analysis of Variance", 1959, chapter 7).
+With few seeds, a part of this error is due to the randomness of single runs, which averages out with more seeds. The
+part that remains with any number of seeds is the variance component of the examples in a two-way analysis of variance
+without replication (H. Scheffé, "The Analysis of Variance", 1959, chapter 7).
 """
 
 import math
@@ -26,8 +26,9 @@ class ExampleError:
     """The mean of differences over seeds and examples, and its error due to the choice of the examples.
 
     Attributes:
-        mean: Of all differences.
-        standard_error: Of the mean, for the given runs. 0 if all examples have the same mean over seeds.
+        mean: The mean of all differences.
+        standard_error: The standard error of the mean for the given runs. 0 if all examples have the same mean over
+            seeds.
         lasting: The part of the standard error that no number of further seeds removes. NaN for a single seed.
     """
 
@@ -38,11 +39,11 @@ class ExampleError:
     def on_another_test_set(self, confidence: float) -> tuple[float, float]:
         """Return the interval in which the mean of the same runs lies on another test set of the same size.
 
-        Both the given test set and the other one are random, so the standard error counts twice in the variance. The
-        ends are NaN if the standard error is 0: equal answers have measured no spread.
+        Both the given test set and the other test set are random, so the variance is twice the squared standard error.
+        The ends are NaN if the standard error is 0, because equal answers measure no spread.
 
         Args:
-            confidence: As a share, such as 0.95.
+            confidence: The confidence as a share, such as 0.95.
         """
         if not self.standard_error > 0:
             return math.nan, math.nan
@@ -51,10 +52,13 @@ class ExampleError:
 
 
 def example_error(differences: Sequence["np.ndarray"]) -> ExampleError:
-    """Return the error due to the examples. All sums are exact, so that their order changes nothing.
+    """Return the error due to the choice of the examples.
+
+    All sums are sums of integers and exact, so their order does not change the result.
 
     Args:
-        differences: For each seed the differences of the examples in one order, int64 (n,), at least one seed.
+        differences: The differences d_sj of each of at least one seed, as int64 arrays of shape (n,). The examples have
+            the same order in all arrays.
     """
     seeds, n = len(differences), len(differences[0])
     by_example_n = sum(differences[1:], start=differences[0])

@@ -1,27 +1,30 @@
-"""The ledger: which hypotheses of a sweep were asked, and how much of the error probability each of them has.
+"""The ledger: the hypotheses that were tested on a sweep, and the share of the error probability of each.
 
-A hypothesis is "this candidate is not good enough against this baseline, in this metric". It gets its weight, its share
-of the error probability, when it is first asked, and keeps it. The ledger is append-only: a question that is typed
-again with fewer formats, chains or other axes gets nothing back.
+A hypothesis is "this candidate is not good enough compared with this baseline, in this metric". It gets its weight,
+which is its share of the error probability, when it is first tested, and keeps it. The ledger is append-only: repeating
+a question with fewer formats, fewer chains or other axes frees no error probability.
 
-Hypotheses form sequences. A chain of formats, most bits first, is one sequence: each width is opened by the wider one
-before it, and all of its widths have the whole weight of the chain, because too few bits are claimed only if the first
-width that is not good enough is certified (fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple
-comparisons in drug clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der
-chemisch-pharmazeutischen Industrie 6 (1995)). The formats of a width share its weight equally, because any of them may
-open the next width (Bonferroni).
+Hypotheses form sequences. A chain, which is a list of candidates with most bits first, is one sequence. Each width (the
+candidates of one bit width) is opened by the wider width before it: it may be certified only if that one is. All widths
+have the whole weight of the chain, because too few bits are claimed only if the first width that is not good enough is
+certified (fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple comparisons in drug clinical
+trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der chemisch-pharmazeutischen Industrie 6
+(1995)). The formats of a width share its weight equally, because any of them may open the next width (Bonferroni).
 
-A chain may start below its widest width, where a prediction says so. From the start down it is a sequence with
-START_SHARE of the chain's weight. Each wider width is a sequence of its own: the k-th above the start has 2^-(k + 2),
-and START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni procedure for testing
-multiple endpoints", Pharmaceutical Statistics 2 (2003)). A prediction may read nothing that is in a pair: its seed is
-set aside.
+A chain may start below its widest width if a prediction says so. The widths from the start down form a sequence with
+START_SHARE of the chain's weight. Each wider width is a sequence of its own: the k-th width above the start has
+2^-(k + 2) of the weight, and START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni
+procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). A prediction must not use any run that
+is in a pair, so the seed of its run is set aside.
 
-The roots, the hypotheses that nothing opens, have weights that sum to at most 1 (Bonferroni over the sequences). The
-first question of a sweep gets FIRST_QUESTION of the error probability, and each later one that adds roots half of what
-is left; its chains share that equally. A width that is added below the narrowest one of a sequence continues it at its
-weight. A hypothesis is found again only if its gate is as narrow as it was: asked without the formats that opened it,
-it is a new one.
+The roots are the hypotheses that no other hypothesis opens. Their weights sum to at most 1 (Bonferroni over the
+sequences). The first question of a sweep gets FIRST_QUESTION of the error probability. Each later question that adds
+roots gets half of what is left. The chains of a question share its part equally. A width that is added below the
+narrowest width of a sequence continues the sequence with the same weight.
+
+The gate of a hypothesis is the set of candidates that open it. A hypothesis is found again only if its gate is passed
+whenever the wider widths of the new question are certified. If it is tested without the formats that opened it, it is a
+new hypothesis.
 """
 
 import math
@@ -32,15 +35,23 @@ from typing import Any, TypeGuard
 from cpdrun.stats.evidence import SpreadPrior
 
 FIRST_QUESTION = 0.8
-LATER_QUESTION = 0.5  # of what is left
+LATER_QUESTION = 0.5  # the share of the remaining error probability that a later question gets
 NO_GATE: tuple[str, ...] = ()
-START_SHARE = 0.75  # of a chain's weight, for the widths from its start down
+START_SHARE = 0.75  # the share of a chain's weight that the widths from its start down have
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """`opened_by` holds the candidates of which one must be certified first; a root has none. `prior` is None until it
-    is fixed (`cpdrun.stats.pooled_spread.priors`)."""
+    """The hypothesis that a candidate is not good enough compared with a baseline.
+
+    Attributes:
+        metric: The name of the metric.
+        candidate: The name of the candidate.
+        baseline: The name of the baseline.
+        opened_by: The gate: the candidates of which one must be certified first. Empty for a root.
+        weight: The share of the error probability.
+        prior: The prior for the standard deviation. None until it is fixed (`cpdrun.stats.pooled_spread.priors`).
+    """
 
     metric: str
     candidate: str
@@ -56,12 +67,19 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a chain of a search started, by a prediction."""
+    """The start of a chain of a search that does not start at its widest width, because of a prediction.
 
-    chain: str  # its label in the search
+    Attributes:
+        chain: The label of the chain in the search.
+        bits: The bits of the width at which the chain starts.
+        aside: The seed of the run that the prediction used, which is in no pair. None if there is none.
+        cells: The names of the candidates' runs of seed 0, by which a report recognizes the chain.
+    """
+
+    chain: str
     bits: float
-    aside: int | None  # the seed that is in no pair
-    cells: frozenset[str]  # the names of its candidates' runs of seed 0, by which a report knows the chain
+    aside: int | None
+    cells: frozenset[str]
 
     @property
     def note(self) -> str:
@@ -72,7 +90,17 @@ class Start:
 
 @dataclass(frozen=True)
 class AskedChain:
-    """A chain as a question asks it: names of cells, most bits first, and the width that it starts at."""
+    """A chain in a question.
+
+    A candidate or baseline is named after its cell, which is the name of its run of seed 0. Tuned candidates have the
+    names in `Ledger.cells`.
+
+    Attributes:
+        baseline: The name of the baseline.
+        widths: The names of the candidates of each width, most bits first.
+        start: The index of the width at which the chain starts.
+        bits: The bits of each width. Empty if unknown.
+    """
 
     baseline: str
     widths: Sequence[Sequence[str]]
@@ -82,10 +110,15 @@ class AskedChain:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The hypotheses of one sweep.
+    """The hypotheses that were tested on one sweep.
 
-    `cells` maps each run's cell to the name under which a tuned candidate was asked. `chains` and `sizes` (formats by
-    bits) are the numbers that a sweep.yaml without hypotheses has: the least that share the first question's error.
+    Attributes:
+        hypotheses: The hypotheses, in the order in which they were added.
+        cells: The name under which a tuned candidate was tested, by the cell of its runs.
+        chains: The number of chains in an older sweep.yaml, which contains no hypotheses. At least this many chains
+            share the error probability of the first question.
+        sizes: The number of formats by bits in an older sweep.yaml. At least this many formats share the weight of a
+            width in the first question.
     """
 
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -99,8 +132,14 @@ class Ledger:
         return max(0.0, 1 - math.fsum(each.weight for each in self.hypotheses if not each.opened_by))
 
     def ask(self, metric: str, chains: Sequence[AskedChain]) -> list[list[list[Hypothesis]]]:
-        """Return the hypotheses of each chain, width by width. Those that are new are not in the ledger yet; `merged`
-        adds them."""
+        """Return the hypotheses of each chain, width by width.
+
+        New hypotheses get their weights, but they are not in the ledger until `merged` adds them.
+
+        Args:
+            metric: The name of the metric.
+            chains: The chains of the question.
+        """
         found = [
             [
                 [
@@ -122,7 +161,7 @@ class Ledger:
         ]
 
     def merged(self, others: Collection[Hypothesis]) -> "Ledger":
-        """Return the ledger with further hypotheses. Weights and priors that are there already stay."""
+        """Return the ledger with further hypotheses. Existing weights and priors are not changed."""
         by_key = {each.key: each for each in self.hypotheses}
         for each in others:
             there = by_key.setdefault(each.key, each)
@@ -131,13 +170,20 @@ class Ledger:
         return replace(self, hypotheses=tuple(by_key.values()))
 
     def named(self, cell: str) -> str:
-        """Return the name under which a cell was asked."""
+        """Return the name under which the candidate or baseline of a cell was tested."""
         return self.cells.get(cell, cell)
 
     def _find(
         self, metric: str, candidate: str, baseline: str, above: Sequence[Sequence[str]]
     ) -> Hypothesis | None:
-        """Return the entry with the most weight whose gate is passed whenever the widths `above` are certified."""
+        """Return the recorded hypothesis with the largest weight whose gate is passed whenever `above` is certified.
+
+        Args:
+            metric: The name of the metric.
+            candidate: The name of the candidate.
+            baseline: The name of the baseline.
+            above: The names of the candidates of the wider widths in the same sequence.
+        """
         about = metric, candidate, baseline
         known = [
             each
@@ -181,8 +227,14 @@ class Ledger:
 
     @classmethod
     def read(cls, block: object, family: object = None) -> "Ledger":
-        """Read `ledger` of a sweep.yaml, or else `family` of an older one. Anyone may have written it: what cannot be
-        read counts as absent."""
+        """Read the ledger of a sweep.yaml.
+
+        Anyone may have written the file, so parts that cannot be read count as absent.
+
+        Args:
+            block: The content of `ledger`.
+            family: The content of `family` in an older sweep.yaml.
+        """
         block, family = (each if isinstance(each, Mapping) else {} for each in (block, family))
         rows, cells = block.get("hypotheses"), block.get("cells")
         found = [each for row in _list(rows) if (each := _hypothesis(row)) is not None]
@@ -208,7 +260,13 @@ def read_starts(block: object) -> tuple[Start, ...]:
 def _roots(
     chain: AskedChain, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the widths whose new hypotheses begin a sequence, with their portions of the chain's share."""
+    """Return the indices of the widths whose new hypotheses begin a sequence, with their portions of the chain's share.
+
+    Args:
+        chain: The chain.
+        known: For each width the recorded hypothesis of each candidate; None for a new one.
+        opened: The names of all candidates that open a recorded hypothesis.
+    """
     found = {}
     for i, there in enumerate(known):
         if None not in there:

@@ -11,14 +11,14 @@ def mean(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample of at least two.
+    """Return the standard deviation of at least two values, with n - 1 in the denominator.
 
-    statistics.stdev computes in fractions and is far slower.
+    The sum of squares is rounded only once (math.fsum). statistics.stdev computes with fractions and is far slower.
     """
     middle = fmean(values)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def is_zero(width: float) -> bool:
-    """Return whether a spread is zero up to rounding: equal values have measured none."""
+    """Return whether a spread is zero up to rounding, as it is for equal values."""
     return abs(width) < 1e-12

@@ -14,15 +14,25 @@ from statistics import fmean, variance
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.moments import deviation
 
-MOST_DEGREES = 4
-FEWEST_CELLS = 3
-FIRST_PAIRS = 3  # of every cell, so that a prior does not move as further seeds come in
-BROKEN = 5.0  # margins below the baseline: such cells have a spread of their own
+MOST_DEGREES = 4  # the largest number of degrees of freedom of a prior
+FEWEST_CELLS = 3  # the smallest number of other cells that give a prior
+FIRST_PAIRS = (
+    3  # the number of pairs of each cell that are used, so that a prior does not change with further seeds
+)
+BROKEN = 5.0  # cells that are worse by more than this many margins form a pool of their own
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B_2, B_4, ...
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
-    """Return the prior that other cells give, from the standard deviation and the degrees of freedom of each."""
+    """Return the prior for a cell's standard deviation that other cells give.
+
+    Args:
+        cells: The standard deviation and its degrees of freedom for each of the other cells.
+
+    Returns:
+        NO_PRIOR if fewer than FEWEST_CELLS cells have a positive standard deviation, or if their standard deviations
+        differ so much that the prior has less than one degree of freedom.
+    """
     known = [(spread, degrees) for spread, degrees in cells if spread > 0 and degrees > 0]
     if len(known) < FEWEST_CELLS:
         return NO_PRIOR
@@ -40,22 +50,22 @@ def priors(
 ) -> dict[Hashable, SpreadPrior]:
     """Return the prior of each cell, from the first pairs of the other cells.
 
-    A cell is left out as long as its prior may not be fixed: without pairs, or with fewer than FIRST_PAIRS while the
-    others give none. Until then it is not judged, so the moment at which the prior is fixed tells nothing about its
-    differences. Cells that are worse by more than BROKEN margins form a pool of their own. Only this choice of the pool
-    looks at a cell's own mean, and a cell in the second pool is far from any certificate.
+    A cell is left out while its prior must not be fixed yet: if it has no pairs, or if it has fewer than FIRST_PAIRS
+    pairs and the other cells give no prior. The cell is not judged until then, so the time at which its prior is fixed
+    depends on nothing in its differences. Cells that are worse by more than BROKEN margins form a pool of their own.
+    Only this choice of the pool depends on a cell's own mean, and a cell in the second pool is far from certification.
 
     Args:
-        cells: the differences of each cell, in the order of the seeds.
-        margin: in the unit of the differences.
-        resolution: the step in which the metric counts.
+        cells: The differences of each cell, in the order of the seeds.
+        margin: The margin in the unit of the differences.
+        resolution: The step in which the metric counts.
     """
     first = {name: gaps[:FIRST_PAIRS] for name, gaps in cells.items() if gaps}
     is_broken = {name: fmean(gaps) < -BROKEN * abs(margin) for name, gaps in first.items()}
     spreads = {
         name: (math.hypot(deviation(gaps), resolution / math.sqrt(6)), len(gaps) - 1)
         for name, gaps in first.items()
-        if len(gaps) > 1 and any(gaps)  # without any difference, the runs are probably the same
+        if len(gaps) > 1 and any(gaps)  # if all differences are 0, the runs are probably identical
     }
     found = {}
     for name, gaps in first.items():
@@ -69,7 +79,7 @@ def priors(
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean of log(chi^2 / degrees) for chi^2 with so many degrees of freedom."""
+    """Return the mean of log(chi^2 / degrees) for a chi^2 variable with `degrees` degrees of freedom."""
     return _polygamma(0, degrees / 2) - math.log(degrees / 2)
 
 

@@ -1,16 +1,22 @@
-"""Every, most or some of several comparisons hold: how they share the error of what is claimed of them all.
+"""Claims that every, most or some of several comparisons hold, and how the comparisons share the error probability.
 
-Let the claim be that at least m of K comparisons hold (m = K: every; the first number above K / 2: most; 1: some). It
-is certified when m of them are; it is refuted when r = K - m + 1 are refuted, for then fewer than m can hold. If the
-claim is false, f >= r of them do not hold, and certifying it takes at least f - r + 1 wrong certificates among these;
-each at an error a, Markov's inequality bounds the probability by f a / (f - r + 1), which is largest, r a, at f = r.
-So a = alpha / r, and likewise alpha / m of refuting. Every: certified at alpha each, for one that fails is enough to
-stop it (an intersection-union test: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling",
-Technometrics 24 (1982)), refuted at alpha / K, for any may refute it (Bonferroni). Some is the mirror image. Nothing
-is assumed of how the comparisons hang together: several may share their baseline's runs.
+A claim says that at least m of K comparisons hold: m = K for "every", the first number above K / 2 for "most", and 1
+for "some". The claim is certified if m comparisons are certified. It is refuted if r = K - m + 1 comparisons are
+refuted, because fewer than m can hold then.
 
-A comparison with two bounds is two: it holds where both do. Both must be certified, each at its whole share; either
-may refute it, at half of its share.
+If the claim is false, f >= r comparisons do not hold, and certifying the claim takes at least f - r + 1 wrong
+certificates among them. If each is wrong with probability a, Markov's inequality bounds the probability of this by
+f a / (f - r + 1). The bound is largest at f = r, where it is r a. Each comparison may therefore be certified at the
+error probability alpha / r, and by the same argument refuted at alpha / m.
+
+For "every", each comparison is certified at alpha, because a single comparison that is not certified prevents the claim
+from being certified (an intersection-union test: R. L. Berger, "Multiparameter hypothesis testing and acceptance
+sampling", Technometrics 24 (1982)). Each is refuted at alpha / K, because any of them may refute the claim
+(Bonferroni). "Some" is the mirror image. No assumption is made about the dependence between comparisons: several of
+them may share runs of the baseline.
+
+A comparison with two bounds counts as two tests and holds if both bounds hold. Both bounds must be certified, each at
+the whole share of the comparison. Either bound may refute the comparison, at half of its share.
 """
 
 from collections.abc import Sequence
@@ -21,18 +27,34 @@ QUANTIFIERS = ("every", "most", "some")
 
 
 def must_hold(quantifier: str, comparisons: int) -> int:
-    """How many of so many comparisons."""
+    """Return how many of some comparisons must hold for a claim to be true.
+
+    Args:
+        quantifier: "every", "most" or "some".
+        comparisons: The number of comparisons.
+    """
     return {"every": comparisons, "most": comparisons // 2 + 1, "some": 1}[quantifier]
 
 
 def shares(alpha: float, quantifier: str, comparisons: int) -> tuple[float, float]:
-    """The error of certifying and that of refuting that each of at least one comparison may make."""
+    """Return the error probabilities at which each comparison may be certified and refuted.
+
+    Args:
+        alpha: The error probability of the claim.
+        quantifier: "every", "most" or "some".
+        comparisons: The number of comparisons, at least 1.
+    """
     needed = must_hold(quantifier, comparisons)
     return alpha / (comparisons - needed + 1), alpha / needed
 
 
 def verdict(quantifier: str, verdicts: Sequence[Verdict]) -> Verdict:
-    """Of the claim, from those of its comparisons at their shares; open without any."""
+    """Return the verdict on a claim from the verdicts on its comparisons; open without comparisons.
+
+    Args:
+        quantifier: "every", "most" or "some".
+        verdicts: The verdicts on the comparisons, tested at the error probabilities that `shares` returns.
+    """
     needed = must_hold(quantifier, len(verdicts))
     if verdicts and verdicts.count(Verdict.CERTIFIED) >= needed:
         return Verdict.CERTIFIED

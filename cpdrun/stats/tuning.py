@@ -1,20 +1,24 @@
-"""Which of several settings did best on the seeds that are there to choose it."""
+"""Choose the best of several settings by the runs of seeds that are reserved for the choice."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+# The first seed of the runs that choose. Runs that are compared afterwards have smaller seeds.
 FIRST_SEED = 1000
-"""Of runs that choose what is judged afterwards: those that judge have the seeds below it."""
 
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
-    """The index of the best: of fewest diverged runs, and among those of the best mean over its others.
+    """Return the index of the best setting.
 
-    `arms`: for each setting the metric of its runs, NaN for one that diverged. A setting of which no run has a value
-    is behind all others; of equals the one listed first is taken. Nothing else is looked at, so that what is certified
-    afterwards on other seeds had no part in the choice.
+    The best setting has the fewest diverged runs and, among settings with equally few, the best mean over its other
+    runs. A setting without runs comes last. Ties go to the first setting. Only the given runs influence the choice, so
+    it is independent of the runs on other seeds that are compared afterwards.
+
+    Args:
+        arms: The metric of the runs of each setting. NaN for a run that diverged.
+        higher_is_better: The direction of the metric.
     """
     sign = 1.0 if higher_is_better else -1.0
 
@@ -22,12 +26,18 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
         healthy = [value for value in values if math.isfinite(value)]
         return bool(values), len(healthy) - len(values), sign * fmean(healthy) if healthy else -math.inf
 
-    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # the first of the largest
+    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # max returns the first of several maxima
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """`("optim.lr", "largest")` for each value of `chosen` at an end of the numbers `tried` of its key: a better one
-    may lie beyond."""
+    """Yield each chosen value that is the largest or the smallest number tried, as ("optim.lr", "largest").
+
+    A better value may lie beyond such an end.
+
+    Args:
+        chosen: The chosen value of each key.
+        tried: The values that were tried for each key.
+    """
     for key, value in chosen.items():
         values = tried.get(key, ())
         if len(values) > 1 and all(map(_is_number, values)):
