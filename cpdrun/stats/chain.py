@@ -62,6 +62,7 @@ class Width:
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict on the width: certified if a candidate is, and refuted if all candidates are."""
         if self.certified is not None:
             return Verdict.CERTIFIED
         refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)

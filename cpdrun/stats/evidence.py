@@ -67,8 +67,10 @@ class SpreadPrior:
     degrees: float
 
     def effect(self, margin: float) -> float | None:
-        """Return the effect of a candidate that equals its baseline, in standard deviations, at most the largest of
-        EFFECTS; None without a prior or a margin."""
+        """Return the effect of a candidate that equals its baseline, in standard deviations.
+
+        The effect is at most the largest of EFFECTS. It is None without a prior or a margin.
+        """
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
         return min(abs(margin) / self.deviation, EFFECTS[-1])

@@ -87,12 +87,15 @@ class FailureCounts:
 
     @property
     def failed(self) -> int:
+        """The number of failed runs, for any cause."""
         return self.errors + self.stopped_early + self.unknown + self.diverged + self.did_not_learn
 
     @property
     def without_result(self) -> int:
-        """The number of failed runs that left no result: those that failed for other reasons than divergence or not
-        learning."""
+        """The number of failed runs that left no result.
+
+        Runs that diverged or did not learn left a result and do not count.
+        """
         return self.errors + self.stopped_early + self.unknown
 
     def describe(self, candidate: str = "") -> str:

@@ -62,6 +62,7 @@ class Hypothesis:
 
     @property
     def key(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """The fields that identify the hypothesis."""
         return self.metric, self.candidate, self.baseline, self.opened_by
 
 
@@ -83,6 +84,7 @@ class Start:
 
     @property
     def note(self) -> str:
+        """A sentence about the start, for reports."""
         seed = "" if self.aside is None else f", seed {self.aside}, which the prediction is of, is in no pair"
         at = f"{self.chain}: " if self.chain else ""
         return f"{at}started at {self.bits:g} bits, as predicted; each wider width is judged by itself{seed}"
@@ -221,6 +223,7 @@ class Ledger:
 
     @property
     def as_yaml(self) -> dict[str, Any]:
+        """The content of `ledger` in sweep.yaml."""
         rows = [asdict(each) for each in self.hypotheses]
         hypotheses = [{**row, "opened_by": list(row["opened_by"])} for row in rows]
         return {"hypotheses": hypotheses} | ({"cells": dict(self.cells)} if self.cells else {})

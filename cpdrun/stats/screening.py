@@ -71,6 +71,7 @@ class Design:
 
     @property
     def runs(self) -> int:
+        """The number of runs N, without seeds."""
         return len(self.hadamard_NxN)
 
     @property

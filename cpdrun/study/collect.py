@@ -103,6 +103,7 @@ def why_none(runs: pd.DataFrame) -> str:
 
 
 def config_keys(runs: pd.DataFrame) -> list[str]:
+    """Return the columns that are config keys, not columns of the record."""
     return [column for column in runs.columns if not column.startswith(_RECORD)]
 
 
@@ -143,6 +144,10 @@ def identity(value: Any) -> str:
 
 
 def may_be_axis(key: str) -> bool:
+    """Return whether `other_axes` may list a config key.
+
+    The key must be part of a run's identity, and neither a core axis nor the seed.
+    """
     return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 
@@ -283,7 +288,8 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 # The entries of env.json that get no column. Digests identify what they describe, or they need not be compared.
 _DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
-# The columns of digests: that of the user's modules is followed by the module's name; the other is that of the data.
+# CODE is the prefix of the columns with the digest of each module; the name of the module follows. DATA is the column
+# with the digest of the data.
 CODE, DATA = ("env:code:", "env:data_sha256")
 
 

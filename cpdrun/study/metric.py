@@ -57,20 +57,25 @@ class Metric:
 
     @property
     def measure(self) -> Measure:
+        """The direction and unit. Higher is better if they are unknown."""
         return self.declared or known_measure(self.name) or Measure(higher_is_better=True)
 
     @property
     def is_fraction(self) -> bool:
+        """Whether the metric is a fraction, which is shown in per cent."""
         return self.measure.shown == "percent"
 
     @property
     def counts_samples(self) -> bool:
-        """Whether the metric is the share of correctly answered test samples. An IoU, for example, is a fraction but
-        does not count samples."""
+        """Whether the metric is the share of correctly answered test samples.
+
+        An IoU, for example, is a fraction but does not count samples.
+        """
         return self.measure.of_samples
 
     @property
     def higher_is_better(self) -> bool:
+        """Whether larger values are better."""
         return self.measure.higher_is_better
 
     @property
@@ -95,8 +100,11 @@ class Metric:
 
     @property
     def digits(self) -> int:
-        """The number of decimals of a shown value: 1 for a fraction, otherwise 4 or enough for a tenth of
-        `show_down_to`."""
+        """The number of decimals of a shown value.
+
+        It is 1 for a fraction. Otherwise it is at least 4, and enough to show a tenth of `show_down_to`, but at most
+        MOST_DIGITS.
+        """
         if self.is_fraction:
             return 1
         needed = 1 - math.floor(math.log10(self.show_down_to)) if self.show_down_to > 0 else 0

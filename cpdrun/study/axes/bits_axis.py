@@ -4,7 +4,7 @@ An axis of bits is `format`, the format of what workers send, or another key who
 all name formats (`precision.weights`), are numbers of bits (`precision.weight_bits`), or are choices of a group that
 names formats (`precision`).
 
-If several axes of bits vary, one is compared and the others are held fixed. The compared axis is the one that the
+If several axes of bits vary, one is compared and the others are held fixed. The compared axis is the axis that the
 requested baseline names, otherwise `format` if it varies, otherwise the axis with the most values. Unless a baseline is
 requested, it is the value that rounds nothing, or the widest value if every value rounds.
 """
@@ -55,6 +55,7 @@ class BitsAxis:
 
     @property
     def is_of_gradients(self) -> bool:
+        """Whether the axis is `format`, the format of the gradients that workers send."""
         return self.key == FORMAT
 
     @property

@@ -52,6 +52,7 @@ class Choice(Recorded):
 
     @classmethod
     def made(cls, name: str, bits: float, exponent_bits: int | None, rounds: int = 0) -> "Choice":
+        """Create a choice with a known bit width."""
         found = cls(name)
         found.bits, found.exponent_bits, found.rounds = bits, exponent_bits, rounds
         return found

@@ -14,6 +14,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 
 def is_scaling(axis: str) -> bool:
+    """Return whether an axis is the scaling rule of gradients or one of its settings."""
     return axis.split(".")[0] == SCALING
 
 

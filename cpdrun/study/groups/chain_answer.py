@@ -40,6 +40,7 @@ class ChainAnswer:
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict on the chain: refuted only if no format is certified or may still be certified."""
         if self.certified is not None:
             return Verdict.CERTIFIED
         is_refuted = self.likely is None and not math.isnan(self.refuted_bits)

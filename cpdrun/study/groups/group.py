@@ -66,6 +66,7 @@ class Group:
 
     @property
     def values(self) -> list[float]:
+        """The metric of each run that has a finite value."""
         return list(self.by_seed.values())
 
     @property
@@ -109,6 +110,7 @@ class Group:
 
     @property
     def aps(self) -> bool:
+        """Whether the runs use APS."""
         return bool(self.keys["aps"])
 
     @property
@@ -175,6 +177,7 @@ class Group:
 
     @property
     def num_classes(self) -> float:
+        """The number of classes. NaN if unknown."""
         return self.figures["num_classes"]
 
     @property
@@ -199,14 +202,17 @@ class Facet:
 
     @property
     def label(self) -> str:
+        """The values that distinguish this facet, such as `workers 8, model MLP`."""
         return ", ".join(f"{axis_title(key)} {axis_text(value)}" for key, value in self.keys.items())
 
     @property
     def has_cases(self) -> bool:
+        """Whether the facet contains named cases."""
         return any(group.case is not None for group in self.groups)
 
     @property
     def has_candidates(self) -> bool:
+        """Whether the facet contains a group that is not the baseline."""
         return any(not group.is_baseline for group in self.groups)
 
     @property

@@ -47,12 +47,15 @@ class Tune:
     aside: tuple[int, ...] = ()
 
     def chooses(self, seed: object) -> bool:
+        """Return whether runs of a seed choose tuned values, and so are in no comparison."""
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
+        """Return all arms, each with its values as text (`identity`) in the order of the keys."""
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
 
     def arm(self, row: Row) -> tuple[str, ...]:
+        """Return the arm of a run."""
         return tuple(identity(row.get(key)) for key in self.values)
 
 
@@ -72,6 +75,7 @@ class Tuned:
 
     @property
     def keys(self) -> list[str]:
+        """The tuned keys of all sweeps, without duplicates."""
         return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
 
     def compared(self, rows: pd.DataFrame) -> pd.DataFrame:

@@ -85,6 +85,7 @@ class JudgeQuestion:
 
     @property
     def alpha(self) -> float:
+        """The error probability that all candidates share."""
         return 1 - self.confidence / 100
 
 

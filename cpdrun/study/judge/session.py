@@ -89,6 +89,7 @@ class Idea:
 
     @property
     def key(self) -> tuple[str, str, str]:
+        """The name, the baseline and the boundary, which identify the idea."""
         return self.name, self.baseline, self.boundary
 
 
@@ -108,6 +109,7 @@ class Decision:
 
     @property
     def is_dropped(self) -> bool:
+        """Whether the idea is refuted and not kept."""
         return not self.idea.is_kept and self.judged.verdict is Verdict.REFUTED
 
 
