@@ -1,10 +1,10 @@
 """Joint verdicts on a chain: candidates sorted by bit width, most bits first.
 
 A width is the set of a chain's candidates that have the same number of bits. A width is certified if one of its formats
-is. The next narrower width may be certified only then, so nothing is claimed below a width that is refuted or open,
-regardless of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a chain share the error
-probability, and where a chain may start. A width is refuted if all of its formats are. This is wrong only if a good
-format is refuted, so each format may be refuted at the error probability of the whole chain.
+is certified. The next narrower width may be certified only then, so nothing is claimed below a width that is refuted or
+open, regardless of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a chain share the
+error probability, and where a chain may start. A width is refuted if all of its formats are refuted. This is wrong only
+if a good format is refuted, so each format may be refuted at the error probability of the whole chain.
 """
 
 import math

@@ -387,10 +387,8 @@ def pairs_needed(
 
     if most < fewest or not settle(most):
         return None
-    low, high = (
-        max(1, fewest - 1),
-        most,
-    )  # bisection: with the same mean and spread, more pairs give more evidence
+    # Bisection: with the same mean and spread, more pairs give more evidence.
+    low, high = max(1, fewest - 1), most
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if settle(middle) else (middle, high)

@@ -16,9 +16,8 @@ from cpdrun.stats.moments import deviation
 
 MOST_DEGREES = 4  # the largest number of degrees of freedom of a prior
 FEWEST_CELLS = 3  # the smallest number of other cells that give a prior
-FIRST_PAIRS = (
-    3  # the number of pairs of each cell that are used, so that a prior does not change with further seeds
-)
+# The number of pairs of each cell that are used. It is fixed so that a prior does not change with further seeds.
+FIRST_PAIRS = 3
 BROKEN = 5.0  # cells that are worse by more than this many margins form a pool of their own
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B_2, B_4, ...
 

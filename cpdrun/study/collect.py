@@ -122,10 +122,8 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
     for key in sorted(varying, key=_as_listed):
-        groups = (
-            key.split(".")[0],
-            *(["data"] if key.startswith("task.") else []),
-        )  # the data set determines the task
+        # The data set determines the task.
+        groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))
         groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
         groups = (*groups, RECIPE) if key.startswith(f"{INGREDIENTS}.") else groups
         same_group = [axis for axis in axes if axis == CASE or axis.split(".")[0] in groups]

@@ -65,10 +65,7 @@ def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Cour
             if math.isfinite(first):  # a single value would be the final one
                 return Course(final, first, "the first logged value")
             first = value
-    except (
-        OSError,
-        RecursionError,
-    ):  # the file is missing, is a folder, may not be read, or is nested too deeply
+    except (OSError, RecursionError):  # the file is missing, is a folder, or may not be read
         pass
     return Course(final)
 

@@ -136,7 +136,7 @@ def _course(study: Study, baseline: Group) -> Course:
     seeds = sorted(
         (seed for seed in runs if seed in baseline.by_seed), key=lambda seed: (str(type(seed)), seed)
     )
-    run = runs[seeds[0]] if seeds else baseline.runs[0]  # records without seeds
+    run = runs[seeds[0]] if seeds else baseline.runs[0]  # the else branch is for runs without seeds
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)
 

@@ -9,7 +9,7 @@ from cpdrun.stats.moments import is_zero
 from cpdrun.study.metric import Metric
 
 MOST_ADVISED = (
-    100  # the largest number of further pairs that is advised; larger estimates are useless as advice
+    100  # the largest number of further pairs that is advised; larger numbers would not help anyone
 )
 
 

@@ -92,7 +92,7 @@ class BitsAxis:
         if not self.has_value:
             return True
         if keys.get(APS) and self.is_of_gradients and not is_case and APS not in self.elsewhere:
-            return False  # a scaled group is the baseline only if that was requested
+            return False  # a group with APS is the baseline only if that was requested
         return formats.is_baseline(name) if self.against is None else formats.same(name, self.against)
 
     @property

@@ -88,7 +88,7 @@ def _is_anothers(axis: str, group: Group) -> bool:
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
     """Return the facets, each with the baseline of a facet that differs from it only in the axes `crossed`.
 
-    A facet that holds nothing but a baseline is dropped if its baseline is lent to another facet.
+    A facet that contains only a baseline is dropped if its baseline is lent to another facet.
     """
 
     def rest(facet: Facet) -> tuple[str, ...]:
@@ -170,8 +170,8 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the failed runs that count.
 
-    A failed run counts if its cell has a finished run, or if no other run of its cell is running or pending. A cell of
-    the latter kind gets a row without a value.
+    A failed run counts if its cell has a finished run, or if no other run of its cell is running or pending. In the
+    second case, the cell gets a row without a value.
 
     If some runs of a script are done, failed runs that used other patterns to read its metrics were first attempts and
     do not count.

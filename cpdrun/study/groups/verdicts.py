@@ -150,5 +150,5 @@ def _cell(group: Group) -> str:
         try:
             return run_name({**read_config(run), "seed": 0})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            break  # not written by cpdrun
+            break  # another program wrote this run
     return f"{group.name} {group.strategy} {group.keys}"

@@ -15,10 +15,7 @@ def rows_of(run: RunDir) -> list[EpochRow]:
         if rows := list(run.rows()):
             return rows
         return [EpochRow(_place(row, n), metrics=row.metrics) for n, row in enumerate(run.logged(), 1)]
-    except (
-        OSError,
-        RecursionError,
-    ):  # for example a folder in place of the file, or a file that may not be read
+    except (OSError, RecursionError):  # there may be a folder in place of the file, or no right to read it
         return []
 
 
