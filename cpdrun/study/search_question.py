@@ -34,7 +34,7 @@ class Asked:
         axis: The axis of bits that was searched.
         starts: The starts of the chains that do not start at their widest width.
         ledger: The ledger of the tested hypotheses.
-        by: The kind of run folder that the question comes from: "search" or "sweep".
+        by: The command that recorded the question: "search" or "sweep".
     """
 
     tolerance: Typed | None = None
