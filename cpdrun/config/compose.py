@@ -265,10 +265,12 @@ def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     """With every group, and the ingredients of a recipe as a section of their own, which its rules refer to; what an
     experiment says of them goes before."""
     config = dict.fromkeys(MAY_BE_NONE) | config
-    recipe = config[RECIPE]
+    recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}
+    if not isinstance(ingredients, dict):
+        raise ConfigError(f"{INGREDIENTS}={ingredients}: must map names to values, such as {{format: nvfp4}}")
     if isinstance(recipe, dict) and isinstance(own := recipe.get(INGREDIENTS), dict):
         del recipe[INGREDIENTS]
-        config[INGREDIENTS] = own | config[INGREDIENTS]
+        config[INGREDIENTS] = own | ingredients
     return config
 
 

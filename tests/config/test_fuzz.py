@@ -94,10 +94,21 @@ def value(draws, depth=0):
     return draws.choice(VALUES)
 
 
+WITH_A_RECIPE = "defaults: [{override /recipe: nvfp4}]\n"
+
+
 @pytest.mark.parametrize(
-    "text", ["sync.compat: {_target_: [e4m3]}", "model: {_target_: [e4m3]}", "defaults: [{1: 2}]"]
+    "text",
+    [
+        "sync.compat: {_target_: [e4m3]}",
+        "model: {_target_: [e4m3]}",
+        "defaults: [{1: 2}]",
+        "ingredients: .nan",
+        f"{WITH_A_RECIPE}ingredients: abc",
+        f"{WITH_A_RECIPE}ingredients: null",
+    ],
 )
-def test_what_should_be_text_and_is_not_is_a_plan_or_one_line(text, tmp_path):
+def test_values_of_a_wrong_type_are_a_plan_or_one_line(text, tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(text)
     with contextlib.suppress(ConfigError):
