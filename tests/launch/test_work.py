@@ -75,7 +75,7 @@ def test_a_worker_that_is_stopped_takes_no_further_sweep(sweep, job, work):
         make_job(SweepDir(sweep.path.with_name("other")), "two"),
     )
     worker = work(str(other.run.sweep.path))
-    wait_for(lambda: state_of(one.run) is State.RUNNING, "the run to begin")
+    wait_for(one.run.status.exists, "the first epoch")
     worker.send_signal(signal.SIGINT)
     assert worker.wait(DEADLINE_S) == 130
     assert (state_of(one.run), state_of(other.run)) == (State.PREEMPTED, State.PENDING)
