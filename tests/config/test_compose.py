@@ -86,7 +86,7 @@ def test_rules_and_defaults_name_the_same_keys(composer):
 
 def test_every_experiment_opens_with_its_command():
     for path in Path("conf/exp").glob("*.yaml"):
-        assert re.match(rf"# cpdrun (sweep|search|screen) exp={path.stem}\n", path.read_text())
+        assert re.match(rf"# cpdrun (sweep|search|search --allocate) exp={path.stem}\n", path.read_text())
 
 
 def test_unknown_choices_are_named_with_the_nearest(composer):

@@ -22,7 +22,7 @@ from research.claims.values import Values
 
 from cpdrun.stats import evidence, quantified
 from cpdrun.stats.evidence import PairsRange, Verdict
-from cpdrun.stats.failures import compare_runs, no_failure
+from cpdrun.stats.failures import compare_runs
 from cpdrun.stats.identical import are_identical
 from cpdrun.stats.moments import deviation, is_zero
 from cpdrun.study.groups.group import Facet, Group
@@ -159,7 +159,7 @@ def _finding(pair: Pair, errors: tuple[float, float], confidence: float) -> Find
     if compared.is_barred and tested["verdict"] is ClaimVerdict.CERTIFIED:
         tested["verdict"] = ClaimVerdict.OPEN
     elif tested["verdict"] is ClaimVerdict.CERTIFIED:
-        notes.append(no_failure(len(gaps), 100 * confidence))
+        notes[0] = compared.counts.describe_bound(100 * confidence)
     elif len(gaps) < 2:
         notes.append("one pair" if gaps else "no pair")
     elif is_zero(deviation(gaps)):
