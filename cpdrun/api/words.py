@@ -98,7 +98,9 @@ def _overrides(key: str, value: Any) -> Iterator[str]:
     elif _is_several(value):
         values = [typed_form(_plain(item)) for item in value]
         if not values:
-            raise UserError(f"{key}=[]: an axis needs a value; one that is an empty list is [[]]")
+            raise UserError(
+                f"{key}=[]: an axis needs at least one value. Write [[]] for a single value that is an empty list"
+            )
         yield f"{key}={','.join(values)}"
     elif as_typed(f"{key}=") is not None:  # The value of this key is text and is not parsed.
         yield f"{key}={'null' if value is None else value}"

@@ -72,7 +72,8 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     with before_a_start():
         if arguments.show and (telling.as_json or not arguments.dry_run):
             raise UserError(
-                "--show is for --dry-run, and yaml; of a run that was started, config.yaml in its folder tells"
+                "--show needs --dry-run, and prints yaml instead of JSON. The folder of a started run has its "
+                "config.yaml"
             )
         if not arguments.overrides:
             raise UserError(_which_experiment(arguments.config_dir))

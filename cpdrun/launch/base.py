@@ -85,7 +85,7 @@ class Executor(ABC):
         """What is said of options that were given and play no part."""
         usual = LaunchOptions()
         typed = [key for key in cls.idle_options if getattr(options, key) != getattr(usual, key)]
-        return [f"--{key.replace('_', '-')} plays no part with this launcher" for key in typed]
+        return [f"--{key.replace('_', '-')} has no effect with this launcher" for key in typed]
 
     @classmethod
     def withdraw(cls, sweep: SweepDir, name: str | None = None) -> int:

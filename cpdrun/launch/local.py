@@ -124,7 +124,7 @@ class LocalExecutor(Executor):
     @classmethod
     def idle(cls, options: LaunchOptions) -> list[str]:
         no_gpu = options.jobs_per_gpu is not None and not gpus()
-        return super().idle(options) + ["--jobs-per-gpu plays no part: this machine has no GPU"] * no_gpu
+        return super().idle(options) + ["--jobs-per-gpu has no effect: this machine has no GPU"] * no_gpu
 
     def _start_what_fits(self) -> list[Event]:
         events = []

@@ -46,7 +46,7 @@ class Metric:
         if len(ways) > 1:
             raise ReportError(
                 f"the runs do not agree which way of {name} is better: higher says {ways[True]}, lower {ways[False]}; "
-                f"mend `measures` in one's done.json, or report the two apart"
+                f"correct `measures` in the done.json of either, or report the two sweeps separately"
             )
         return cls(name, next(iter(by_run.values()), None))
 

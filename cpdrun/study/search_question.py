@@ -82,7 +82,7 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
         if not any(formats.same(value, found) for found in runs[key]):
             there = ", ".join(known)
             raise ReportUsageError(
-                f"--baseline {key}={axis_text(value)}: no run has that; there are: {there}"
+                f"--baseline {key}={axis_text(value)}: no run has this value; the runs have {there}"
             )
     return question.baseline if typed is None else typed
 

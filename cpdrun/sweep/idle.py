@@ -38,8 +38,8 @@ class Idle:
     def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
         """Return the line that tells the user that the given keys have no effect on runs with these configs."""
         kinds = sorted({config[self.section]["_target_"].rsplit(".", 1)[-1] for config in configs})
-        verb = "plays" if len(given) == 1 else "play"
-        return f"{' and '.join(given)} {verb} no part: {self.why.format(kinds=', '.join(kinds))}"
+        verb = "has" if len(given) == 1 else "have"
+        return f"{' and '.join(given)} {verb} no effect: {self.why.format(kinds=', '.join(kinds))}"
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:

@@ -72,7 +72,7 @@ def test_what_is_typed_is_read(by_command):
         ("report", {"metrc": "x"}, "cpdrun report has no option 'metrc' .did you mean 'metric'"),
         ("status", {"json": True}, "has no option 'json'"),
         ("sweep", {"dry_run": 1}, "dry_run=1: must be True or False"),
-        ("sweep", {"format": []}, "an axis needs a value"),
+        ("sweep", {"format": []}, "an axis needs at least one value"),
         ("sweep", {"jobs": [1, 2]}, "takes one value"),
     ],
 )

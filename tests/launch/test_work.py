@@ -88,7 +88,7 @@ def test_a_launch_says_how_workers_take_what_failed_and_which_options_play_no_pa
     assert executor.note.endswith(str(sweep.path))
     write_json(one.run.new_attempt().exit, Outcome(Ending.FAILED).as_json())
     assert executor.note.endswith(" --rerun failed")
-    assert PullExecutor.idle(options) == ["--retries plays no part with this launcher"]
+    assert PullExecutor.idle(options) == ["--retries has no effect with this launcher"]
     assert PullExecutor.idle(LaunchOptions()) == []
 
 

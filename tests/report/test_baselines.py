@@ -106,7 +106,7 @@ def test_what_is_typed_is_the_baseline_and_its_mistakes_are_told(new_sweep, repo
     made = report(searched(sweep, {"format": "fp32", "aps": False}), baseline={"format": "bf16"})
     assert "at most 1 point worse than bf16" in made.printed
     assert set(pd.read_csv(made.folder / "details.csv")["baseline"].dropna()) == {"bf16"}
-    with pytest.raises(UserError, match="no run has that; there are: bf16, e4m3, fp32"):
+    with pytest.raises(UserError, match="no run has this value; the runs have bf16, e4m3, fp32"):
         report(sweep, baseline={"format": "fp16"})
     with pytest.raises(UserError, match="the runs have no key 'formt'"):
         report(sweep, baseline={"formt": "bf16"})

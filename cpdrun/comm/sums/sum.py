@@ -73,7 +73,7 @@ class Sum:
                 f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
             )
         if self.group_size is None:
-            object.__setattr__(self, "group_size", AUTO)  # one spelling of what plays no part
+            object.__setattr__(self, "group_size", AUTO)  # one spelling of what has no effect
         if self.compat:
             self._check_compat()
 

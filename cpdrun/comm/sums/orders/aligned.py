@@ -3,7 +3,7 @@ rounded once: adders of switches, which have integers alone.
 
 With E the largest exponent of an element's N values, each is cut off (toward zero) below 2^(E - width). A format whose
 range, from its smallest value to its largest, has at most width + 1 bits loses nothing (e4m3: 17), and has the bits
-of order=exact. The order of the workers plays no part.
+of order=exact. The order of the workers has no effect.
 
 Published:
   SwitchML  Sapio et al., "Scaling Distributed Machine Learning with In-Network Aggregation" (NSDI 2021, arXiv

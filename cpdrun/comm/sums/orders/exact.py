@@ -3,7 +3,7 @@
 An aggregator in the network has it where its registers hold the format's whole range and the bits of N carries
 (`aligned.py`). NVLink's reductions add 16-bit values in float32 where they are asked to (PTX ISA, multimem.ld_reduce
 with .acc::f32), which is near it. We found nothing on their order, nor on what SHARP (Graham et al., "Scalable
-Hierarchical Aggregation Protocol", COMHPC 2016) does to floating-point sums. The order of the workers plays no part.
+Hierarchical Aggregation Protocol", COMHPC 2016) does to floating-point sums. The order of the workers has no effect.
 
 With APS all N share one scale that leaves log2(N) binades to their sum, so that in formats of few exponent bits small
 values are lost as they are sent, before anything is added; `tree` scales each pair anew. Digits, 64 workers, mean test
