@@ -14,7 +14,7 @@ from cpdrun.whatif.forecast import ChainForecast, Forecast, ranked
 MOST_NAMED, MOST_RANKED = 3, 12
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
 PERCENT, RATIO = "%", ""
-# by the key of a forecast's `measured`: heading, unit
+# Maps each key of a forecast's `measured` to a heading and a unit.
 COLUMNS = {
     "underflow": ("underflow %", PERCENT),
     "saturation": ("saturation %", PERCENT),

@@ -68,7 +68,7 @@ class Axis:
 
     @property
     def baseline_name(self) -> str:
-        """The name of the baseline, such as `fp32`, the name of a case, `fp32 with optim.lr 0.1` or `without APS`."""
+        """The name of the baseline: a format with any changed settings (`fp32 with optim.lr 0.1`), or a case."""
         beside = {key: value for key, value in self.baseline.items() if key != self.key}
         if SCALING in beside:
             beside = {APS: beside.pop(SCALING) != "none"} | beside

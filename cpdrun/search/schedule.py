@@ -412,8 +412,8 @@ def _further(standing: Standing, ended: Ended, rules: Rules, tuning: Tuning) -> 
 def _next_width(chain: Chain, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
     """Return the candidates of the width that is tested after the frontier.
 
-    At the start and below, this is the next narrower width. At the start and above, if the present width looks bad, it
-    is the next wider width. Beyond the ends of the chain there is none.
+    From the starting width downward, the next narrower width is tested. If the present width looks bad, the next wider
+    width is tested instead, from the starting width upward. The result is empty beyond the ends of the chain.
     """
     if looks_bad:
         following = frontier - 1 if frontier <= chain.start else -1

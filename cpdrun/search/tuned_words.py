@@ -128,7 +128,7 @@ def baselines(results: Results, standings: list[Standing]) -> dict[str, str]:
 def facts(results: Results, name: str, of: str = "tuned") -> dict[str, Any]:
     """Return the choice for programs: `{tuned: {values, at_edge, measured}}`.
 
-    The value is null before the choice, and the mapping is empty if nothing is tuned. `of` is the key.
+    The key of the mapping is `of`. Until values are chosen, it maps to None. The mapping is empty if nothing is tuned.
     """
     tuning = results.question.tuning
     if not tuning:

@@ -156,8 +156,8 @@ class Compared:
 def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
     """Return the values to compare and the candidate's failures, following the rules of this module.
 
-    If both runs of a seed failed, the candidate is not charged with a failure. If both runs of a seed diverged, the
-    candidate's run does count as diverged.
+    If both runs of a seed failed, the candidate is not charged with a failure. There is one exception: if both runs of
+    a seed diverged, the candidate's run still counts as diverged.
     """
     full = full_length(baseline.lengths.values())
     early, baseline_early = stopped_early(candidate, full), stopped_early(baseline, full)

@@ -25,7 +25,7 @@ Effects = dict[str, Any]
 MODULE = "cpdrun.whatif"
 MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
 MAX_ANSWER_BYTES = 1 << 30  # the limit for the answer of the computing process, which is our own
-TRIES = 2  # a process that a signal ended is started once more
+TRIES = 2  # a process that was killed by a signal is restarted once
 PACKAGE = Path(__file__).parent
 
 

@@ -90,7 +90,7 @@ def test_mistakes_in_an_experiment_are_named(tmp_path, block, message):
         ("nproc=3", "nproc=3 does not divide world_size=8.*1, 2, 4, 8"),
         ("device=gpu", "auto, cpu, cuda"),
         ("aps=yes", "true or false"),
-        ("exp=a,b", "one experiment a sweep"),
+        ("exp=a,b", "a sweep takes one experiment"),
         ("seed=range(0,0)", "axis is empty"),
         ("model=custom", "model._target_ must be given"),
         ("~epochs", "epochs is missing"),

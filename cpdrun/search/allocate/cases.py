@@ -89,7 +89,7 @@ class Cases:
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """Yield the precision rules, rules that name layers first. Roles with equal rules share one rule.
+        """Yield the precision rules. Rules for specific layers come first. Roles with equal rules share one rule.
 
         `at` holds the levels by group and role.
         """

@@ -32,7 +32,7 @@ OF_RECIPES = (
 )
 GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
 RECIPE, PRECISION = "recipe", "precision"
-# The config section of the compressor, if a run has one. The choice of the group `compressor` alone changes no run.
+# The config section of the compressor, if a run uses one. Otherwise an option of the group `compressor` has no effect.
 COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")

@@ -1,4 +1,4 @@
-"""The error of the gap between a candidate and its baseline that is due to the choice of the test examples."""
+"""How uncertain the gap between a candidate and its baseline is because the test set is a finite sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

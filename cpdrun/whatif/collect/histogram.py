@@ -22,7 +22,7 @@ import custom_fp
 import torch
 from torch import Tensor
 
-# The exponents m of the spacings 2^-m of a mantissa between 1 and 2.
+# Mantissas in [1, 2) are rounded to multiples of a spacing 2^-m. These are the values of m.
 SPACINGS = tuple(range(-1, 11))
 
 # The largest number of elements in one pass. Up to this size the sums are exact, and it bounds the temporary memory.

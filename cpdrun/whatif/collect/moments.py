@@ -112,9 +112,9 @@ def _counted(chunks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows(of: cells.Sums) -> Tensor:
-    """Return the rows that follow from sums over cells, (K, F), scaled to k = 0.
+    """Compute the rows, of shape (K, F), from sums over cells. All rows are scaled to k = 0.
 
-    They use x = low + d and e = r - d.
+    For an element x = low + d, where low is the lower end of its cell, the rounding error is e = r - d.
     """
     d, dd = of.d[:, None], of.d_d[:, None]
     up_error = 2 * of.up - of.x_up

@@ -125,7 +125,8 @@ class Observer:
         """Record the gradients that the workers exchange. Collective in steps that are observed.
 
         Args:
-            stacks_WxP: For each parameter, the gradients of this rank's workers, (W, ...), divided by N.
+            stacks_WxP: One tensor of shape (W, ...) per parameter: the gradients of this rank's W workers, divided by
+                the total number N of workers.
         """
         if self.step is None:
             return
