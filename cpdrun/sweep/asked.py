@@ -190,7 +190,9 @@ def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[
         if t.key in groups and t.deletes:
             raise ConfigError(f"cannot leave out {t.key!r}; choose one of {', '.join(groups[t.key])}")
         if t.key == EXPERIMENT and t.is_axis:
-            raise ConfigError("a sweep takes one experiment: exp=NAME. To compare experiments: cpdrun report SWEEP SWEEP")
+            raise ConfigError(
+                "a sweep takes one experiment: exp=NAME. To compare experiments: cpdrun report SWEEP SWEEP"
+            )
         if t.key in groups and not t.is_axis:
             choices[t.key] = str(t.values[0])
     return choices
