@@ -45,3 +45,9 @@ def launched(kernels, monkeypatch):
         monkeypatch.setattr(module, "run", lambda layout: 0)
     with replaced_driver(run):
         yield cuda, on_cuda, ran
+
+
+@pytest.fixture
+def empty_compile_cache(monkeypatch, tmp_path):
+    """Let torch.compile use an empty cache: a process that is killed while it compiles can damage the shared one."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

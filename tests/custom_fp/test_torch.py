@@ -66,6 +66,7 @@ def quantize_only(x, w):
     return custom_fp.quantize(x, "e5m2") * 2 + w.sum()
 
 
+@pytest.mark.usefixtures("empty_compile_cache")
 @pytest.mark.parametrize(("backend", "function"), [("aot_eager", everything), ("inductor", quantize_only)])
 def test_compile_without_graph_breaks(backend, function):
     x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, 3, requires_grad=True)

@@ -212,6 +212,7 @@ def two_draws(x):
     return a, b, *packed, *total, *joined
 
 
+@pytest.mark.usefixtures("empty_compile_cache")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_two_draws_without_a_seed_stay_two(backend):
     x = torch.randn(1000, requires_grad=True)
