@@ -62,17 +62,6 @@ def diagnose(run: RunDir) -> Diagnosis:
     )
 
 
-def worst_run(sweep: SweepDir) -> RunDir | None:
-    """Return the run of a sweep that lost most; None if none has ended."""
-    study = _read_study(sweep)
-    if study is None:
-        return None
-    runs = [run for group in study.groups for run in group.runs if not group.is_baseline]
-    losses = [(compare_run(study, run).lost, run) for run in runs]
-    ranked = [(lost if math.isfinite(lost) else math.inf, run.name, run) for lost, run in losses]
-    return max(ranked)[2] if ranked else None
-
-
 def _read(run: RunDir) -> tuple[dict[str, Any], State]:
     try:
         config, state = read_config(run), state_of(run)
