@@ -1,12 +1,27 @@
-"""Report how many bits are needed and how sure the answer is, with tables and pictures.
+"""Texts, tables, plots and pages that show what the other packages computed.
 
-Importing this package imports pandas and matplotlib, so import it only where a report is written.
+Only `cpdrun.commands` and `cpdrun.api` import this package. Importing it costs little; pandas and matplotlib are
+imported with `write_report`.
 """
 
-from cpdrun.report.write import Report, write_report
+from typing import TYPE_CHECKING, Any
+
 from cpdrun.shell.called import is_function_too
-from cpdrun.study.errors import ReportError, ReportUsageError
+
+if TYPE_CHECKING:
+    from cpdrun.report.write import Report, write_report
+    from cpdrun.study.errors import ReportError, ReportUsageError
 
 __all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]
 
 is_function_too(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Report", "write_report"):
+        from cpdrun.report import write as source
+    elif name in ("ReportError", "ReportUsageError"):
+        from cpdrun.study import errors as source
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(source, name)

@@ -6,9 +6,9 @@ import pandas as pd
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
+from cpdrun.report.result_text import join_first
 from cpdrun.study.axes.formats import bits
 from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
-from cpdrun.study.result_text import join_first
 from cpdrun.study.runs.ignored import ignored
 from cpdrun.study.study import Study
 

@@ -12,6 +12,7 @@ from typing import Any
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
 from cpdrun.report.look.style import strategy_looks
+from cpdrun.report.result_text import gap_text, join_first, more_text, pairs_text, result_text
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.identical import are_identical, describe_identical
@@ -21,7 +22,6 @@ from cpdrun.study.collect import identity
 from cpdrun.study.groups.chain_answer import ChainAnswer
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.verdicts import MARKS
-from cpdrun.study.result_text import gap_text, join_first, more_text, pairs_text, result_text
 from cpdrun.study.study import Study
 
 MOST_PANELS = 3

@@ -13,13 +13,13 @@ from statistics import median
 from typing import Any
 
 from cpdrun.launch.progress.display import duration
+from cpdrun.report.result_text import pairs_text
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Ask, Candidate, Standing, wanted
 from cpdrun.search.settings import Budget
 from cpdrun.search.words import difference, sentences
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement
-from cpdrun.study.result_text import pairs_text
 
 OWN, OTHERS = "runs of this cell", "other runs of the sweep"
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.report.result_text import more_text, own_interval_text, pairs_text, result_text
 from cpdrun.search import tuned_words
 from cpdrun.search.question import Question
 from cpdrun.search.results import Results
@@ -21,7 +22,6 @@ from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.identical import describe_identical
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
-from cpdrun.study.result_text import more_text, own_interval_text, pairs_text, result_text
 
 # At most this many chains are listed one by one.
 MOST_CHAINS = 4

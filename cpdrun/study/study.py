@@ -14,8 +14,7 @@ from cpdrun.stats.evidence import Judgement, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
 from cpdrun.stats.ledger import Hypothesis, Ledger, Start
 from cpdrun.study.axes.bits_axis import BitsAxis
-from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
-from cpdrun.study.collect import CASE, SEED
+from cpdrun.study.collect import SEED
 from cpdrun.study.groups.chain_answer import ChainAnswer, answer_chain
 from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, read_outcomes
 from cpdrun.study.groups.group import Facet, Group
@@ -24,7 +23,6 @@ from cpdrun.study.groups.tuned import Tuned
 from cpdrun.study.groups.verdicts import Judged, judge_groups
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric
-from cpdrun.study.result_text import gap_text
 from cpdrun.study.runs.history import rows_of, unit_of
 from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt, worst
 
@@ -274,34 +272,6 @@ class Study:
     def counted_in(self) -> str:
         """The unit in which the rows of `history` are counted: "epoch", "step" or "row"."""
         return unit_of(run for group in self.groups for run in group.runs)
-
-    def describe(self, group: Group) -> str:
-        """Return one line about a group.
-
-        For example `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open`.
-        """
-        facet = [
-            f"{axis_title(k)} {axis_text(group.keys[k])}"
-            for k in ("world_size", *self.axes)
-            if (not is_strategy(k) or (k == CASE and group.case is None)) and k != self.bits_axis.key
-        ]
-        name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
-        facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
-        parts = [self.metric.show(group.mean) + self.metric.unit]
-        parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
-        if gap := self.against_baseline(group):
-            parts.append(
-                f"{gap_text(self.metric, gap)} against {self.baseline_name}, {self.judged[group].verdict}"
-            )
-        if self.failures(group).without_result:
-            parts.append(self.failures(group).describe())
-        elif group.diverged:
-            parts.append(f"{group.diverged} diverged")
-        elif not self.learnt(group):
-            parts.append("did not learn")
-        elif group.gave_up:
-            parts.append(f"{group.gave_up} did not learn")
-        return f"{', '.join([name, *facet])}: {', '.join(parts)}"
 
 
 def _baseline_problem(facet: Facet, metric: Metric, name: str) -> str | None:

@@ -9,11 +9,11 @@ from made_up import Sweep, fill_digits
 
 from cpdrun.record import write_text
 from cpdrun.report.headline import verdicts
+from cpdrun.report.result_text import describe_group, more_text, result_text
 from cpdrun.stats.evidence import NO_PRIOR, Judgement, PairsRange, SpreadPrior, Verdict, judge
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
-from cpdrun.study.result_text import more_text, result_text
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -339,4 +339,4 @@ def test_a_run_that_gave_up_counts_for_what_it_measured_and_is_said(tmp_path):
     study = read_study([sweep.dir])
     (group,) = (group for group in study.groups if group.format == "e4m3")
     assert (group.gave_up, group.diverged, group.by_seed[3]) == (1, 0, 0.1)
-    assert not study.may_be_within(group) and "1 did not learn" in study.describe(group)
+    assert not study.may_be_within(group) and "1 did not learn" in describe_group(study, group)

@@ -7,6 +7,7 @@ Without the page's script, the form stays hidden and everything is shown. Rows, 
 import pandas as pd
 
 from cpdrun.report.page.markup import escape_html as escape
+from cpdrun.report.result_text import describe_group
 from cpdrun.report.tables import Shown
 from cpdrun.study.collect import identity
 from cpdrun.study.study import Study
@@ -17,7 +18,7 @@ MOST_VALUES = 60
 
 def groups(study: Study) -> dict[str, int]:
     """Return the number of each group by its description (`Study.describe`), which identifies its points."""
-    return {study.describe(group): i for i, group in reversed(list(enumerate(study.groups)))}
+    return {describe_group(study, group): i for i, group in reversed(list(enumerate(study.groups)))}
 
 
 def groups_of(study: Study, runs: pd.DataFrame) -> list[int | None]:

@@ -14,6 +14,7 @@ from cpdrun.report.look.hover import part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.comparison import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
+from cpdrun.report.result_text import describe_group
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Group
@@ -92,7 +93,7 @@ def _name_points(
                 color=ink(look.color), annotation_clip=False,
                 arrowprops={"arrowstyle": "-", "color": look.color, "linewidth": 0.35, "alpha": 0.5, "shrinkB": 2},
             )  # fmt: skip
-            part_of(name, axis.study.describe(group))
+            part_of(name, describe_group(axis.study, group))
 
 
 def legend(axes: Axes, looks: list[Look]) -> None:

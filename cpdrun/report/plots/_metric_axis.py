@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.look.hover import hover, name_of, part_of
 from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
+from cpdrun.report.result_text import describe_group
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.groups.group import Group
 from cpdrun.study.study import Study
@@ -116,7 +117,7 @@ class MetricAxis:
             zorder=4,
             **marker_style(self.study, group, look, verdict),
         )
-        text = self.study.describe(group)
+        text = describe_group(self.study, group)
         hover(line, text)
         for artist in (*caps, *bars):
             part_of(artist, text)
@@ -133,12 +134,12 @@ class MetricAxis:
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
             (line,) = a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
-            part_of(line, *map(self.study.describe, of))
+            part_of(line, *(describe_group(self.study, group) for group in of))
             return
         width = RC["lines.linewidth"]
         across = {"color": look.color, "linestyle": look.dash, "linewidth": width, "alpha": 0.55}
         patch = ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across)
-        part_of(a.figure.add_artist(patch), *map(self.study.describe, of))
+        part_of(a.figure.add_artist(patch), *(describe_group(self.study, group) for group in of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool, row: int = 0) -> None:
         """Write text at the end of a point's error bar, but never outside of the axes.
@@ -167,7 +168,7 @@ class MetricAxis:
             path_effects=_HALO,
             zorder=5,
         )
-        part_of(figure, self.study.describe(group))
+        part_of(figure, describe_group(self.study, group))
 
     def names(self, x: float, names: list[tuple[float, Look, Sequence[Group]]]) -> None:
         """Write the names of lines, right-aligned at x, and move names apart if they would overlap.
@@ -183,7 +184,7 @@ class MetricAxis:
             heights = apart([y for y, _, _ in here], least, low + least / 2)
             for y, (_, look, groups) in zip(heights, here, strict=True):
                 name = axes.text(x, y, look.label, ha="right", va="center", color=look.ink, **NAME)
-                name_of(name, *map(self.study.describe, groups))
+                name_of(name, *(describe_group(self.study, group) for group in groups))
 
 
 def apart(heights: list[float], least: float, floor: float) -> list[float]:

@@ -8,6 +8,7 @@ from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import bars_text, margin_band, marker_style, markers_text, span
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -62,7 +63,7 @@ def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     line, _, _ = axes.errorbar(
         mean, y, xerr=bars, capsize=2, elinewidth=0.9, **marker_style(study, group, look)
     )
-    hover(line, study.describe(group))
+    hover(line, describe_group(study, group))
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",

@@ -18,6 +18,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -115,7 +116,7 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         name = axes.text(
             0.98, top - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )
-        name_of(name, *map(study.describe, of))
+        name_of(name, *(describe_group(study, group) for group in of))
     axes = axis.parts[-1]
     axes.set_xscale("log")
     room = max((high / low) ** 0.08, 1.1)

@@ -14,6 +14,7 @@ from cpdrun.report.look.hover import hover, part_of
 from cpdrun.report.look.style import COLUMN_IN, NAME, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.groups.group import Facet
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
@@ -64,12 +65,12 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
         (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)
         (end,) = axes.plot(pairs[-1], heights[-1], color=look.color, marker=look.marker, linestyle="")
         for artist in (line, end):
-            hover(artist, study.describe(group))
+            hover(artist, describe_group(study, group))
         name = axes.annotate(
             f"{group.name} {MARKS[judged.verdict]}", (pairs[-1], heights[-1]), (3, 0),
             textcoords="offset points", va="center", color=look.ink, **NAME,
         )  # fmt: skip
-        part_of(name, study.describe(group))
+        part_of(name, describe_group(study, group))
     certify = min(study.judged[group].enough[0] for group in groups)
     refute = min(study.judged[group].enough[1] for group in groups)
     for height in (certify, -refute):

@@ -23,6 +23,7 @@ from cpdrun.report.look.hover import hover
 from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import plain, short
 from cpdrun.study.groups.group import Facet, Group
@@ -67,7 +68,9 @@ def draw(study: Study) -> Figure:
         _format_bars(top, names)
         _shifted_range(left, epochs, layers, names[0])
         _lost(right, study, [(group, recorded[group]) for group in reduced], layers)
-    top.set_title(f"gradients of {study.describe(source).split(':')[0][:90]}", loc="left", fontsize=6.5)
+    top.set_title(
+        f"gradients of {describe_group(study, source).split(':')[0][:90]}", loc="left", fontsize=6.5
+    )
     caption(
         figure,
         [facet],

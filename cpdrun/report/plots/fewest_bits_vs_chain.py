@@ -19,6 +19,7 @@ from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
 from cpdrun.study.collect import identity
@@ -108,7 +109,7 @@ def _points(study: Study, facet: Facet) -> list[Point]:
             answer = study.answer(facet, name)
             bits = math.inf if answer.group is None else formats.bits(answer.group.format) or math.inf
             text = f"{facet.label} {name}: {answer.verdict}"
-            text = study.describe(answer.group) if answer.group else text
+            text = describe_group(study, answer.group) if answer.group else text
             certified, series = answer.certified is not None, _series(facet, name)
             points.append(Point(max(lengths), bits, certified, workers, order, series, text))
     return points

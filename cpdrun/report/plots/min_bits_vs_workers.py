@@ -15,6 +15,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.collect import identity
@@ -85,7 +86,7 @@ def _panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxis) -> No
                 axes.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
         for n, height, one in zip(workers, heights, answers, strict=True):
             _point(axes, study, (n * dodge, height), one, look, f"{name}, workers {n}", above=place == 0)
-        ends.append((heights[-1], look, [study.describe(one.group) for one in answers if one.group]))
+        ends.append((heights[-1], look, [describe_group(study, one.group) for one in answers if one.group]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(series), [str(n) for n in sorted(series)])
     axes.minorticks_off()
@@ -120,12 +121,12 @@ def _point(
     if group is None:
         hover(mark, f"{name}: {answer.verdict}")
         return
-    hover(mark, study.describe(group))
+    hover(mark, describe_group(study, group))
     text = axes.annotate(
         short(group.name), at, (0, 4 if above else -4), textcoords="offset points", color=look.ink,
         ha="center", va="bottom" if above else "top", fontsize=FIGURE_SIZE,
     )  # fmt: skip
-    part_of(text, study.describe(group))
+    part_of(text, describe_group(study, group))
 
 
 def _bits(group: Group) -> float:

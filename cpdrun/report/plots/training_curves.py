@@ -14,6 +14,7 @@ from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades, strateg
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.result_text import describe_group
 from cpdrun.stats.moments import mean
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
@@ -97,7 +98,7 @@ def _panel(
         (line,) = axes.plot(
             epochs, means, color=color, linewidth=1.1, dashes=(3, 1) if group.is_baseline else ()
         )
-        text = study.describe(group)
+        text = describe_group(study, group)
         hover(line, text)
         part_of(band, text)
         ends.append((means[-1], short(group.name), color, text))

@@ -2,11 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.moments import is_zero
+from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
+from cpdrun.study.collect import CASE
 from cpdrun.study.metric import Metric
+
+if TYPE_CHECKING:
+    from cpdrun.study.groups.group import Group
+    from cpdrun.study.study import Study
 
 MOST_ADVISED = (
     100  # the largest number of further pairs that is advised; larger numbers would not help anyone
@@ -92,3 +99,32 @@ def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> st
     """Join the first few items of a list, and say how many more there are."""
     more = len(items) - most
     return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
+
+
+def describe_group(study: "Study", group: "Group") -> str:
+    """Return one line about a group.
+
+    For example `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open`.
+    """
+    facet = [
+        f"{axis_title(k)} {axis_text(group.keys[k])}"
+        for k in ("world_size", *study.axes)
+        if (not is_strategy(k) or (k == CASE and group.case is None)) and k != study.bits_axis.key
+    ]
+    name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+    facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
+    parts = [study.metric.show(group.mean) + study.metric.unit]
+    parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
+    if gap := study.against_baseline(group):
+        parts.append(
+            f"{gap_text(study.metric, gap)} against {study.baseline_name}, {study.judged[group].verdict}"
+        )
+    if study.failures(group).without_result:
+        parts.append(study.failures(group).describe())
+    elif group.diverged:
+        parts.append(f"{group.diverged} diverged")
+    elif not study.learnt(group):
+        parts.append("did not learn")
+    elif group.gave_up:
+        parts.append(f"{group.gave_up} did not learn")
+    return f"{', '.join([name, *facet])}: {', '.join(parts)}"

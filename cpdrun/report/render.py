@@ -1,0 +1,63 @@
+"""Rendering of sentences from the templates in `cpdrun/report/templates`.
+
+A template receives plain values, such as the dataclasses of `cpdrun.study`, and contains all the words. Paragraphs are
+separated by an empty line. Each paragraph becomes one line of output, so long sentences may be wrapped in the template.
+"""
+
+import math
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cpdrun.report.result_text import join_first
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def render_lines(template: str, **values: Any) -> list[str]:
+    """Render a template and return its paragraphs, each as one line.
+
+    Args:
+        template: The name of a file in `cpdrun/report/templates`, such as `headline.j2`.
+        values: The values that the template uses. A value that the template uses but that is not given is an error.
+    """
+    text = _environment().get_template(template).render(**values)
+    return [line for paragraph in re.split(r"\n\s*\n", text) if (line := " ".join(paragraph.split()))]
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template with one paragraph, or none, and return it as one line."""
+    return " ".join(render_lines(template, **values))
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as `1 run` or `3 runs`.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular.
+        plural: The noun in the plural, if it is not formed with an "s".
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital first letter. The other letters are kept."""
+    return text[:1].upper() + text[1:]
+
+
+@cache
+def _environment() -> "jinja2.Environment":
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cpdrun.report"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters |= {"join_first": join_first, "count": count, "capital": capital}
+    environment.tests |= {"finite": math.isfinite, "nan": math.isnan}
+    return environment
