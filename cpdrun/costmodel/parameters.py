@@ -202,7 +202,7 @@ def network(name: str) -> Network:
 
 
 def _make(kind: type, values: Mapping[str, Any]) -> Any:
-    """A dataclass from plain numbers; TypeError says which key is unknown, missing or no number."""
+    """Return a dataclass made from plain numbers, and raise a TypeError that names an unsuitable key."""
     for one in fields(kind):
         value = values.get(one.name, 0)
         if one.name != "numels" and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -220,7 +220,6 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
     choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.search.observed`).
     """
-
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
         widths.setdefault(candidate.bits, []).append(candidate)

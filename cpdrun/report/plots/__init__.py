@@ -1,4 +1,6 @@
-"""Provide the plots of a report. Each module without a leading underscore is a plot and defines these names:
+"""Provide the plots of a report.
+
+Each module without a leading underscore is a plot and defines these names:
 
 TITLE     The heading on the page.
 QUESTION  The key of the question in QUESTIONS that the plot answers. A plot without it comes last.

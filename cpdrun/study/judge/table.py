@@ -323,7 +323,7 @@ def _runs(arm: str, runs: list[Run], name: str, has_seeds: bool) -> Runs:
 
 
 def _shuffled(arm: str, runs: list[Run]) -> list[Run]:
-    """Number the runs in an order that depends on their values only through a hash.
+    """Return the runs, numbered in an order that depends on their values only through a hash.
 
     A file may be sorted by value. If runs were paired in the order of such a file, the spread of the differences would
     be much too small.

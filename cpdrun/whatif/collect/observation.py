@@ -108,8 +108,7 @@ class Observation:
         return sorted(self.of_steps)
 
     def of(self, role: str) -> dict[int, dict[str, TensorStatistics]]:
-        """Return the statistics of a role as {step: {layer: TensorStatistics}}. Steps without this role are left "
-        "out."""
+        """Return the statistics of a role as {step: {layer: TensorStatistics}}, without steps that lack the role."""
         return {step: self.of_steps[step][role] for step in self.steps if role in self.of_steps[step]}
 
     def before(self, step: int) -> Observation:

@@ -87,8 +87,7 @@ class MultiStepSums:
     ) -> list[np.ndarray]:
         """Return the sums of the compensated gradients, (n,) for each layer, and update the residuals.
 
-        Args:
-            numels: The number of elements of each layer. The other arguments are those of `worker_sums.simulate_sums`.
+        The arguments are those of `worker_sums.simulate_sums`, and `numels` is the number of elements of each layer.
         """
         carried = [
             self.feedback.compensate(name, torch.from_numpy(x)) for name, x in zip(names, values, strict=True)
