@@ -7,14 +7,15 @@ LOG := .venv/install.log
 RUNTIME := .venv/.installed_runtime
 DEV := .venv/.installed_dev
 
-REQUIREMENTS := pyproject.toml constraints.txt
-SOURCES := CMakeLists.txt $(shell find kernels/custom_fp/CMakeLists.txt kernels/custom_fp/csrc -type f)
+REQUIREMENTS := pyproject.toml setup.py kernels/pyproject.toml constraints.txt
 COMPILED := .venv/lib/python*/site-packages/custom_fp/_native.*
 
-# An editable install records the path of each Python file, so cpdrun is installed again after a file was moved.
+# custom_fp is installed again if its sources in C++ change, or if one of its Python files is moved: its editable install
+# records their paths. An edited file of Python needs no installation.
 FILES := build/python_files
-$(shell mkdir -p build; find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort >$(FILES).new; \
+$(shell mkdir -p build; find kernels/custom_fp -name '*.py' | LC_ALL=C sort >$(FILES).new; \
 	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
+SOURCES := $(FILES) $(shell find kernels -name CMakeLists.txt -not -path '*/build/*') $(shell find kernels/custom_fp/csrc -type f)
 
 .PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims proofs area clean retry
 
@@ -46,7 +47,7 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# Build a wheel in dist/ for other machines with this version of Python. It reuses what is compiled in build/.
+# Build the wheels of custom_fp and cpdrun in dist/. That of custom_fp is for other machines with this version of Python.
 wheel: $(DEV)
 	$(BIN)/python scripts/wheel.py dist
 
@@ -71,7 +72,7 @@ area: $(DEV)
 	PYTHONPATH=scripts $(BIN)/python -m research.area
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf .venv build kernels/build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
 # Print what a step does, run it, and end with one readable line if it fails: $(call step,DESCRIPTION,COMMAND). The
 # first step writes no log.
@@ -82,20 +83,16 @@ pip_install = $(BIN)/python -m pip install --log $(LOG) --constraint constraints
 version_check = import sys; sys.version_info >= (3, 11) or sys.exit(f"This is Python {sys.version}")
 create_venv = $(PYTHON) -c '$(version_check)' && $(PYTHON) -m venv .venv
 
-# The first command installs cpdrun without compiled code, for the sake of its requirements. The second command compiles
-# with the tools in .venv instead of a temporary copy of them, so that only changed sources are compiled again.
-build_tools := 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
-not_compiled := --config-settings wheel.cmake=false --config-settings wheel.py-api=py3
-install_requirements = $(pip_install) $(build_tools) $(not_compiled) --editable '.$(EXTRAS)'
-compile = $(pip_install) --verbose --no-deps --no-build-isolation --editable .
+install_custom_fp = $(pip_install) --verbose --editable ./kernels
+install_cpdrun = $(pip_install) --editable '.$(EXTRAS)'
 
-$(RUNTIME): SIZE := download 3 GB, 6 GB on disk
-$(DEV): SIZE := download 3 GB, 7 GB on disk
+$(RUNTIME): SIZE := 6
+$(DEV): SIZE := 7
 $(DEV): EXTRAS := [dev]
 
 # Without compiled code, look for a compiler each time.
-$(RUNTIME) $(DEV): $(REQUIREMENTS) $(SOURCES) $(FILES) $(if $(wildcard $(COMPILED)),,retry)
+$(RUNTIME) $(DEV): $(REQUIREMENTS) $(SOURCES) $(if $(wildcard $(COMPILED)),,retry)
 	@$(if $(wildcard $(BIN)/pip),,$(call step,Step 1 of 3: create .venv with $(PYTHON) (3.11 or newer is needed),$(create_venv)))
-	@$(if $(filter $(REQUIREMENTS),$?),$(call step,Step 2 of 3: install PyTorch and other libraries ($(SIZE)),$(install_requirements)))
-	@$(call step,Step 3 of 3: compile the C++ kernels (up to five minutes the first time),$(compile))
+	@$(call step,Step 2 of 3: install PyTorch (3 GB to download) and compile custom_fp (up to five minutes),$(install_custom_fp))
+	@$(if $(filter $(REQUIREMENTS),$?),$(call step,Step 3 of 3: install cpdrun and other libraries ($(SIZE) GB on disk in total),$(install_cpdrun)))
 	@touch $(RUNTIME) $@

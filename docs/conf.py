@@ -23,7 +23,7 @@ include_patterns = [
     "*.md",
     "docs/**.md",
     "docs/notebooks/*.ipynb",
-    "kernels/custom_fp/README.md",
+    "kernels/README.md",
     "cpdrun/starter/project/README.md",
     "results/reference/**.md",
 ]

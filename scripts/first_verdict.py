@@ -1,7 +1,7 @@
-"""Time a first verdict from nothing: a new environment, a wheel and its dependencies, a search. No compiler is used.
+"""Time a first verdict from nothing: a new environment, the wheels and what they need, a search. No compiler is used.
 
-    python scripts/first_verdict.py dist/cpdrun-*.whl
-    python scripts/first_verdict.py dist/cpdrun-*.whl --python python3.13 search exp=digits_search
+    python scripts/first_verdict.py dist/*.whl
+    python scripts/first_verdict.py dist/*.whl --python python3.13 search exp=digits_search
 
 Prints the time of each stage, the machine's load before it, and the last lines of the answer. PATH contains only the
 new environment. The environment and the runs (6 GB with torch for CUDA) are deleted at the end. The exit status is
@@ -34,24 +34,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("wheel", type=Path)
     parser.add_argument(
-        "arguments", nargs="*", default=HALF_OF_DEMO, help="arguments of cpdrun; half of the demo if omitted"
+        "words",
+        nargs="+",
+        help="the wheels of custom_fp and cpdrun, then arguments of cpdrun (default: half of the demo)",
     )
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()
+    wheels = [Path(word).resolve() for word in options.words if word.endswith(".whl")]
+    arguments = [word for word in options.words if not word.endswith(".whl")]
     with tempfile.TemporaryDirectory() as folder:
-        return run_stages(Path(folder), options.wheel.resolve(), options.python, options.arguments)
+        return run_stages(Path(folder), wheels, options.python, arguments or HALF_OF_DEMO)
 
 
-def run_stages(folder: Path, wheel: Path, python: str, arguments: list[str]) -> int:
-    """Install the wheel in a new environment in `folder` and run cpdrun there. Return the exit status."""
+def run_stages(folder: Path, wheels: list[Path], python: str, arguments: list[str]) -> int:
+    """Install the wheels in a new environment in `folder` and run cpdrun there. Return the exit status."""
     venv = folder / "venv"
     base_env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
     venv_env = base_env | {"PATH": str(venv / "bin"), "HOME": str(folder)}
     stages: list[tuple[str, list[str | Path], dict[str, str]]] = [
         ("environment", [python, "-m", "venv", venv], base_env),
-        ("install", [venv / "bin/python", "-m", "pip", "install", "--quiet", wheel], venv_env),
+        ("install", [venv / "bin/python", "-m", "pip", "install", "--quiet", *wheels], venv_env),
         ("kernels", [venv / "bin/python", "-c", COMPARE_KERNELS], venv_env),
         ("formats", [venv / "bin/cpdrun", "formats", "e4m3"], venv_env),
         ("verdict", [venv / "bin/cpdrun", *arguments], venv_env),

@@ -4,7 +4,7 @@
 #     scripts/gpu_check.sh [FOLDER_OF_WHEELS]
 #
 # Installs this checkout into the Python that runs (PYTHON=..., default python3) without asking any index; torch, CuPy,
-# scikit-build-core, nanobind, cmake and ninja are expected there. Wheels in the folder (hydra-core, omegaconf,
+# scikit-build-core, nanobind, cmake, ninja and setuptools are expected there. Wheels in the folder (hydra-core, omegaconf,
 # antlr4-python3-runtime ...) are installed first. Then: all kernels compiled, pytest -m gpu, the benchmarks, and one table
 # at the end, in results/reference/numerics/gpu_check.md too. A step that fails, or is not done by its share of TOTAL_S=600
 # seconds, is told, and the others still run; the exit code is 1 then, and 2 where there is no GPU.
@@ -41,7 +41,7 @@ step() {  # step NAME PERCENT COMMAND...: ended before that much of the time is 
 }
 
 [ -n "$WHEELS" ] && step "wheels" 5 "$PYTHON" -m pip install --quiet --no-index --no-deps "$WHEELS"/*.whl
-step "install" 35 "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps .
+step "install" 35 "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps ./kernels .
 step "device" 38 "$PYTHON" -c 'import torch, cupy, custom_fp
 print(torch.cuda.get_device_name(), "torch", torch.__version__, "CuPy", cupy.__version__, "backend", custom_fp.backend("cuda"))
 assert custom_fp.backend("cuda") == "cuda"'

@@ -1,17 +1,18 @@
-"""Build a wheel that runs on other machines, in the .venv that `make` installs.
+"""Build the wheels of custom_fp and cpdrun, in the .venv that `make` installs.
 
     python scripts/wheel.py dist
     python scripts/wheel.py dist --python ~/.pyenv/versions/3.12.1/bin/python
 
-auditwheel lowers the wheel's platform tag to the oldest manylinux that its symbols allow. For the Python of .venv, the
-objects in build/ are reused. Another Python needs nothing installed: pip fetches the build tools into a temporary
-folder. A wheel of Python 3.11 is for 3.11 only, and a wheel of a later Python is for all versions from 3.12 on (abi3).
+The wheel of cpdrun is pure Python. That of custom_fp runs on other machines: auditwheel lowers its platform tag to the
+oldest manylinux that its symbols allow. Compiled with Python 3.11 it is for 3.11 only, and with a later Python it is
+for all versions from 3.12 on (abi3). pip fetches the build tools into a temporary folder.
 
-Prints the path of the wheel. The exit status is 1 if the wheel could not be built or contains no compiled code.
+Prints the paths of the wheels. The exit status is 1 if a wheel could not be built or contains no compiled code.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -33,43 +34,42 @@ def run_module(*arguments: str | Path) -> None:
     )
 
 
-def build(output_dir: Path, python: Path | None) -> Path:
-    """Build the wheel of this checkout and repair its platform tag.
+def build(output_dir: Path, python: Path | None) -> list[Path]:
+    """Build the wheels of this checkout and repair the platform tag of custom_fp's.
 
     Args:
-        output_dir: where the repaired wheel is written.
-        python: build for this Python, or for the running one if None.
+        output_dir: The folder in which the wheels are written.
+        python: The Python for which custom_fp is compiled; the running one if None.
 
     Returns:
-        The path of the repaired wheel.
+        The paths of the wheels of custom_fp and cpdrun.
 
     Raises:
-        RuntimeError: nothing was compiled.
+        RuntimeError: Nothing was compiled.
     """
-    pip_wheel = ["pip", "--python", python, "wheel"] if python else ["pip", "wheel", "--no-build-isolation"]
     with tempfile.TemporaryDirectory() as folder:
-        run_module(*pip_wheel, "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
-        (wheel,) = Path(folder).glob("cpdrun-*.whl")
-        if wheel.stem.endswith("-any"):
+        pip_wheel = ["pip", *(["--python", python] if python else []), "wheel", "--quiet", "--no-deps"]
+        run_module(*pip_wheel, "--wheel-dir", folder, ROOT / "kernels", ROOT)
+        (compiled,), (pure,) = Path(folder).glob("custom_fp-*.whl"), Path(folder).glob("cpdrun-*.whl")
+        if compiled.stem.endswith("-any"):
             raise RuntimeError(
-                f"{wheel.name} has no compiled code. To see why, run `pip wheel --no-deps --verbose .`"
+                f"{compiled.name} has no compiled code. To see why, run `pip wheel --no-deps --verbose ./kernels`"
             )
-        before = set(output_dir.glob("*.whl"))
-        run_module("auditwheel", "repair", "--wheel-dir", output_dir, wheel)
-    after = set(output_dir.glob("*.whl"))
-    return max(after - before or after, key=lambda path: path.stat().st_mtime)
+        repaired = Path(folder) / "repaired"
+        run_module("auditwheel", "repair", "--wheel-dir", repaired, compiled)
+        return [Path(shutil.copy(wheel, output_dir)) for wheel in (*repaired.glob("*.whl"), pure)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output_dir", type=Path, help="folder for the wheel; it is created if necessary")
+    parser.add_argument("output_dir", type=Path, help="folder for the wheels; it is created if necessary")
     parser.add_argument("--python", type=Path, help="build for this Python instead of the running one")
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        print(build(arguments.output_dir.resolve(), arguments.python))
+        print(*build(arguments.output_dir.resolve(), arguments.python), sep="\n")
     except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

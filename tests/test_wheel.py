@@ -1,4 +1,4 @@
-"""Install cpdrun as users do: the wheel of `make wheel` without a compiler, and the source without a compiler."""
+"""Install custom_fp and cpdrun as users do: the wheels of `make wheel`, and the sources without a compiler."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheels(tmp_path_factory) -> list[Path]:
+    """The wheels of custom_fp and cpdrun."""
     output_dir = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/wheel.py", output_dir],
@@ -22,7 +23,7 @@ def wheel(tmp_path_factory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return Path(done.stdout.splitlines()[-1])
+    return [Path(line) for line in done.stdout.splitlines()]
 
 
 def create_venv(folder: Path) -> dict[str, str]:
@@ -60,8 +61,8 @@ def run(env: dict[str, str], folder: Path, program: str, *arguments: str) -> str
 
 
 @pytest.fixture(scope="module")
-def wheel_env(wheel, tmp_path_factory) -> dict[str, str]:
-    """The environment variables of a shell in which only the wheel is installed."""
+def wheel_env(wheels, tmp_path_factory) -> dict[str, str]:
+    """The environment variables of a shell in which only the wheels are installed."""
     folder = tmp_path_factory.mktemp("bare")
     env = create_venv(folder)
     subprocess.run(
@@ -74,7 +75,7 @@ def wheel_env(wheel, tmp_path_factory) -> dict[str, str]:
             "--no-deps",
             "--target",
             site_packages(folder),
-            wheel,
+            *wheels,
         ],
         check=True,
     )
@@ -86,21 +87,23 @@ def wheel_env(wheel, tmp_path_factory) -> dict[str, str]:
     return env
 
 
-def test_wheel_has_portable_tag_and_package_data(wheel):
-    assert "manylinux" in wheel.name
-    assert ("-cp312-abi3-" in wheel.name) == (sys.version_info >= (3, 12))
-    names = zipfile.ZipFile(wheel).namelist()
+def test_wheels_have_portable_tags_and_package_data(wheels):
+    compiled, pure = wheels
+    assert "manylinux" in compiled.name and pure.name.endswith("-py3-none-any.whl")
+    assert ("-cp312-abi3-" in compiled.name) == (sys.version_info >= (3, 12))
+    names = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()]
     for needed in (
         "cpdrun/py.typed",
-        "custom_fp/py.typed",
-        "custom_fp/__init__.pyi",
         "cpdrun/conf/config.yaml",
-        "custom_fp/csrc/custom_fp.cu",
         "cpdrun/whatif/fitted.json",
         "cpdrun/report/page/page.js",
+        "cpdrun/starter/project/waves/network.py",
+        "custom_fp/py.typed",
+        "custom_fp/__init__.pyi",
+        "custom_fp/csrc/custom_fp.cu",
     ):
         assert needed in names
-    assert not [name for name in names if name.startswith(("tests/", "results/", "scripts/"))]
+    assert not [name for name in names if name.startswith(("tests/", "results/", "scripts/", "conf/"))]
 
 
 def test_installed_wheel_uses_its_own_kernels(wheel_env, tmp_path):
@@ -117,11 +120,9 @@ def test_installed_wheel_sweeps_and_reports_without_compiler(wheel_env, tmp_path
 
 
 def test_source_without_compiler_builds_pure_wheel(tmp_path):
-    options = (
-        f"--no-deps --no-build-isolation --wheel-dir {tmp_path} --config-settings build-dir={tmp_path}/build"
-    )
+    options = f"--no-deps --wheel-dir {tmp_path} --config-settings build-dir={tmp_path}/build"
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", ROOT, *options.split()],
+        [sys.executable, "-m", "pip", "wheel", ROOT / "kernels", *options.split()],
         env=os.environ | {"CXX": "/no/compiler"},
         capture_output=True,
         text=True,
@@ -129,16 +130,15 @@ def test_source_without_compiler_builds_pure_wheel(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    (pure,) = tmp_path.glob("cpdrun-*-py3-none-any.whl")
+    (pure,) = tmp_path.glob("custom_fp-*-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(pure).namelist() if name.endswith(".so")]
 
 
 def test_editable_install_without_compiler_uses_reference(tmp_path):
     env = create_venv(tmp_path)
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python", "install", "--no-deps"]
-    options = f"--no-build-isolation --config-settings build-dir={tmp_path}/build --editable {ROOT}"
     done = subprocess.run(
-        [*pip, *options.split()],
+        [*pip, "--config-settings", f"build-dir={tmp_path}/build", "--editable", ROOT / "kernels"],
         env=os.environ | {"CXX": "/no/compiler"},
         capture_output=True,
         text=True,
@@ -146,16 +146,15 @@ def test_editable_install_without_compiler_uses_reference(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    code = "import cpdrun, custom_fp; print(custom_fp.backend(), custom_fp.__file__, cpdrun.__file__)"
-    backend, *files = run(env | {"PYTHONWARNINGS": "ignore"}, tmp_path, "python", "-c", code).split()
-    assert backend == "reference"
-    assert files == [f"{ROOT}/kernels/custom_fp/__init__.py", f"{ROOT}/cpdrun/__init__.py"]
+    code = "import custom_fp; print(custom_fp.backend(), custom_fp.__file__)"
+    backend, file = run(env | {"PYTHONWARNINGS": "ignore"}, tmp_path, "python", "-c", code).split()
+    assert (backend, file) == ("reference", f"{ROOT}/kernels/custom_fp/__init__.py")
 
 
 def test_failed_install_step_ends_with_its_name(tmp_path):
     for name in (
         "Makefile",
-        "CMakeLists.txt",
+        "setup.py",
         "pyproject.toml",
         "constraints.txt",
         "kernels",

@@ -84,8 +84,8 @@ def _is_built(device: str) -> bool:
 
 _FIXES = {
     "cpu": "install a C++ compiler and Python's headers (on Debian and Ubuntu: apt install g++ python3-dev) and "
-    "install cpdrun again",
-    "cuda": "run pip install 'cpdrun[cuda13]' or pip install 'cpdrun[cuda12]'",
+    "install custom_fp again",
+    "cuda": "run pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12",
 }
 
 

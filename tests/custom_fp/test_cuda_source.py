@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
+pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x")
 from cupy.cuda import nvrtc
 from custom_fp import compiled, cuda
 

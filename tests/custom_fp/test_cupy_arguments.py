@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("cupy", reason="CuPy converts the arguments; pip install 'cpdrun[cuda13]'")
+pytest.importorskip("cupy", reason="CuPy converts the arguments; pip install cupy-cuda13x")
 from cupy_launches import check_cupy_accepts, check_types, prototypes, replaced_driver
 from custom_fp import backends, compiled, cuda
 

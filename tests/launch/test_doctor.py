@@ -44,7 +44,7 @@ def test_here_everything_that_is_needed_is_found(tmp_path):
             },
             "CuPy",
             "no",
-            "pip install 'cpdrun[cuda13]'",
+            "pip install cupy-cuda13x",
         ),
     ],
 )

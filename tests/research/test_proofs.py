@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
+pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x")
 pytest.importorskip("bitwuzla", reason="the solver; pip install 'cpdrun[dev]'")
 from custom_fp.formats.scalar import Format
 

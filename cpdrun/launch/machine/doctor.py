@@ -78,13 +78,16 @@ def _trainer(found: dict[str, Any]) -> Iterator[Finding]:
         else:
             yield Finding(name, "ok", found[name])
     if "custom_fp" in errors:
-        yield Finding("custom_fp", "broken", errors["custom_fp"], "pip install --force-reinstall cpdrun")
+        yield Finding("custom_fp", "broken", errors["custom_fp"], "pip install --force-reinstall custom-fp")
     elif found["backend"] == "native":
         yield Finding("custom_fp", "ok", "native kernels on the processor")
     else:
         text = f"{found['backend']}: correct, and many times slower than the extension"
         yield Finding(
-            "custom_fp", "no", text, "pip install --force-reinstall cpdrun, where there is a C++17 compiler"
+            "custom_fp",
+            "no",
+            text,
+            "install a C++17 compiler, then custom-fp again: pip install --force-reinstall ./kernels",
         )
     yield from _cuda(found)
     for name, missing in found["data"].items():
@@ -103,12 +106,12 @@ def _cuda(found: dict[str, Any]) -> Iterator[Finding]:
         return
     yield Finding("CUDA", "ok", f"{cuda['built_for']}: {', '.join(cuda['devices'])}")
     if "cupy" in found["errors"]:
-        extra = f"cuda{cuda['built_for'].split('.')[0]}"
+        package = f"cupy-cuda{cuda['built_for'].split('.')[0]}x"
         yield Finding(
             "CuPy",
             "no",
             f"{found['errors']['cupy']}; kernels on GPUs need it",
-            f"pip install 'cpdrun[{extra}]'",
+            f"pip install {package}",
         )
     else:
         yield Finding("CuPy", "ok", found["cupy"])

@@ -8,7 +8,7 @@ import custom_fp
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda13]'")
+pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x")
 import ptx_cases
 import ptx_to_cpp
 import torch
