@@ -17,6 +17,7 @@ from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, strategy_styles
 from cpdrun.report.svg import name_of
 from cpdrun.study.axes.titles import short
@@ -43,7 +44,7 @@ def draw(study: Study) -> Figure:
     Raises:
         NotDrawnError: There is no such facet, or the bytes do not depend on the compared formats.
     """
-    if why := study.sends_alike:
+    if why := sends_alike_text(study):
         raise NotDrawnError(why)
     facets = [facet for facet in study.facets if len(_points(facet)) > 1]
     if not facets:

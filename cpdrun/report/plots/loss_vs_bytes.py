@@ -14,6 +14,7 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, Cost, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
+from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, Style, method_styles
 from cpdrun.report.tables import show_bits, show_bytes
 from cpdrun.study.groups.group import Facet, Group
@@ -36,7 +37,7 @@ def draw(study: Study) -> Figure:
         NotDrawnError: No two groups of a setting recorded the bytes they sent, the bytes do not depend on what is
             compared, or all methods belong to one family.
     """
-    if why := study.sends_alike:
+    if why := sends_alike_text(study):
         raise NotDrawnError(why)
     facets = [facet for facet in by_setting(study) if len(_points(facet)) > 1]
     if not facets:
