@@ -200,7 +200,7 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
     The numbers are the mean difference and its interval, the interval from the arm's own pairs, and a bound on the rate
     of failures.
     """
-    from cpdrun.report.study_text import failure_bound_text
+    from cpdrun.report.failures_text import failure_bound_text
 
     judgement, counts = judged.judgement, judged.pairs.counts
     word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
@@ -254,7 +254,7 @@ def _of_session(standing: "SessionState") -> Iterator[str]:
 
 def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_session: bool) -> Iterator[str]:
     """Yield sentences about the assumptions on which the numbers depend."""
-    from cpdrun.report.study_text import left_out_text
+    from cpdrun.report.failures_text import left_out_text
 
     if question.run_deviation is not None:
         yield (

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpdrun.report.study_text import failure_bound_text, failures_text, left_out_text
+from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.moments import is_zero

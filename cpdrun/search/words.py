@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.result_text import more_text, own_interval_text, pairs_text, result_text
-from cpdrun.report.study_text import failures_text, identical_texts, left_out_text, margin_text
+from cpdrun.report.study_text import margin_text
 from cpdrun.search import tuned_words
 from cpdrun.search.question import Question
 from cpdrun.search.results import Results

@@ -12,7 +12,7 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.report.study_text import failures_text
+from cpdrun.report.failures_text import failures_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.reader import read_study
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cpdrun.report.study_text import failure_bound_text, failures_text, identical_texts, left_out_text
+from cpdrun.report.failures_text import failure_bound_text, failures_text, identical_texts, left_out_text
 from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs, full_length
 from cpdrun.stats.identical import are_identical
 

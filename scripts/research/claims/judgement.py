@@ -20,12 +20,8 @@ from research.claims.cells import Pair, find_pairs
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
 
-from cpdrun.report.study_text import (
-    baseline_problem_text,
-    failure_bound_text,
-    failures_text,
-    left_out_text,
-)
+from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
+from cpdrun.report.study_text import baseline_problem_text
 from cpdrun.stats import evidence, quantified
 from cpdrun.stats.evidence import PairsRange, Verdict
 from cpdrun.stats.failures import compare_runs
