@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         question = replace(question, confidence=standing.settings.confidence)
     sentences = list(_sentences(question, margin, judged, standing))
     for line in sentences:
-        arguments.telling.say(line)
+        arguments.output.print(line)
     facts = {
         "file": table.name,
         "baseline": question.baseline,
@@ -105,12 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
         "candidates": [_facts(each, question.confidence) for each in judged],
         "session": None if standing is None else _session_facts(arguments.session, standing),
         "says": sentences,
-        "notes": arguments.telling.notes,
+        "notes": arguments.output.notes,
     }
     if standing is not None:
         for row, decision in zip(facts["candidates"], standing.decisions, strict=True):
             row |= _decision_facts(decision)
-    arguments.telling.tell(facts)
+    arguments.output.set_result(facts)
     return OK
 
 
@@ -200,6 +200,8 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
     The numbers are the mean difference and its interval, the interval from the arm's own pairs, and a bound on the rate
     of failures.
     """
+    from cpdrun.report.failures_text import failure_bound_text
+
     judgement, counts = judged.judgement, judged.pairs.counts
     word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
     parts = [f"{judged.candidate}: {word}."]
@@ -214,7 +216,7 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
         interval = _interval(judgement.low, judgement.high)
         parts.append(f"{judgement.mean:+.3g} {interval} ({pairs}{on_own}).")
     if counts.ended:
-        parts.append(f"{counts.describe_bound(question.confidence)}.")
+        parts.append(f"{failure_bound_text(counts, question.confidence)}.")
     if judged.pairs.is_barred:
         parts.append("A candidate with failed runs is not certified.")
     elif judged.verdict == "open" and judgement.more is not None and judgement.more.likely and word != "keep":
@@ -252,6 +254,8 @@ def _of_session(standing: "SessionState") -> Iterator[str]:
 
 def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_session: bool) -> Iterator[str]:
     """Yield sentences about the assumptions on which the numbers depend."""
+    from cpdrun.report.failures_text import left_out_text
+
     if question.run_deviation is not None:
         yield (
             f"Conditional on the stated standard deviation of {question.run_deviation:g} between runs; the interval on "
@@ -267,7 +271,7 @@ def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_ses
             yield line
             break
     for each in judged:
-        if left_out := each.pairs.counts.describe_pairs():
+        if left_out := left_out_text(each.pairs.counts):
             yield f"{each.candidate}: {left_out}."
         if each.pairs.unmatched:
             runs = f"{each.pairs.unmatched} run{'s' if each.pairs.unmatched != 1 else ''}"

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.overrides:
         raise UserError("name an experiment or a run: cpdrun predict exp=digits_bits, or cpdrun predict RUN")
-    console = arguments.telling.console
+    console = arguments.output.console
     if "=" not in arguments.overrides[0]:
         return _predict_variants(arguments, console)
     from cpdrun.launch import Session
@@ -91,7 +91,7 @@ def _predict_experiment(
         soft_wrap=True,
     )
     for note in filter(None, (each.note for each in found)):
-        arguments.telling.note(note)
+        arguments.output.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
         _list_runs(console, found, arguments)
@@ -146,8 +146,8 @@ def _show(
     console.print(table)
     for line in summarize(chains, context):
         console.print(line, soft_wrap=True, markup=False)
-    telling = arguments.telling
-    telling.tell({"dry_run": False, **to_document(chains, context), "notes": telling.notes})
+    output = arguments.output
+    output.set_result({"dry_run": False, **to_document(chains, context), "notes": output.notes})
 
 
 def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
@@ -158,7 +158,7 @@ def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: ar
         {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
         for each in found
     ]
-    arguments.telling.tell({"dry_run": True, "runs": runs, "notes": arguments.telling.notes})
+    arguments.output.set_result({"dry_run": True, "runs": runs, "notes": arguments.output.notes})
 
 
 def _train(
@@ -175,26 +175,24 @@ def _train(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest
 
-    telling, config_dir = arguments.telling, arguments.config_dir
+    output, config_dir = arguments.output, arguments.config_dir
     configs = [each.run.config for each in missing]
     code = OK
     for directory in dict.fromkeys(each.sweep for each in missing):
         here = [each for each in missing if each.sweep == directory]
         before = cancelled_before(directory, arguments)
-        if not may_start(session, directory, configs, options, before, config_dir, telling):
+        if not may_start(session, directory, configs, options, before, config_dir, output):
             return INTERRUPTED
         if directory == question.directory:
             with writing(directory.path):
                 write_manifest(question.as_plan([each.run for each in here]))
         jobs = [Job(each.folder, each.run.config, each.run.overrides) for each in here]
-        display = Display(
-            telling.progress, axes_of(question.directory) if directory.manifest.exists() else ()
-        )
+        display = Display(output.progress, axes_of(question.directory) if directory.manifest.exists() else ())
         with writing(directory.path):
             summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
-        telling.note(f"{lost[0].folder.path} ended without an observation", kind="error")
+        output.note(f"{lost[0].folder.path} ended without an observation", kind="error")
         return FAILED
     return code

@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     limit = budget(arguments.budget)
     results = Results(ask(words, arguments.config_dir, imports=False))
     found = following.look(results, limit)
-    telling = arguments.telling
-    telling.tell(following.facts(found, words))
-    console = telling.console
+    output = arguments.output
+    output.set_result(following.facts(found, words))
+    console = output.console
     if found.runs:
         console.print(_table(found))
     for line in following.says(found):

@@ -25,6 +25,7 @@ from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, title, write_names
 from cpdrun.report.render import count
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, method_styles
 from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
@@ -70,7 +71,7 @@ class Panel:
 def draw_cost(study: Study, key: str) -> Figure:
     """Return the figure of a cost in `COSTS`, with a panel for each facet in which the cost differs."""
     cost = COSTS[key]
-    if key == "bytes" and (why := study.sends_alike):
+    if key == "bytes" and (why := sends_alike_text(study)):
         raise NotDrawnError(why)
     verdicts = {group: judged.verdict for group, judged in study.judged.items()}
     panels = []
@@ -95,7 +96,7 @@ def draw_sent(study: Study) -> Figure:
     The x axis shows bits per parameter and step (`Group.bits_a_parameter`, which is 32 for a plain sum in fp32 with any
     number of workers), or bytes if the records do not say how many parameters there are.
     """
-    if why := study.sends_alike:
+    if why := sends_alike_text(study):
         raise NotDrawnError(why)
     panels = []
     for facet in by_setting(study):
