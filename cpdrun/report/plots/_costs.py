@@ -11,7 +11,7 @@ from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.style import COLUMN_IN, method_styles
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 _RING = {

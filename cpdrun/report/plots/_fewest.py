@@ -4,7 +4,7 @@ import math
 
 from matplotlib.axes import Axes
 
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.study import Study
 
 # The distance between the widest format that was tried and the separate row, in bits.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure, SubFigure
 
 from cpdrun.report.style import CAPTION, HEADING
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.group import Facet
 
 _MOST_PANELS = 12
 

@@ -16,8 +16,8 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, Style, ink
 from cpdrun.report.svg import part_of
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Group
+from cpdrun.study.axes import short
+from cpdrun.study.group import Group
 
 LEGEND_COLUMNS = 4
 FRONT_TEXT = "grey line: the Pareto front"

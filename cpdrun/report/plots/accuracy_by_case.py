@@ -9,8 +9,8 @@ from cpdrun.report.plots._metric_axis import bars_text, margin_band, marker_styl
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.svg import hover
-from cpdrun.study.axes.titles import plain
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.axes import plain
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Accuracy of each case"

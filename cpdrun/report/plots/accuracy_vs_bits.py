@@ -15,9 +15,9 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.style import COLUMN_IN, FP32, strategy_styles
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study import formats
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Accuracy against bits"

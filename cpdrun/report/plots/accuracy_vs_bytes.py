@@ -20,8 +20,8 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, strategy_styles
 from cpdrun.report.svg import name_of
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Accuracy against bytes on the wire"

@@ -15,9 +15,9 @@ from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, NAME, strategy_styles
 from cpdrun.report.svg import hover, part_of
-from cpdrun.study.groups.group import Facet
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 TITLE = "Evidence against pairs of runs"
 QUESTION = "sure"

@@ -24,9 +24,9 @@ from cpdrun.report.plots._grid import caption
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, strategy_styles
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import plain, short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study import formats
+from cpdrun.study.axes import plain, short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "Why: the gradients' exponents"

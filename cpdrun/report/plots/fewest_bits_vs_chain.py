@@ -20,10 +20,10 @@ from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.svg import hover, part_of
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import axis_text
+from cpdrun.study import formats
+from cpdrun.study.axes import axis_text
 from cpdrun.study.collect import identity
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
 
 TITLE = "Fewest bits against the longest chain of additions"

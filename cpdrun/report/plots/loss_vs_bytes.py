@@ -17,7 +17,7 @@ from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, Style, method_styles
 from cpdrun.report.tables import show_bits, show_bytes
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 TITLE = "What a worker sends, by method"

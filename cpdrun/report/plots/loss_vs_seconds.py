@@ -15,7 +15,7 @@ from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
 from cpdrun.report.style import COLUMN_IN, method_styles
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
 
 TITLE = "Predicted seconds of a step, by method"

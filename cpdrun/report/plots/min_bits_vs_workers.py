@@ -16,12 +16,12 @@ from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, NAME, Style, strategy_styles
 from cpdrun.report.svg import hover, name_of, part_of
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
+from cpdrun.study import formats
+from cpdrun.study.axes import short
 from cpdrun.study.collect import identity
-from cpdrun.study.groups.chain_answer import ChainAnswer
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import ChainAnswer
 
 TITLE = "Fewest bits against workers"
 QUESTION = "workers"

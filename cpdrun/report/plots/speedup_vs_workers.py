@@ -23,9 +23,9 @@ from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.style import COLUMN_IN, FP32, HEADING, NAME, Style, shades
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.collect import FORMAT
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
 
 TITLE = "Predicted speed-up against workers"

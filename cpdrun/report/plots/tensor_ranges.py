@@ -27,12 +27,12 @@ from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
-from cpdrun.study.diagnosis.addition_chain import workers_per_scale
-from cpdrun.study.diagnosis.run_comparison import row_of
-from cpdrun.study.groups.group import Group
-from cpdrun.study.runs.observed import Observed, ObservedStep, read_observed
+from cpdrun.study import formats
+from cpdrun.study.axes import short
+from cpdrun.study.gradient_sums import workers_per_scale
+from cpdrun.study.group import Group
+from cpdrun.study.records import Observed, ObservedStep, read_observed
+from cpdrun.study.run_comparison import row_of
 from cpdrun.study.study import Study
 
 TITLE = "Why: the exponents of every tensor"

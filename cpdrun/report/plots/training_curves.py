@@ -15,10 +15,10 @@ from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, ink, shades, strategy_styles
 from cpdrun.report.svg import hover, part_of
-from cpdrun.stats.moments import mean
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Group
+from cpdrun.stats.means import mean
+from cpdrun.study import formats
+from cpdrun.study.axes import short
+from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
 TITLE = "Training curves"
