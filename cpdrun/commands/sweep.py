@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpdrun.study.metric import Metric
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
-    from cpdrun.sweep.standing import Standing
+    from cpdrun.sweep.run_states import RunStates
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -62,7 +62,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
     from cpdrun.sweep.dry_run import facts, print_config, print_dry_run
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.run_states import run_states
 
     options, output = options_of(arguments), arguments.output
 
@@ -86,7 +86,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
     for line in read_metrics_again(runs, dry_run=arguments.dry_run):
         output.print(line)
-    found = standing(sweep)
+    found = run_states(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
@@ -124,7 +124,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     power = _conclude(sweep, output) if has_ended else None
     if summary.exit_code == OK and options.wait:
         output.print(f"For the report: cpdrun report {sweep.directory.path}")
-    after = facts(sweep, standing(sweep), to_run, options)
+    after = facts(sweep, run_states(sweep), to_run, options)
     kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
     told = {**planned, **after, **kept, "summary": summary.facts(), "seed_power": power}
     output.set_result({**told, "notes": output.notes})
@@ -238,13 +238,13 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
 
 
 def _notes(
-    sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
+    sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
     """Return notes that the user should read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
-    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.ignored_settings import ignored_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
@@ -252,7 +252,7 @@ def _notes(
     if jobs:
         of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
-    idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
+    idle = ignored_settings(sweep.given, [run.config for run in sweep.runs])
     seeds = seed_note(sweep.runs[0].config, sweep.typed)
     return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
 
