@@ -104,6 +104,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
     """Print the question of the search, its margin, and how many earlier candidates share the error probability."""
+    from cpdrun.report.study_text import margin_text
     from cpdrun.search.tuned_words import plan_text
     from cpdrun.search.words import candidates_text, runs_text, tolerance_of
 
@@ -115,7 +116,7 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
         soft_wrap=True,
     )
-    console.print(f"Margin: {results.margin.describe(results.metric)}.", soft_wrap=True, markup=False)
+    console.print(f"Margin: {margin_text(results.margin, results.metric)}.", soft_wrap=True, markup=False)
     asked_now = {candidate.name for chain in question.chains for width in chain.widths for candidate in width}
     before = {each.candidate for each in results.ledger.hypotheses} - asked_now
     if before:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cpdrun.study.metric import Metric
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
-    from cpdrun.sweep.standing import Standing
+    from cpdrun.sweep.run_states import RunStates
 
 DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
@@ -64,7 +64,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
     from cpdrun.sweep.dry_run import describe_sweep, print_config, print_dry_run
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.run_states import run_states
 
     options, output = options_of(arguments), arguments.output
 
@@ -88,7 +88,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
     for line in read_metrics_again(runs, dry_run=arguments.dry_run):
         output.print(line)
-    found = standing(sweep)
+    found = run_states(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
@@ -129,7 +129,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     document.seed_power = _conclude(sweep, output) if has_ended else None
     if summary.exit_code == OK and options.wait:
         output.print(f"For the report: cpdrun report {sweep.directory.path}")
-    after = describe_sweep(sweep, standing(sweep), to_run, options)
+    after = describe_sweep(sweep, run_states(sweep), to_run, options)
     document.plan, document.done, document.missing = after.plan, after.done, after.missing
     document.runs = after.runs
     return summary.exit_code or (FAILED if odd else OK)
@@ -160,6 +160,7 @@ def _launch(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
+    from cpdrun.report.study_text import ignored_texts
     from cpdrun.study.collect import collect
     from cpdrun.study.runs.ignored import ignored
     from cpdrun.sweep import write_manifest
@@ -184,7 +185,7 @@ def _launch(
         )
     print_summary(output.progress, summary)
     if options.wait and is_script(configs[0]):
-        for line in ignored(collect([sweep.directory])):
+        for line in ignored_texts(ignored(collect([sweep.directory]))):
             output.note(line)
     return summary
 
@@ -242,13 +243,13 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
 
 
 def _notes(
-    sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
+    sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
     """Return notes that the user should read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
-    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.ignored_settings import ignored_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
@@ -256,7 +257,7 @@ def _notes(
     if jobs:
         of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
-    idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
+    idle = ignored_settings(sweep.given, [run.config for run in sweep.runs])
     seeds = seed_note(sweep.runs[0].config, sweep.typed)
     return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
 

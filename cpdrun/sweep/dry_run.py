@@ -25,11 +25,11 @@ from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.sanitize import visible_line
 from cpdrun.shell.terminal import Terminal
-from cpdrun.sweep.asked import CASE
-from cpdrun.sweep.in_common import OURS, bytes_lines, class_name, recipe_lines, shown
-from cpdrun.sweep.needs import missing_folders, twin
+from cpdrun.sweep.request import CASE
+from cpdrun.sweep.requirements import missing_folders, smaller_experiment
+from cpdrun.sweep.run_states import RunStates
 from cpdrun.sweep.runs import Plan, PlannedRun
-from cpdrun.sweep.standing import Standing
+from cpdrun.sweep.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 
 # How the table and the forecast name the states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
@@ -39,7 +39,7 @@ WIDEST = 1000
 
 def print_dry_run(
     sweep: Plan,
-    found: Standing,
+    found: RunStates,
     to_run: Sequence[PlannedRun],
     options: LaunchOptions,
     config_dir: Path | None,
@@ -136,7 +136,7 @@ class SweepDescription:
 
 
 def describe_sweep(
-    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
+    sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> SweepDescription:
     """Return the description of a sweep for programs."""
     wanted = {run.name for run in to_run}
@@ -166,7 +166,7 @@ def describe_sweep(
     )
 
 
-def _result(sweep: Plan, run: PlannedRun, found: Standing) -> tuple[str | None, dict[str, float | None]]:
+def _result(sweep: Plan, run: PlannedRun, found: RunStates) -> tuple[str | None, dict[str, float | None]]:
     """Return the status and the metrics of a run, or None and an empty dictionary if the run is not done."""
     done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
     return (None, {}) if done is None else (str(done.status), dict(done.metrics))
@@ -192,7 +192,7 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
 
 
 def _forecast(
-    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
+    sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> Iterator[str]:
     """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`.
 
@@ -230,7 +230,7 @@ def _missing(sweep: Plan, config_dir: Path | None) -> Iterator[str]:
     for what in missing:
         yield f"missing: {what} is not there"
     if missing:
-        yield f"without it: {twin(sweep.runs[0].config['exp'], config_dir)}"
+        yield f"without it: {smaller_experiment(sweep.runs[0].config['exp'], config_dir)}"
 
 
 def _missing_folders(sweep: Plan) -> list[str]:
@@ -263,7 +263,7 @@ def _scripts(
         return {}, str(error)
 
 
-def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
+def _table(sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun]) -> Table:
     """Return the table with one row per run: the values of the axes, the state, and the name of the run."""
     keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
     if sweep.baselines and "aps" not in keys:
@@ -301,5 +301,5 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     )
 
 
-def _states(found: Standing, runs: Sequence[PlannedRun]) -> list[State]:
+def _states(found: RunStates, runs: Sequence[PlannedRun]) -> list[State]:
     return [found.states[run.name] for run in runs]

@@ -24,7 +24,7 @@ from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, ScreenSettings, 
 from cpdrun.stats.screening import LOW, Design, design
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
-from cpdrun.sweep.asked import CASE, SCREEN, SEARCH
+from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
 # Keys that the screen sets, with the key to use instead. An override would replace the screen's own values.

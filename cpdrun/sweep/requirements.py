@@ -12,8 +12,8 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 
-# The suffix of an experiment's twin, which asks the same question at a smaller size.
-TWIN = "_small"
+# The suffix of the smaller version of an experiment, which asks the same question at a smaller size.
+SMALLER = "_small"
 # An experiment that needs no data folder.
 NEEDS_NOTHING = "exp=digits_bits"
 # Keys of folders that cpdrun creates itself.
@@ -30,13 +30,13 @@ def missing_folders(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def twin(exp: str | None, config_dir: Path | None) -> str:
+def smaller_experiment(exp: str | None, config_dir: Path | None) -> str:
     """Return which experiment to run instead, such as `exp=resnet50_bits_small needs nothing that is not here`.
 
-    The suggestion is the experiment's twin. If there is no twin, it is an experiment that needs no data folder. If the
-    twin needs folders that do not exist either, the text names both.
+    The suggestion is the experiment with the suffix `_small`. If there is none, it is an experiment that needs no data
+    folder. If the smaller experiment needs folders that do not exist either, the text names both.
     """
-    name = f"{exp}{TWIN}"
+    name = f"{exp}{SMALLER}"
     try:
         with Composer(config_dir) as composer:
             if name not in composer.groups()["exp"]:

@@ -16,7 +16,7 @@ FP32 = "fp32"
 
 
 @dataclass(frozen=True)
-class Idle:
+class EffectRule:
     """A rule that says in which runs some keys have an effect.
 
     Attributes:
@@ -87,21 +87,25 @@ OF_A_SUM = tuple(
     for knob in ("order", "group_size", "kahan", "rounding", "overflow", "compat", "requantise")
 )
 RULES = (
-    Idle(("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"),
-    Idle(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
-    Idle(("compressor",), _taken_in("compressor", "sync"), TAKEN_BY % "compressed, "),
-    Idle(("scaling",), lambda config: config["aps"], "it is how aps=true scales, and aps=false does not"),
-    Idle(
+    EffectRule(
+        ("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"
+    ),
+    EffectRule(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
+    EffectRule(("compressor",), _taken_in("compressor", "sync"), TAKEN_BY % "compressed, "),
+    EffectRule(
+        ("scaling",), lambda config: config["aps"], "it is how aps=true scales, and aps=false does not"
+    ),
+    EffectRule(
         ("aps",),
         lambda config: not config["aps"] or config["format"] != FP32,
         "format=fp32 has nothing to scale",
     ),
-    Idle(
+    EffectRule(
         ("full_precision",),
         lambda config: config["aps"] or _sends_less(config),
         "with format=fp32 all is exchanged in fp32",
     ),
-    Idle(
+    EffectRule(
         ("format",),
         lambda config: (
             config["format"] == FP32
@@ -110,65 +114,67 @@ RULES = (
         ),
         "full_precision.layers=['*'] has all gradients exchanged in fp32",
     ),
-    Idle(
+    EffectRule(
         ("sync.error_feedback", "sync.requantise"), _sends_less, "format=fp32 takes nothing from a gradient"
     ),
-    Idle(
+    EffectRule(
         ("sync.group_size",),
         lambda config: config["sync"].get("order") == "hierarchical",
         "sync.order=hierarchical alone adds in groups",
     ),
-    Idle(
+    EffectRule(
         ("sync.order", "sync.kahan"),
         lambda config: config["world_size"] > 1,
         "with world_size=1 there is nothing to add",
     ),
-    Idle(
+    EffectRule(
         OF_A_SUM,
         lambda config: "inner_steps" not in config["sync"] or _sums_in_format(config),
         "{kinds} adds the messages of this compressor in float32, as they come",
     ),
-    Idle(
+    EffectRule(
         ("compressor.rounding", "compressor.format", "compressor.aps"),
         lambda config: "inner_steps" not in config["sync"] or not _sums_in_format(config),
         "{kinds} with compressor=rounded sums in the run's format, as format, aps and sync.rounding say",
     ),
-    Idle(
+    EffectRule(
         ("sync.nesterov",),
         lambda config: config["sync"].get("outer_momentum") != 0,
         "sync.outer_momentum=0 has no step to look ahead",
     ),
-    Idle(("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"),
-    Idle(
+    EffectRule(
+        ("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"
+    ),
+    EffectRule(
         ("precision.update_order",),
         _rounds("update"),
         "precision.update=fp32 rounds no operation of the step",
     ),
-    Idle(
+    EffectRule(
         ("precision.master_weights",), _rounds("weights"), "precision.weights=fp32 are their own float32 copy"
     ),
-    Idle(
+    EffectRule(
         ("precision.fp32_norms",),
         _rounds("weights", "optimizer_state", "update"),
         "precision keeps all weights and optimizer state in fp32",
     ),
-    Idle(
+    EffectRule(
         ("precision.activation_rounding", "precision.activation_range"),
         _rounds("activation_bits"),
         "precision.activation_bits=null rounds no activation",
     ),
-    Idle(
+    EffectRule(
         ("precision.error_rounding", "precision.float_errors_for_weights"),
         _rounds("error_bits"),
         "precision.error_bits=null rounds no error",
     ),
-    Idle(
+    EffectRule(
         ("launcher.jobs_per_gpu",),
         lambda config: config["device"] != "cpu",
         "device=cpu takes no GPU",
         "launcher",
     ),
-    Idle(
+    EffectRule(
         ("optim", "schedule", "sync", "partition", "clip_norm", "parameter_groups", "emulation"),
         _trains,
         "with epochs=0 nothing is trained",
@@ -176,7 +182,7 @@ RULES = (
 )
 
 
-def idle_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
+def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
     """Yield a line for each rule whose keys were given but have no effect on any run.
 
     Args:

@@ -25,7 +25,7 @@ from cpdrun.sweep.runs import Plan
 
 
 @dataclass
-class Standing:
+class RunStates:
     """The state of a plan's runs.
 
     Attributes:
@@ -72,12 +72,12 @@ class Standing:
         return notes
 
 
-def standing(sweep: Plan) -> Standing:
+def run_states(sweep: Plan) -> RunStates:
     """Return the state of all runs of a sweep.
 
     A run whose folder cannot be read is recorded as odd, and the other runs are still examined.
     """
-    found = Standing()
+    found = RunStates()
     done = []
     for planned in sweep.runs:
         run = sweep.directory.run(planned.name)
@@ -99,7 +99,7 @@ def standing(sweep: Plan) -> Standing:
     return found
 
 
-def _look_at_config(run: RunDir, found: Standing) -> None:
+def _look_at_config(run: RunDir, found: RunStates) -> None:
     """Record a run as edited if its config.yaml does not match its name. A run without config.yaml is skipped."""
     try:
         config = read_config(run)

@@ -9,7 +9,7 @@ from cpdrun.launch.session import write_configs
 from cpdrun.record import State, cpu, processor, state_of, write_json
 from cpdrun.record.cpu import described
 from cpdrun.sweep import plan
-from cpdrun.sweep.standing import standing
+from cpdrun.sweep.run_states import run_states
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run_of(sweep, index):
 
 
 def test_nothing_odd_is_said_of_what_is_as_it_was_left(sweep):
-    found = standing(sweep)
+    found = run_states(sweep)
     assert list(found.states.values()) == [State.DONE] * 3 + [State.PENDING]
     assert found.odd == {} and found.edited == [] and found.notes(here=True) == []
 
@@ -39,7 +39,7 @@ def test_a_config_changed_by_hand_no_longer_matches_its_name(sweep):
     run = run_of(sweep, 0)
     run.config.write_text(run.config.read_text().replace("epochs: 15", "epochs: 16"))
     run_of(sweep, 1).config.write_text("- no config\n")
-    (note,) = standing(sweep).notes(here=True)
+    (note,) = run_states(sweep).notes(here=True)
     assert note.startswith("2 runs whose config.yaml was changed by hand and no longer matches the hash")
     assert run.name in note
 
@@ -51,7 +51,7 @@ def test_odd_runs_keep_no_other_from_being_looked_at(sweep):
     attempt = run_of(sweep, 3).new_attempt()
     write_json(attempt.where, {})
     attempt.exit.mkdir()
-    found = standing(sweep)
+    found = run_states(sweep)
     assert found.states[sweep.runs[0].name] is State.DONE
     assert found.odd == {
         sweep.runs[0].name: f"{run_of(sweep, 0).done} holds no record; remove it and run again"
@@ -62,7 +62,7 @@ def test_odd_runs_keep_no_other_from_being_looked_at(sweep):
 def test_a_run_of_a_newer_version_is_done_and_says_so(sweep):
     run = run_of(sweep, 0)
     write_json(run.done, {"status": "finished", "metrics": {}, "record": 2})
-    found = standing(sweep)
+    found = run_states(sweep)
     assert found.states[run.name] is State.DONE
     assert "is of record version '2'" in found.odd[run.name] and "remove it" not in found.odd[run.name]
 
@@ -76,8 +76,8 @@ def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied", str(run.done))
         return state_of(run)
 
-    monkeypatch.setattr("cpdrun.sweep.standing.state_of", state)
-    found = standing(sweep)
+    monkeypatch.setattr("cpdrun.sweep.run_states.state_of", state)
+    found = run_states(sweep)
     assert found.odd == {closed.name: f"{closed.done}: Permission denied"} and len(found.states) == 3
 
 
@@ -85,18 +85,18 @@ def test_runs_of_several_processors_are_named(sweep):
     name, vector = processor()
     other = f"{vector} other"  # this machine has every feature but one of the other's
     write_json(run_of(sweep, 1).env, {"device": name, "cpu": name, "cpu_vector": other})
-    (note,) = standing(sweep).notes(here=True)
+    (note,) = run_states(sweep).notes(here=True)
     assert f"2 on {described((name, vector))}" in note and f"1 on {name} ({other})" in note
     for index in range(3):
         write_json(run_of(sweep, index).env, {"device": "Cray-1", "cpu": "Cray-1", "cpu_vector": "v"})
-    (note,) = standing(sweep).notes(here=True)
+    (note,) = run_states(sweep).notes(here=True)
     assert f"3 on Cray-1 (v); this is {described((name, vector))}" in note
-    assert standing(sweep).notes(here=False) == [], "elsewhere, this machine trains nothing"
+    assert run_states(sweep).notes(here=False) == [], "elsewhere, this machine trains nothing"
 
 
 def test_a_record_from_before_is_of_the_processor_of_its_name(sweep):
     write_json(run_of(sweep, 1).env, {"device": processor()[0]})
-    assert standing(sweep).notes(here=True) == []
+    assert run_states(sweep).notes(here=True) == []
 
 
 def test_the_processor_is_read_as_linux_tells_it(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from cpdrun.cli import main
 from cpdrun.config.compose import Composer
 from cpdrun.sweep import plan
-from cpdrun.sweep.idle import RULES, idle_settings
+from cpdrun.sweep.ignored_settings import RULES, ignored_settings
 
 # what is set, beside format=e4m3, and how each line begins
 CASES = [
@@ -64,7 +64,7 @@ CASES = [
 
 def told(words, config_dir=None):
     sweep = plan(words, config_dir, imports=False)
-    return list(idle_settings(sweep.given, [run.config for run in sweep.runs]))
+    return list(ignored_settings(sweep.given, [run.config for run in sweep.runs]))
 
 
 def test_what_plays_no_part_in_any_run_is_told(monkeypatch):

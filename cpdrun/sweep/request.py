@@ -56,7 +56,7 @@ BASELINE = "search.baseline."
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepRequest:
     """The checked request for a sweep, before the axes are multiplied out.
 
     Single values from the command line override the experiment's body and cases. Axes override both.
@@ -90,7 +90,7 @@ class Asked:
             yield dict(zip(self.axes, values, strict=True))
 
 
-def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> Asked:
+def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> SweepRequest:
     """Read and check what the command line and the experiment ask for.
 
     Args:
@@ -139,11 +139,11 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
                 raise ConfigError(
                     f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
                 )
-    asked = Asked(typed, choices, cases, axes, exclusions)
-    if asked.count() > MOST_VALUES:
+    request = SweepRequest(typed, choices, cases, axes, exclusions)
+    if request.count() > MOST_VALUES:
         grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
-        raise ConfigError(f"{grid} = {asked.count():,} runs; one sweep has at most {MOST_VALUES:,}")
-    return asked
+        raise ConfigError(f"{grid} = {request.count():,} runs; one sweep has at most {MOST_VALUES:,}")
+    return request
 
 
 def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
