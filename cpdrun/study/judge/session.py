@@ -108,9 +108,11 @@ class Decision:
     required: float
 
     @property
-    def is_dropped(self) -> bool:
-        """Whether the idea is refuted and not kept."""
-        return not self.idea.is_kept and self.judged.verdict is Verdict.REFUTED
+    def verdict(self) -> Verdict:
+        """Certified if the idea is kept, refuted if it is refuted and not kept, and otherwise open."""
+        if self.idea.is_kept:
+            return Verdict.CERTIFIED
+        return Verdict.REFUTED if self.judged.verdict is Verdict.REFUTED else Verdict.OPEN
 
 
 @dataclass(frozen=True)
