@@ -31,6 +31,7 @@ from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import verdict_lines
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
