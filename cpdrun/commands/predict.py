@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
 
+DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
 # The maximum width of a table, in characters.
 WIDEST = 1000
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.overrides:
         raise UserError("name an experiment or a run: cpdrun predict exp=digits_bits, or cpdrun predict RUN")
-    console = arguments.telling.console
+    console = arguments.output.console
     if "=" not in arguments.overrides[0]:
         return _predict_variants(arguments, console)
     from cpdrun.launch import Session
@@ -91,7 +92,7 @@ def _predict_experiment(
         soft_wrap=True,
     )
     for note in filter(None, (each.note for each in found)):
-        arguments.telling.note(note)
+        arguments.output.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
         _list_runs(console, found, arguments)
@@ -136,7 +137,7 @@ def _show(
     console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
     """Print the table and then the sentences, so that the answer is at the end of the screen."""
-    from cpdrun.report.prediction import make_table, summarize, to_document
+    from cpdrun.report.prediction import make_table, predict_document, summarize
 
     table = make_table(chains)
     if not console.is_terminal:  # because a file has no maximum width
@@ -146,19 +147,18 @@ def _show(
     console.print(table)
     for line in summarize(chains, context):
         console.print(line, soft_wrap=True, markup=False)
-    telling = arguments.telling
-    telling.tell({"dry_run": False, **to_document(chains, context), "notes": telling.notes})
+    output = arguments.output
+    output.set_result(predict_document(chains, context, output.notes))
 
 
 def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
+    from cpdrun.report.prediction import ObservedRun, PredictDocument
+
     for each in found:
         how = "is trained and observed" if each.is_there else "would be trained and observed"
         console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
-    runs = [
-        {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
-        for each in found
-    ]
-    arguments.telling.tell({"dry_run": True, "runs": runs, "notes": arguments.telling.notes})
+    runs = [ObservedRun(str(each.folder.path), each.is_there, list(each.serves)) for each in found]
+    arguments.output.set_result(PredictDocument(dry_run=True, notes=arguments.output.notes, runs=runs))
 
 
 def _train(
@@ -175,26 +175,24 @@ def _train(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest
 
-    telling, config_dir = arguments.telling, arguments.config_dir
+    output, config_dir = arguments.output, arguments.config_dir
     configs = [each.run.config for each in missing]
     code = OK
     for directory in dict.fromkeys(each.sweep for each in missing):
         here = [each for each in missing if each.sweep == directory]
         before = cancelled_before(directory, arguments)
-        if not may_start(session, directory, configs, options, before, config_dir, telling):
+        if not may_start(session, directory, configs, options, before, config_dir, output):
             return INTERRUPTED
         if directory == question.directory:
             with writing(directory.path):
                 write_manifest(question.as_plan([each.run for each in here]))
         jobs = [Job(each.folder, each.run.config, each.run.overrides) for each in here]
-        display = Display(
-            telling.progress, axes_of(question.directory) if directory.manifest.exists() else ()
-        )
+        display = Display(output.progress, axes_of(question.directory) if directory.manifest.exists() else ())
         with writing(directory.path):
             summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
-        telling.note(f"{lost[0].folder.path} ended without an observation", kind="error")
+        output.note(f"{lost[0].folder.path} ended without an observation", kind="error")
         return FAILED
     return code

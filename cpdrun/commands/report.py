@@ -10,6 +10,7 @@ from typing import Any
 from cpdrun.arguments import add_json, add_names, several
 from cpdrun.errors import OK, UserError
 
+DOCUMENTS = {"report": "cpdrun.report.document:ReportDocument"}
 # The help of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
@@ -81,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         export_to=arguments.to,
         costs=arguments.costs,
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
-        console=arguments.telling.console,
+        console=arguments.output.console,
     )
-    arguments.telling.tell(made.as_json())
+    arguments.output.set_result(made.document())
     return OK
 
 

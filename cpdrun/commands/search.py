@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
 
+DOCUMENTS = {"search": "cpdrun.search.documents:SearchDocument"}
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search = commands.add_parser(
@@ -77,14 +79,14 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         planned = [run for cell in question.cells.values() for run in cell.values()]
         runs = [(question.directory.run(run.name), run.config) for run in planned]
         for line in read_metrics_again(runs, dry_run=arguments.dry_run):
-            arguments.telling.say(line)
+            arguments.output.print(line)
         results = Results(question)
         if results.margin.problem:
             raise UserError(f"{MARGIN_KEY}: {results.margin.problem}")
     jobs = [Job(question.directory.run(run.name), run.config, run.overrides) for run in planned]
     for line in advice(jobs[0].config["launcher"], question.directory, jobs, options):
-        arguments.telling.note(line)
-    console = arguments.telling.console
+        arguments.output.note(line)
+    console = arguments.output.console
     code, forecast, summaries = OK, list[Any](), list[Any]()
     _say_what_is_asked(console, results)
     if not arguments.dry_run:
@@ -102,6 +104,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
     """Print the question of the search, its margin, and how many earlier candidates share the error probability."""
+    from cpdrun.report.study_text import margin_text
     from cpdrun.search.tuned_words import plan_text
     from cpdrun.search.words import candidates_text, runs_text, tolerance_of
 
@@ -113,7 +116,7 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
         soft_wrap=True,
     )
-    console.print(f"Margin: {results.margin.describe(results.metric)}.", soft_wrap=True, markup=False)
+    console.print(f"Margin: {margin_text(results.margin, results.metric)}.", soft_wrap=True, markup=False)
     asked_now = {candidate.name for chain in question.chains for width in chain.widths for candidate in width}
     before = {each.candidate for each in results.ledger.hypotheses} - asked_now
     if before:
@@ -140,7 +143,7 @@ def _say_what_was_found(
     """
     from cpdrun.search.words import facts, sentences, table
 
-    console, telling = arguments.telling.console, arguments.telling
+    console, output = arguments.output.console, arguments.output
     report, trouble = "", None
     try:
         report = _report(arguments, code, results)
@@ -154,9 +157,9 @@ def _say_what_was_found(
     went = {
         "dry_run": arguments.dry_run,
         "forecast": forecast,
-        "summaries": [summary.facts() for summary in summaries],
+        "summaries": [summary.document() for summary in summaries],
     }
-    telling.tell({**facts(results), **went, "notes": telling.notes})
+    output.set_result({**facts(results), **went, "notes": output.notes})
     if trouble is not None:
         raise trouble
 
@@ -213,14 +216,14 @@ def _launch(
     from cpdrun.launch import axes_of, print_summary
     from cpdrun.search.drive import SearchDisplay, search
 
-    question, telling, config_dir = results.question, arguments.telling, arguments.config_dir
+    question, output, config_dir = results.question, arguments.output, arguments.config_dir
     configs = [cell[0].config for cell in question.cells.values()]
     before = cancelled_before(question.directory, arguments)
-    if not may_start(session, question.directory, configs, options, before, config_dir, telling):
+    if not may_start(session, question.directory, configs, options, before, config_dir, output):
         return INTERRUPTED, []
-    display = SearchDisplay(telling.progress, axes_of(question.directory), results)
+    display = SearchDisplay(output.progress, axes_of(question.directory), results)
     with writing(question.directory.path):  # usually because the disk is full
         summaries = search(session, results, configs[0]["launcher"], options, display, before)
     for summary in summaries:
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
     return max((summary.exit_code for summary in summaries), default=FAILED), summaries

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 # Keys that the search chooses itself or that follow from the folder.
 IMPLIED = ("seed", "name", "results_dir")
 
-# The kind of the command's JSON document.
-DOCUMENT = "next"
+DOCUMENTS = {"next": "cpdrun.search.documents:NextDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -52,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     limit = budget(arguments.budget)
     results = Results(ask(words, arguments.config_dir, imports=False))
     found = following.look(results, limit)
-    telling = arguments.telling
-    telling.tell(following.facts(found, words))
-    console = telling.console
+    output = arguments.output
+    output.set_result(following.facts(found, words))
+    console = output.console
     if found.runs:
         console.print(_table(found))
     for line in following.says(found):

@@ -2,8 +2,7 @@
 
 import argparse
 import math
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpdrun.launch import LaunchOptions, Session, Summary
-    from cpdrun.shell.telling import Telling
+    from cpdrun.shell.output import Output
     from cpdrun.study.metric import Metric
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
-    from cpdrun.sweep.standing import Standing
+    from cpdrun.sweep.run_states import RunStates
+
+DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -58,19 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     """Plan the sweep, train the runs that are not done, and return the exit code."""
+    from cpdrun.commands.sweep_document import SweepDocument
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
-    from cpdrun.sweep.dry_run import facts, print_config, print_dry_run
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.dry_run import describe_sweep, print_config, print_dry_run
+    from cpdrun.sweep.run_states import run_states
 
-    options, telling = options_of(arguments), arguments.telling
+    options, output = options_of(arguments), arguments.output
 
     def say_how_many(runs: int) -> None:
-        telling.aside(f"planning {runs:,} runs ...")
+        output.print_progress(f"planning {runs:,} runs ...")
 
     with before_a_start():
-        if arguments.show and (telling.as_json or not arguments.dry_run):
+        if arguments.show and (output.as_json or not arguments.dry_run):
             raise UserError(
                 "--show needs --dry-run, and prints yaml instead of JSON. The folder of a started run has its "
                 "config.yaml"
@@ -85,8 +87,8 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
 
     runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
     for line in read_metrics_again(runs, dry_run=arguments.dry_run):
-        telling.say(line)
-    found = standing(sweep)
+        output.print(line)
+    found = run_states(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
@@ -94,40 +96,42 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     if arguments.show:
         print_config(sweep.runs[0], len(sweep.runs))
         return OK
-    telling.say(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
+    output.print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
-        telling.say(of_other_code(found.changed))
+        output.print(of_other_code(found.changed))
     for note in _notes(sweep, found, to_run, options):
-        telling.note(note)
+        output.note(note)
     odd = [text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states]
     for text in odd:
-        telling.note(text, kind="error")
-    planned = facts(sweep, found, to_run, options)
-    planned |= {"dry_run": arguments.dry_run, "summary": None, "seed_power": None}
-    telling.tell({**planned, "notes": telling.notes})
+        output.note(text, kind="error")
+    description = describe_sweep(sweep, found, to_run, options)
+    document = SweepDocument(
+        **vars(description), dry_run=arguments.dry_run, summary=None, seed_power=None, notes=output.notes
+    )
+    output.set_result(document)
     if arguments.dry_run:
-        if not telling.as_json:
+        if not output.as_json:
             print_dry_run(sweep, found, to_run, options, arguments.config_dir)
         return OK
     if not to_run:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
-        telling.tell({**planned, "seed_power": _conclude(sweep, telling), "notes": telling.notes})
-        telling.say(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
+        document.seed_power = _conclude(sweep, output)
+        output.print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
     summary = _launch(session, sweep, to_run, anew, options, arguments)
     if summary is None:
         return INTERRUPTED
     has_ended = options.wait and summary.exit_code != INTERRUPTED
-    power = _conclude(sweep, telling) if has_ended else None
+    document.summary = summary.document()
+    document.seed_power = _conclude(sweep, output) if has_ended else None
     if summary.exit_code == OK and options.wait:
-        telling.say(f"For the report: cpdrun report {sweep.directory.path}")
-    after = facts(sweep, standing(sweep), to_run, options)
-    kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
-    told = {**planned, **after, **kept, "summary": summary.facts(), "seed_power": power}
-    telling.tell({**told, "notes": telling.notes})
+        output.print(f"For the report: cpdrun report {sweep.directory.path}")
+    after = describe_sweep(sweep, run_states(sweep), to_run, options)
+    document.plan, document.done, document.missing = after.plan, after.done, after.missing
+    document.runs = after.runs
     return summary.exit_code or (FAILED if odd else OK)
 
 
@@ -156,15 +160,15 @@ def _launch(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
-    from cpdrun.study.collect import collect
-    from cpdrun.study.runs.ignored import ignored
+    from cpdrun.report.study_text import ignored_texts
+    from cpdrun.study.collect import collect, ignored
     from cpdrun.sweep import write_manifest
 
-    telling = arguments.telling
+    output = arguments.output
     before = cancelled_before(sweep.directory, arguments)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
     configs = [run.config for run in to_run]
-    if not may_start(session, sweep.directory, configs, options, before, arguments.config_dir, telling):
+    if not may_start(session, sweep.directory, configs, options, before, arguments.config_dir, output):
         return None
     with before_a_start(), writing(sweep.directory.path):
         write_manifest(sweep)
@@ -172,26 +176,26 @@ def _launch(
             if job.run.name in anew:
                 forget(job.run)
     launcher = to_run[0].config["launcher"]
-    display = Display(telling.progress, axes_of(sweep.directory))
+    display = Display(output.progress, axes_of(sweep.directory))
     first = FirstRun(jobs, options, display.say)
     with writing(sweep.directory.path):  # usually because the disk is full
         summary = session.launch(
             sweep.directory, first.jobs, launcher, options, display, before, more=first.more
         )
-    print_summary(telling.progress, summary)
+    print_summary(output.progress, summary)
     if options.wait and is_script(configs[0]):
-        for line in ignored(collect([sweep.directory])):
-            telling.note(line)
+        for line in ignored_texts(ignored(collect([sweep.directory]))):
+            output.note(line)
     return summary
 
 
-def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
+def _conclude(sweep: "Plan", output: "Output") -> "SeedPower | None":
     """Record the tested hypotheses in sweep.yaml, and print which differences the seeds can settle.
 
     Returns:
-        The power of the seeds as plain data for programs, or None if no runs are compared.
+        The power of the seeds, or None if no runs are compared.
     """
-    from cpdrun.study.errors import ReportError
+    from cpdrun.study import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
     from cpdrun.sweep.manifest import write_ledger
@@ -207,8 +211,8 @@ def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
         write_ledger(sweep.directory, hypotheses)
     if power is None:
         return None
-    telling.say(describe_seed_power(power, study.metric))
-    return asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
+    output.print(describe_seed_power(power, study.metric))
+    return power
 
 
 def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
@@ -222,7 +226,7 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
         return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))
 
     margin = metric.show_tolerance(power.margin * metric.scale)
-    if power.is_limited_by_test_set:
+    if power.limited_by_test_set:
         return (
             f"{power.test_samples:.0f} test samples cannot settle {margin} with any number of seeds, only differences "
             f"of about {show(power.test_set_settles)}."
@@ -238,13 +242,13 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
 
 
 def _notes(
-    sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
+    sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
     """Return notes that the user should read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
-    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.ignored_settings import ignored_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
@@ -252,7 +256,7 @@ def _notes(
     if jobs:
         of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
-    idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
+    idle = ignored_settings(sweep.given, [run.config for run in sweep.runs])
     seeds = seed_note(sweep.runs[0].config, sweep.typed)
     return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
 

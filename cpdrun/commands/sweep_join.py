@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from cpdrun.launch import Session, Summary
     from cpdrun.record import SweepDir
 
-# The kind of the command's JSON document.
-DOCUMENT = "work"
+DOCUMENTS = {"work": "cpdrun.launch.summary:WorkDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -35,16 +34,17 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.compose import Composer
     from cpdrun.launch import Session
+    from cpdrun.launch.summary import JoinedSweep, WorkDocument
     from cpdrun.record import find_sweeps
 
     with Composer() as composer:
         launcher = composer.file("launcher", "local")
-    code, went = OK, list[dict[str, Any]]()
-    arguments.telling.tell({"sweeps": went, "notes": arguments.telling.notes})
+    code, document = OK, WorkDocument([], arguments.output.notes)
+    arguments.output.set_result(document)
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
             worked, summary = _work(sweep, launcher, arguments, session)
-            went.append({"sweep": str(sweep.path), "summary": summary and summary.facts()})
+            document.sweeps.append(JoinedSweep(str(sweep.path), summary and summary.document()))
             if worked == INTERRUPTED:
                 return INTERRUPTED
             code = code or worked
@@ -62,20 +62,20 @@ def _work(
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
 
-    options, telling = options_of(arguments), arguments.telling
+    options, output = options_of(arguments), arguments.output
     before = cancelled_before(sweep, arguments)
     pool = Pool(sweep, failed=arguments.rerun == "failed")
     code, summary = OK, None
     if jobs := pool.take():
         configs = [{**job.config, "launcher": launcher} for job in jobs]
-        if not may_start(session, sweep, configs, options, before, None, telling):
+        if not may_start(session, sweep, configs, options, before, None, output):
             return INTERRUPTED, None
-        display = Display(telling.progress, axes_of(sweep))
+        display = Display(output.progress, axes_of(sweep))
         summary = session.launch(sweep, jobs, launcher, options, display, before, more=pool.take)
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
         code = summary.exit_code
     else:
-        telling.say(f"{sweep.name}: nothing is left to do")
+        output.print(f"{sweep.name}: nothing is left to do")
     for reason in pool.unreadable.values():
-        telling.note(reason, kind="error")
+        output.note(reason, kind="error")
     return code or (FAILED if pool.unreadable else OK), summary

@@ -14,14 +14,13 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report import plots, tables
-from cpdrun.report.look import style, svg
+from cpdrun.report import plots, style, svg, tables
 from cpdrun.report.page import filters
 from cpdrun.report.page.markup import escape_html as escape
-from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.tuned import USE
+from cpdrun.study.group import Group
+from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 
 # The CSS variable of page.css that replaces each color of a picture, so that the color follows the page's theme.
@@ -61,7 +60,7 @@ def page(
         matrix: The table of the answers of many facets, or None.
         notes: Sentences about what is missing or mixed.
         reasons: Sentences that say why plots are missing.
-        pictures: The SVGs that `svg.render` returned, by the name of the plot.
+        pictures: The SVGs that `pictures.render` returned, by the name of the plot.
         best: The table of each format at its best tuned value, or None.
         said: The sentences that answer a question, by key of `plots.QUESTIONS`.
         tables_of: The heading and the table that answer a question, by key of `plots.QUESTIONS`.
@@ -104,7 +103,7 @@ def _questions(
     tables_of: Mapping[str, tuple[str, tables.Shown]],
 ) -> Iterator[str]:
     """Yield a section with sentences, a table and pictures for each question that has any of them."""
-    drawn = [plot for plot in plots.available() if plot.name in pictures]
+    drawn = [plot.for_metric(study.metric) for plot in plots.available() if plot.name in pictures]
     groups = filters.groups(study)
     for question, asked in plots.QUESTIONS.items():
         parts = [f'<p class="said">{escape(line)}</p>' for line in said.get(question, [])]
