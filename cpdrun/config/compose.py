@@ -29,6 +29,7 @@ from cpdrun.config.keys import INGREDIENTS, copied, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 
 CONF_MODULE = "cpdrun.conf"
+RECIPES_MODULE = "custom_fp.conf"  # its folder `recipe` is a group of ours, too
 ROOT, SCRIPT_ROOT = "config", "script"  # what a run is: of cpdrun's own loop, of a user's script
 BASE = "any_run"  # which both have
 EXPERIMENT = "exp"
@@ -43,10 +44,16 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 @cache
 def installed() -> tuple[str, ...]:
-    """The packages of yaml, with folders as in conf/, that installed distributions name in their entry points. What has
-    the name of a file of ours is not seen. Raises ConfigError for one that cannot be imported."""
+    """Return the packages of yaml files other than conf/: that of custom_fp, and those that entry points name.
+
+    Their folders are groups, as in conf/. If a file has the same name as a file of conf/, conf/ is used.
+
+    Raises:
+        ConfigError: A package that an entry point names cannot be imported.
+    """
     every = entry_points()  # which reads a file a distribution
-    found = dict.fromkeys(entry.value for group in ENTRY_POINTS for entry in every.select(group=group))
+    named = [entry.value for group in ENTRY_POINTS for entry in every.select(group=group)]
+    found = dict.fromkeys([RECIPES_MODULE, *named])
     for package in found:
         try:
             import_module(package)
@@ -108,8 +115,7 @@ class Composer:
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
         for package in installed():
             search_path.append("installed", f"pkg://{package}", anchor="main")  # Hydra wants its own last
-        if self._user_dir is not None or installed():
-            loader.repository.initialize_sources(search_path)
+        loader.repository.initialize_sources(search_path)
         _read_each_file_once(loader.repository, self._known.files)
         return self
 

@@ -1,5 +1,5 @@
 """`recipe=NAME` is a run's precision by the name that the field has for it: rules for what is rounded, and what a run
-needs beside them, such as a loss scale. conf/recipe has one a file.
+needs beside them, such as a loss scale. custom_fp/conf/recipe has one a file.
 
 A resolved config has the recipe's keys where a run reads them, in `precision`, and under `recipe` its name; so a recipe
 names a run as the same keys do that are typed one by one. It stands in place of what `precision` says, which then is to

@@ -1,14 +1,15 @@
-"""Where conf/ names a number format."""
+"""The experiments, recipes and other choices that name a number format."""
 
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import chain
 from typing import Any
 
 import yaml
 from custom_fp.formats.protocol import NumberFormat
 
-from cpdrun.config.compose import CONF_MODULE
+from cpdrun.config.compose import CONF_MODULE, RECIPES_MODULE
 
 OTHER_NAMES = {
     "defaults",
@@ -20,10 +21,11 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def uses(fmt: NumberFormat) -> list[str]:
-    """Return the files of conf/ that name this format by any of its names, sorted, such as `recipe/nvfp4`."""
+    """Return the yaml files of conf/ and of custom_fp that name this format, sorted, such as `recipe/nvfp4`."""
     names = {fmt.name, *fmt.synonyms}
     found = []
-    for path, file in _yaml_files(files(CONF_MODULE), ""):
+    every = chain(*(_yaml_files(files(module), "") for module in (CONF_MODULE, RECIPES_MODULE)))
+    for path, file in every:
         text = file.read_text(encoding="utf-8")
         if any(name in text for name in names) and names & set(_words(yaml.load(text, LOADER))):
             found.append(path)

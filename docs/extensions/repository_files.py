@@ -1,6 +1,6 @@
 """Links of pages to files and folders of the repository lead to pages that show them.
 
-No host is named: what a page links to (`conf/recipe`, `examples/ddp_digits.py`) is shown by the site itself. A folder
+No host is named: what a page links to (`conf/exp`, `examples/ddp_digits.py`) is shown by the site itself. A folder
 that has a README.md is that page.
 """
 

@@ -18,7 +18,7 @@ from cpdrun.study.choices import of_case
 from cpdrun.study.collect import collect, other_axes
 from cpdrun.sweep import plan
 
-NAMES = sorted(path.stem for path in Path("conf/recipe").glob("*.yaml"))
+NAMES = sorted(path.stem for path in Path("kernels/custom_fp/conf/recipe").glob("*.yaml"))
 WORDS = ["exp=digits_recipes", "format=fp32", "seed=0"]
 
 

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-CONF = Path(__file__).parents[2] / "conf" / "recipe"
+CONF = Path(custom_fp.__file__).parent / "conf" / "recipe"
 RECIPES = sorted(path.stem for path in CONF.glob("*.yaml"))
 POSTCARD_LINES, POSTCARD_COLUMNS = 27, 120
 # of the gradient's length: what the formats' digits let expect (2^-9 .. 2^-2 a value), with room for what cancels

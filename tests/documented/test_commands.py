@@ -214,7 +214,7 @@ def folder(tmp_path) -> Path:
     shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "conf" / "recipe").mkdir()
-    shutil.copy(REPOSITORY / "conf" / "recipe" / "mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml")
+    shutil.copy(REPOSITORY / "kernels/custom_fp/conf/recipe/mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml")
     (folder / "mypackage").mkdir()
     (folder / "mypackage" / "formats.py").write_text(FORMATS)
     return folder

@@ -3,7 +3,7 @@
     applied = custom_fp.apply_recipe(model, "nvfp4")
     print(applied)                # what is rounded, what stays in float32, what is left to the training loop
 
-A name is one of conf/recipe, a text that ends with .yaml a file like those; or the recipe itself, a mapping or its list
+A name is one of custom_fp/conf/recipe, a text that ends with .yaml a file like those; or the recipe itself, a mapping or its list
 of rules. What a recipe says of weights as they are kept, of the optimizer and of the loss scale is the training loop's,
 and stays with it (`left_to_the_loop`); in a run of cpdrun's own (recipe=nvfp4) it is carried out too.
 """

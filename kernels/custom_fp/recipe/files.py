@@ -1,9 +1,11 @@
-"""Recipes as they are written: conf/recipe/NAME.yaml, or a file of one's own, or recipe/NAME.yaml in a package that an
-installed distribution names in its entry points, group `cpdrun.recipes`.
+"""Reading of recipes from yaml files.
 
-defaults: [nvfp4, _self_]          all that another recipe says, but for what stands here
-ingredients: {format: nvfp4, ...}  what may be said anew; the recipe refers to it: ${ingredients.format}
-rules: [...]                       as rules.py has them; beside them keys of a training loop, such as loss_scale
+A recipe is found by its name in custom_fp/conf/recipe or in the folder `recipe` of a package that an installed
+distribution names in its entry points (group `cpdrun.recipes`). Any other file is found by its path. Keys of a recipe:
+
+    defaults: [nvfp4, _self_]          start from another recipe and replace the keys that this file has
+    ingredients: {format: nvfp4, ...}  settings that the caller may change; rules refer to them as ${ingredients.format}
+    rules: [...]                       see rules.py. Other keys are for a training loop, such as loss_scale
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ _BUILT_ON, _ITSELF = "defaults", "_self_"
 
 
 def load(recipe: str) -> Any:
-    """What the yaml of a recipe says. ValueError for one that does not exist, with those that do."""
+    """Return the contents of a recipe's yaml file.
+
+    Raises:
+        ValueError: There is no such recipe, or its file cannot be read.
+    """
     import yaml
 
     file: Any
@@ -44,9 +50,9 @@ def load(recipe: str) -> Any:
 
 
 def _by_name() -> dict[str, Any]:
-    """Ours go before those of installed packages. Data: of ours nothing is run."""
+    """Return the yaml files by the name of the recipe. Those of custom_fp take precedence. Nothing is executed."""
     packages = [entry.value for entry in entry_points(group="cpdrun.recipes")]
-    folders = [resources.files(package) / "recipe" for package in (*packages, "cpdrun.conf")]
+    folders = [resources.files(package) / "recipe" for package in (*packages, "custom_fp.conf")]
     return {
         file.name.removesuffix(".yaml"): file
         for folder in folders
@@ -74,8 +80,11 @@ def _with_defaults(recipe: str, given: Any) -> Any:
 
 
 def with_ingredients(typed: str, given: Any, said: Mapping[str, Any]) -> Any:
-    """The recipe with each ${ingredients.NAME} filled in: what is `said` of it, else its own. ValueError for a name
-    that it does not have."""
+    """Return the recipe with a value for each ${ingredients.NAME}: the value in `said`, or else the recipe's own.
+
+    Raises:
+        ValueError: `said` has a name that is not an ingredient of the recipe.
+    """
     own = given.get(INGREDIENTS) or {} if isinstance(given, Mapping) else {}
     for name in said:
         if name not in own:
