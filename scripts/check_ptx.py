@@ -3,7 +3,7 @@
     python scripts/check_ptx.py [--architecture compute_90] [--rounds 1] [--seed 0]
 
 Every rounding and overflow on 40 formats, both sides of every alignment and size of grid, formats with scales along
-every axis; tests/custom_fp/ptx/ says how PTX runs here. Prints a table of values compared and of kernels launched, and
+every axis; kernels/tests/ptx/ says how PTX runs here. Prints a table of values compared and of kernels launched, and
 ends with 1 where one value differs, or a kernel was not run.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import custom_fp
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "custom_fp" / "ptx"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "tests" / "ptx"))
 import ptx_cases
 from custom_fp import compiled, cuda
 from custom_fp.formats.scalar import Format

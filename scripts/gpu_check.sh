@@ -53,7 +53,7 @@ capability = int(cupy.cuda.Device().compute_capability)
 with ThreadPoolExecutor() as pool:
     list(pool.map(lambda part: compiled.binary(part, capability), dict.fromkeys(map(compiled.part_of, cuda.KERNELS))))'
 # Only files with such tests, and no ini options: the machine need not have every plugin and oracle of the dev extra.
-mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
 step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/bench_numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
 step "step time" 94 "$PYTHON" scripts/bench_step.py --device cuda

@@ -6,7 +6,7 @@ many instructions an element takes, and how near to a copy's bandwidth these let
 No GPU is needed. Figures are those of the machine code: `cuobjdump` and `nvdisasm`, which Triton brings with torch for
 CUDA. Blocks an SM, of 256 threads, are what its 65,536 registers and most threads allow. Instructions are counted as
 they stand in the code, those of paths for unaligned addresses and of what is left at an end with them; an element's
-are those that the PTX executes on the CPU (tests/custom_fp/ptx/ptx_work.py), times the kernel's machine instructions by
+are those that the PTX executes on the CPU (kernels/tests/ptx/ptx_work.py), times the kernel's machine instructions by
 its PTX instructions. About three minutes.
 """
 
@@ -23,7 +23,7 @@ import torch  # noqa: F401  NVRTC is then the one that torch brings
 from cupy.cuda import nvrtc
 from custom_fp import compiled, cuda
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "custom_fp" / "ptx"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "tests" / "ptx"))
 from ptx_device import Device, ptx_of
 from ptx_work import Work, work_of
 

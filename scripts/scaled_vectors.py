@@ -1,6 +1,6 @@
 """Write what torchao and gfloat make of some blocks: the known answers that tests hold scaled formats to.
 
-    python scripts/scaled_vectors.py tests/custom_fp/scaled_vectors.json
+    python scripts/scaled_vectors.py kernels/tests/scaled_vectors.json
 
 torchao's eager code on the CPU, and gfloat's block functions; no code of custom_fp runs. Blocks are normal values of
 several magnitudes, values in the middle of two elements, zeros, and one that is all of one value. Codes are one

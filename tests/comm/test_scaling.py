@@ -9,6 +9,7 @@ import torch.distributed as dist
 from custom_fp import Format
 from ranks import run_ranks
 
+from cpdrun.comm import emulate_all_reduce
 from cpdrun.comm.sums.magnitudes import Agreement, largest_magnitude, sum_exponent
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.comm.sums.scaling import APS, DelayedAPS, Shifts
@@ -98,3 +99,13 @@ def test_delayed_aps_continues_from_a_checkpoint() -> None:
     assert ask(resumed, ["a"], 64.0) == ours == [E4M3.emax - 3]
     with pytest.raises(ValueError, match="remembers nothing, the checkpoint has"):
         Shifts(APS()).magnitudes.load_state_dict(shifts.magnitudes.state_dict())
+
+
+@pytest.mark.parametrize("name", ["posit8", "takum8", "hif8"])
+def test_aps_halves_the_error_of_formats_of_tapered_precision(name):
+    gradients = [torch.randn(500, generator=torch.Generator().manual_seed(i)) * 1e-4 for i in range(4)]
+    exact = sum(g.double() for g in gradients)
+    with_aps, without = (
+        float((emulate_all_reduce(gradients, name, aps=aps) - exact).norm()) for aps in (True, False)
+    )
+    assert with_aps < without / 2

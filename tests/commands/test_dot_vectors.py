@@ -11,7 +11,7 @@ from custom_fp import Accumulator
 
 from cpdrun.cli import main
 
-sys.path.append(str(Path(__file__).parents[1] / "custom_fp"))
+sys.path.append(str(Path(__file__).parents[2] / "kernels" / "tests"))
 import dot_oracle
 
 CASES = {

@@ -141,7 +141,7 @@ NOT_RUN = {
     "python scripts/fit_predict.py fit": ("minutes", "tests/whatif/test_fit_predict.py"),
     "python scripts/simulate_judge.py": ("minutes", "tests/stats/test_online.py"),
     "python scripts/soak_elastic.py": ("hours", "tests/launch/test_elastic.py"),
-    "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "tests/custom_fp/test_outside_oracles.py"),
+    "PYTHONPATH=qtorch": ("it needs other libraries, downloaded", "kernels/tests/test_outside_oracles.py"),
     "cpdrun search --config-dir results/digits_screen_small/screen": (
         "it needs a screen of 80 runs",
         "tests/search_allocate/test_screen.py::test_the_command_finds_what_was_planted_and_its_search_can_be_typed",
@@ -214,7 +214,9 @@ def folder(tmp_path) -> Path:
     shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "conf" / "recipe").mkdir()
-    shutil.copy(REPOSITORY / "kernels/custom_fp/conf/recipe/mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml")
+    shutil.copy(
+        REPOSITORY / "kernels/custom_fp/conf/recipe/mxfp8.yaml", folder / "conf" / "recipe" / "mine.yaml"
+    )
     (folder / "mypackage").mkdir()
     (folder / "mypackage" / "formats.py").write_text(FORMATS)
     return folder

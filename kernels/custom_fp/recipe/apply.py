@@ -1,11 +1,11 @@
-"""A recipe in a model of anybody's: its layers compute by the recipe's rules from here on, in training and evaluation.
+"""Application of a recipe to a model. From then on, its layers round as the recipe says, in training and evaluation.
 
     applied = custom_fp.apply_recipe(model, "nvfp4")
     print(applied)                # what is rounded, what stays in float32, what is left to the training loop
 
-A name is one of custom_fp/conf/recipe, a text that ends with .yaml a file like those; or the recipe itself, a mapping or its list
-of rules. What a recipe says of weights as they are kept, of the optimizer and of the loss scale is the training loop's,
-and stays with it (`left_to_the_loop`); in a run of cpdrun's own (recipe=nvfp4) it is carried out too.
+A recipe is the name of a file in custom_fp/conf/recipe, the path of such a yaml file, a mapping, or a list of rules. What
+a recipe says about stored weights, the optimizer and the loss scale concerns the training loop (`left_to_the_loop`).
+cpdrun's own training loop follows these parts, too.
 """
 
 from __future__ import annotations

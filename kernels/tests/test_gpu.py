@@ -1,6 +1,6 @@
 """CUDA kernels against the CPU, bit for bit: every operator, rounding and format family.
 
-pytest -m gpu tests/custom_fp        (scripts/gpu_check.sh runs this and the benchmarks)
+pytest -m gpu kernels/tests        (scripts/gpu_check.sh runs this and the benchmarks)
 """
 
 import custom_fp

@@ -1,6 +1,6 @@
 """Hadamard transforms, codebooks and affine integers on a GPU against the CPU, bit for bit.
 
-pytest -m gpu tests/custom_fp
+pytest -m gpu kernels/tests
 """
 
 import math

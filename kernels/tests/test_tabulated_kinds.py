@@ -201,17 +201,10 @@ def test_names():
     assert "Tabulated" not in KINDS and {"P3109", "Posit", "Takum", "Logarithmic", "HiFloat8"} <= set(KINDS)
 
 
-def test_aps_takes_the_largest_to_where_precision_is_best():
-    """Of uniform precision the top; of a tapered format where it is still within a digit of the best."""
+def test_emax_is_where_precision_is_best():
+    """With uniform precision, emax is the top binade. In a tapered format, it is a binade of nearly the best precision."""
     emax = {"p3109_k8p3se": 15, "lns4_3": 7, "posit8": 7, "posit12": 7, "takum8": 2, "hif8": 7}
     assert {name: parse(name).emax for name in emax} == emax
-    g = [torch.randn(500, generator=torch.Generator().manual_seed(i)) * 1e-4 for i in range(4)]
-    exact = sum(x.double() for x in g)
-    from cpdrun.comm import emulate_all_reduce
-
-    for name in ("posit8", "takum8", "hif8"):
-        errors = [float((emulate_all_reduce(g, name, aps=aps) - exact).norm()) for aps in (True, False)]
-        assert errors[0] < errors[1] / 2, name
 
 
 def test_every_rounding_word_is_taken():

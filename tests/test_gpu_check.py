@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FAKE = """#!/bin/bash
 case "$*" in
     *get_device_name*\\"torch\\"*custom_fp*) echo "AssertionError: backend | native" >&2; exit 3 ;;
