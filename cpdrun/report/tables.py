@@ -235,8 +235,23 @@ def runs(study: Study) -> pd.DataFrame:
 
     The columns are the axes, the seed, how the run ended, and all metrics.
     """
-    done = finished(study.runs)
-    names = [SWEEP, "run:name", "format", *_axes(study), SEED, USE, "run:status", "run:test_samples"]
+    done, compared = finished(study.runs), study.bits_axis.key
+    if compared != FORMAT:
+        done = done.assign(**{FORMAT: done[compared], f"config.{FORMAT}": done[FORMAT]})
+    of_gradients = (
+        [f"config.{FORMAT}"] if compared != FORMAT and done[f"config.{FORMAT}"].nunique() > 1 else []
+    )
+    names = [
+        SWEEP,
+        "run:name",
+        FORMAT,
+        *of_gradients,
+        *_axes(study),
+        SEED,
+        USE,
+        "run:status",
+        "run:test_samples",
+    ]
     metrics = [name for name in done.columns if name.startswith("metric:")]
     names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
     ours = {name: name.split(":", 1)[-1] for name in names if ":" in name}
@@ -306,7 +321,9 @@ def column(axis: str) -> str:
 
 def _numbers(study: Study, group: Group) -> dict:
     """Return the row of a group in `frame`."""
-    row = {FORMAT: group.keys[FORMAT], "bits": group.bits}
+    row = {FORMAT: group.format, "bits": group.bits}
+    if not study.bits_axis.is_of_gradients and len({each.keys[FORMAT] for each in study.groups}) > 1:
+        row[f"config.{FORMAT}"] = group.keys[FORMAT]
     row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
     values, name = group.values, study.metric.name
     spread = deviation(values) if len(values) > 1 else None
