@@ -18,7 +18,7 @@ from cpdrun.report import best_of, completeness, export, headline, pareto, pivot
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.methods import comparison, crossover, crossover_text
-from cpdrun.report.page import html, markup, pictures
+from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import plain
@@ -300,6 +300,9 @@ def _write_tables(
     """
     shown, details, files = tables.full(study), tables.details(study), []
     for kind in kinds:
+        if kind == "tex":
+            files += paper.write(folder, study)
+            continue
         numbers = tables.frame(study) if kind == "csv" else details
         files.append(TABLES[kind](folder / "table", numbers, shown))
         if kind == "csv":
