@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
-# The kind of the command's JSON document.
-DOCUMENT = "screen"
+DOCUMENTS = {"screen": "cpdrun.search.documents:ScreenDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:

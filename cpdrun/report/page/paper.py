@@ -10,10 +10,10 @@ from cpdrun.report.page.markup import escape_latex
 from cpdrun.report.render import render, render_file
 from cpdrun.report.tables import OWN_SPREAD, Shown, full
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.axes.titles import axis_text, plain
+from cpdrun.study.axes import axis_text, plain
 from cpdrun.study.collect import finished
-from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 _COMMIT_LETTERS = 12
 # The keys of a config that the methods name, by the name of the value in the template.
