@@ -202,7 +202,7 @@ def test_names():
 
 
 def test_emax_is_where_precision_is_best():
-    """With uniform precision, emax is the top binade. In a tapered format, it is a binade of nearly the best precision."""
+    """With uniform precision, emax is the top binade. In a tapered format, precision there is nearly the best."""
     emax = {"p3109_k8p3se": 15, "lns4_3": 7, "posit8": 7, "posit12": 7, "takum8": 2, "hif8": 7}
     assert {name: parse(name).emax for name in emax} == emax
 

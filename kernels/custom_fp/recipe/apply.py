@@ -3,9 +3,9 @@
     applied = custom_fp.apply_recipe(model, "nvfp4")
     print(applied)                # what is rounded, what stays in float32, what is left to the training loop
 
-A recipe is the name of a file in custom_fp/conf/recipe, the path of such a yaml file, a mapping, or a list of rules. What
-a recipe says about stored weights, the optimizer and the loss scale concerns the training loop (`left_to_the_loop`).
-cpdrun's own training loop follows these parts, too.
+A recipe is the name of a file in custom_fp/conf/recipe, the path of such a yaml file, a mapping, or a list of rules.
+What a recipe says about stored weights, the optimizer and the loss scale concerns the training loop
+(`left_to_the_loop`). cpdrun's own training loop follows these parts, too.
 """
 
 from __future__ import annotations
