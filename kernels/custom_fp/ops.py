@@ -1,13 +1,19 @@
-"""The public operators: what they promise. operators/table.py is the table of what they do.
+"""The public operators of custom_fp.
 
-Rules for all of them. Inputs are float32, float64, float16 or bfloat16 tensors of any shape and strides, rounded
-once and never written; results are float32. `fmt` is a number format or its name. `out=` takes a tensor of the right
-shape, dtype and device (any strides) and returns it; it may be an input, but RuntimeError is raised where it shares
-only part of an input's memory. Seeds are whole numbers from -2**63 to 2**64 - 1. NaN is positive and quiet in every
-result. A tensor, format or word that does not fit raises TypeError or ValueError, which say what was given and what is
-allowed. Gradients flow through quantize and matmul; the results of the others are cut from autograd's graph.
+Rules for all of them:
 
-quantize, encode, decode, pack, unpack and packed_size take formats with scales too (codebooks, MX: see scaled/).
+- Inputs are tensors of float32, float64, float16 or bfloat16, of any shape and strides. They are rounded once and never
+  written to. Results are float32.
+- `fmt` is a number format or its name.
+- `out` is a tensor of the right shape, dtype and device, with any strides. It is filled and returned. It may be one of
+  the inputs, but a RuntimeError is raised if it shares only a part of an input's memory.
+- A seed is an integer from -2**63 to 2**64 - 1.
+- NaN is positive and quiet in every result.
+- An unsuitable tensor, format or word raises a TypeError or ValueError that says what was given and what is allowed.
+- Gradients flow through `quantize`, `hadamard` and `matmul`. The results of the other operators are detached.
+
+Formats with scales (MX formats, codebooks and so on) work with quantize, encode, decode, pack, unpack and packed_size.
+operators/table.py lists what each operator checks and returns.
 """
 
 from __future__ import annotations
@@ -56,26 +62,40 @@ def quantize(
     axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x rounded to the values of a format, as float32 of the same shape.
+    """Round a tensor to the values of a number format.
 
-    rounding: nearest_even, nearest_away, toward_zero, toward_positive, toward_negative, to_odd, stochastic or
-    stochastic_N, as `Rounding` defines them. With seed None stochastic rounding draws a seed from torch's default
-    generator, so that torch.manual_seed repeats it; offset is the index of x's first element: a part of a tensor, with
-    its own offset, is rounded as it is in the whole. overflow: infinity, saturate or propagate, as `Overflow` defines
-    them, decided after rounding; elements under a scale always saturate. axis: the dimension that the blocks of a
-    format with scales run along, where none crosses into another row and the last of each may be short. None: they are
-    cut from x in the order of its elements in memory, and a row is the last dimension. A format without
-    scales gives the same along any, and so do tiles, which are of the last two dimensions.
+    Args:
+        x: A tensor of any shape.
+        fmt: A number format or its name.
+        rounding: `nearest_even`, `nearest_away`, `toward_zero`, `toward_positive`, `toward_negative`, `to_odd`,
+            `stochastic` or `stochastic_N`. `Rounding` defines them.
+        overflow: What a value that is too large after rounding becomes: `infinity`, `saturate` or `propagate`.
+            `Overflow` defines them. Elements under a scale always saturate.
+        seed: The seed of stochastic rounding. If None, a seed is drawn from torch's default generator, so that
+            torch.manual_seed makes it repeatable.
+        offset: The index of the first element of x for stochastic rounding. A part of a tensor with its own offset is
+            rounded in the same way as within the whole tensor.
+        axis: The dimension along which the blocks of a format with scales run. No block crosses from one row into the
+            next, and the last block of a row may be short. If None, blocks follow the order of the elements in memory,
+            and a row is the last dimension. Formats without scales, and tiles of the last two dimensions, ignore it.
+        out: A float32 tensor for the result.
 
-    Subnormals are kept, of the format and of x; -0 stays -0 where the format has one. inf and NaN stay what they
-    are where the format has them; NaN becomes inf (or max) where it has no NaN. The gradient passes straight
-    through.
+    Returns:
+        The rounded values as float32, of the same shape. Subnormals of x and of the format are kept, and -0 stays -0 if
+        the format has it. Infinity and NaN are kept if the format has them. If it has no NaN, NaN becomes infinity or
+        the largest value. The gradient passes straight through.
     """
     return operators.quantize(x, fmt, rounding, overflow, check_seed(seed), offset, axis, out=out)
 
 
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:
-    """x * 2**shift as float32 for any integer shift, rounded once (where the result is subnormal or too large)."""
+    """Return x * 2**shift as float32, rounded once if the result is subnormal or too large.
+
+    Args:
+        x: A tensor of any shape.
+        shift: Any integer.
+        out: A float32 tensor for the result.
+    """
     return operators.scale_pow2(x, shift, out=out)
 
 
@@ -88,30 +108,38 @@ def hadamard(
     inverse: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Each block of `size` values along an axis times size**-.5 H, after random signs: float32 of the same shape.
+    """Apply a random Hadamard transform to each block of values along an axis.
 
-    size: a power of two; H: Sylvester's matrix, H[i, j] = (-1)**popcount(i & j), as scipy.linalg.hadamard has it. Value
-    j of every block is multiplied by a sign drawn by (seed, j); with seed None there are none, so that who transforms
-    two operands, or back, need not keep what was drawn. inverse: H first, then the signs. Blocks do not cross a row of
-    the axis; what is left of it behind the last whole block stays as it is.
+    Value j of a block is multiplied by a random sign that depends on (seed, j). Then the block is multiplied by
+    size**-0.5 * H, where H is Sylvester's matrix, H[i, j] = (-1)**popcount(i & j), as in scipy.linalg.hadamard. Two
+    operands that are transformed with the same seed keep their dot products along the axis, up to rounding. arXiv
+    2509.25149 transforms the operands of the weight gradient in this way, with size 16.
 
-    Two operands with the same seed keep their dot products along the axis, up to rounding (what arXiv 2509.25149
-    does to the operands of the weight gradient, with 16). Sums are float32, in the order of butterflies: values 1
-    apart, then 2, 4 ...; then one multiplication by size**-.5: exact where log2(size) is even (16: 1/4), else by the
-    nearest float32. So inverse gives back exactly what was transformed where that is even and the values are whole
-    multiples, up to 2**24 / size, of some power of two; else up to rounding.
+    Sums are float32 and are added as butterflies: values at distance 1, then 2, 4 and so on. The factor size**-0.5 is
+    applied once. It is exact if log2(size) is even, and otherwise rounded to float32. If it is exact and the values are
+    integer multiples, up to 2**24 / size, of a power of two, `inverse` restores them exactly.
 
-    inf and NaN spread over their block, as does a sum that passes the largest float32; -0 becomes 0 where it meets
-    another value (one block of -0 alone: signed zeros); subnormals are kept. A float64 is rounded to float32 first. The
-    gradient is that of the matrix: the inverse of the gradient.
+    Args:
+        x: A tensor of any shape. float64 is rounded to float32 first.
+        size: The size of a block, a power of two.
+        seed: The seed of the signs. If None, there are no random signs.
+        axis: The dimension along which the blocks run. Values after the last whole block are left unchanged.
+        inverse: Apply the inverse: first H, then the signs.
+        out: A float32 tensor for the result.
+
+    Returns:
+        The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread over their block.
+        -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient is the inverse transform of the
+        gradient.
     """
     return operators.hadamard(x, size, check_seed(seed), axis, bool(inverse), out=out)
 
 
 def max_exponent(x: Tensor) -> int | None:
-    """ceil(log2(max|x|)) over the finite elements of x; None where they are all zero, or there are none.
+    """Return ceil(log2(max|x|)) over the finite elements of x, or None if they are all zero or there are none.
 
-    A Python integer, so RuntimeError where x has no values to read: in FakeTensorMode, on the meta device, under vmap.
+    Raises:
+        RuntimeError: x has no values that can be read, as in FakeTensorMode, on the meta device or under vmap.
     """
     if is_plain(x) and not x.is_meta:
         return operators.max_exponent_of(x)
@@ -138,17 +166,30 @@ def accumulate(
     offset: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The sum of tensors of one shape, in their order, every partial sum rounded to the format (float32).
+    """Add tensors in their order and round every partial sum to a format.
 
-    acc = +0; for each g: acc = Q(acc + g), where acc + g is exact before Q rounds it, also for terms g that are
-    no values of the format. With kahan: y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, and c = 0
-    once t is not finite. Q is `quantize` with the same rounding and overflow, so that with "saturate" partial sums stop
-    at the largest value; stochastic rounding draws anew in every step, by the index of an element, from `offset` on.
+    The sum starts with acc = +0, and each tensor g is added as acc = Q(acc + g). acc + g is exact before Q rounds it, also
+    if g has values that the format does not have. Q is `quantize` with the given rounding and overflow, so with
+    "saturate" partial sums stop at the largest value.
 
-    order="exact": Q(g_0 + g_1 + ...), the sum of all exact and rounded once. order="aligned": each g is cut off (toward
-    zero) below 2**(E - width) before that, E the largest exponent among an element's terms (none below that of the
-    format's smallest normal value), as adders of integers have it; a width of the format's range in bits or more cuts
-    nothing off. Both give the same in any order of the terms; they take no float64 and no kahan, and a zero is +0.
+    Args:
+        tensors: Tensors of one shape.
+        fmt: The format of the partial sums.
+        kahan: Use Kahan summation: y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t. c is 0 as soon as t is
+            not finite.
+        order: "sequential"; "exact", which adds all terms exactly and rounds once; or "aligned", which first truncates
+            each term below 2**(E - width), where E is the largest exponent among the terms of an element, but at least
+            that of the format's smallest normal value, as integer adders do. The last two do not depend on the order of
+            the terms. They take neither float64 nor `kahan`, and a zero result is +0.
+        width: The number of bits for order="aligned". If it covers the range of the format, nothing is truncated.
+        rounding: See `quantize`.
+        overflow: See `quantize`.
+        seed: See `quantize`. Each step of the sum uses new random bits.
+        offset: See `quantize`.
+        out: A float32 tensor for the result.
+
+    Returns:
+        The sum as float32.
     """
     rule = rounding, overflow, check_seed(seed), offset
     return operators.accumulate(list(tensors), fmt, kahan, *rule, order, width, out=out)
@@ -157,13 +198,19 @@ def accumulate(
 def encode(
     x: Tensor, fmt: NumberFormat | str, *, axis: int | None = None, out: Tensor | None = None
 ) -> Tensor | tuple[Tensor, ...]:
-    """The codes of x, rounded to nearest even first: uint8 up to 8 bits, int32 up to 31, int64 for 32.
+    """Return the codes of a tensor, rounded to nearest even.
 
-    Of a format with scales, (codes, scales), (codes, scales, the tensor's scale) where it has one, or (codes, scales,
-    zero points), uint8, where it has those: codes are uint8;
-    scales are uint8, or float32 in formats whose scales are that, in the order of the blocks, and with an axis of the
-    shape of x but for that dimension; the tensor's scale is a float32 of no dimensions. There is no `out` then. axis:
-    as `quantize` has it.
+    Args:
+        x: A tensor of any shape.
+        fmt: A number format or its name.
+        axis: The dimension along which blocks run, as in `quantize`.
+        out: A tensor for the codes of a format without scales.
+
+    Returns:
+        For a format without scales, the codes: uint8 up to 8 bits, int32 up to 31 bits, int64 for 32 bits. For a format
+        with scales, a tuple of the codes (uint8), the scales (uint8, or float32 if the format's scales are float32), and
+        then the zero points (uint8) or the scale of the tensor (float32, 0-d) if the format has them. Scales are in the
+        order of the blocks. With an axis, they have the shape of x except for that dimension.
     """
     codes, *scales = operators.encode(x, fmt, axis, out=out)
     return (codes, *scales) if scales else codes
@@ -176,9 +223,14 @@ def decode(
     axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The float32 values of integer codes, of which the low `fmt.bits` bits are read.
+    """Return the float32 values of integer codes.
 
-    Of a format with scales, `codes` is what `encode` gave along the same axis.
+    Args:
+        codes: The codes, of which the low `fmt.bits` bits are read. For a format with scales, the tuple that `encode`
+            returned.
+        fmt: A number format or its name.
+        axis: The axis that was given to `encode`.
+        out: A float32 tensor for the result.
     """
     encoded = list(codes) if isinstance(codes, tuple | list) else [codes]
     return operators.decode(encoded, fmt, axis, out=out)
@@ -196,10 +248,23 @@ def pack(
     axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x * 2**shift, rounded once as `quantize` does, as dense bytes: uint8 of length ceil(n / 8) * k.
+    """Round x * 2**shift once, as `quantize` does, and return its codes as dense bytes.
 
-    8 codes fill k bytes, code j from bit j * k on, little-endian; zero codes fill up the last group. Of a format with
-    scales, those come first, the tensor's before those of its blocks; there is no shift. axis: as `quantize` has it.
+    Args:
+        x: A tensor of n elements.
+        fmt: A number format of k bits, or its name.
+        shift: An integer. Formats with scales take no shift.
+        rounding: See `quantize`.
+        overflow: See `quantize`.
+        seed: See `quantize`.
+        offset: See `quantize`.
+        axis: See `quantize`.
+        out: A uint8 tensor for the result.
+
+    Returns:
+        uint8, of length ceil(n / 8) * k. Eight codes fill k bytes. Code j starts at bit j * k, little-endian. The last
+        group is filled with zero codes. For a format with scales, the bytes of the scales come first, and the scale of
+        the tensor comes before those of its blocks.
     """
     rule = rounding, overflow, check_seed(seed), offset
     return operators.pack(x, fmt, shift, *rule, axis, out=out)
@@ -214,7 +279,16 @@ def unpack(
     axis: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The values that `pack` wrote along the same axis, times 2**shift, as float32 of the given shape."""
+    """Return the values that `pack` wrote, times 2**shift, as float32.
+
+    Args:
+        data: The bytes from `pack`.
+        fmt: The number format that was given to `pack`, or its name.
+        shape: The shape of the result.
+        shift: An integer, usually the negative of the shift that was given to `pack`.
+        axis: The axis that was given to `pack`.
+        out: A float32 tensor for the result.
+    """
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return operators.unpack(data, fmt, shape, shift, axis, out=out)
 
@@ -233,8 +307,23 @@ def accumulate_packed(
     offset: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """pack(accumulate(unpack each payload)) without the float32 tensors in between (a part of them at a time, where all
-    terms are added at once); n values a payload."""
+    """Return the packed sum of packed payloads, without float32 tensors of full size in between.
+
+    The result equals `pack(accumulate([unpack(p) for p in payloads]))`.
+
+    Args:
+        payloads: The bytes from `pack`, one tensor for each term.
+        fmt: The format of the payloads and of the partial sums.
+        n: The number of values in each payload.
+        kahan: See `accumulate`.
+        order: See `accumulate`.
+        width: See `accumulate`.
+        rounding: See `quantize`.
+        overflow: See `quantize`.
+        seed: See `quantize`.
+        offset: See `quantize`.
+        out: A uint8 tensor for the result.
+    """
     rule = rounding, overflow, check_seed(seed), offset
     return operators.accumulate_packed(list(payloads), fmt, n, kahan, *rule, order, width, out=out)
 
@@ -248,16 +337,24 @@ def matmul(
     backward_accumulator: Accumulator | NumberFormat | str | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """a @ b in float32, every product and every partial sum rounded to `accumulator` (nearest even), k ascending.
+    """Return the matrix product a @ b, computed with an accumulator of few bits.
 
-    acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])), products and sums exact before they are rounded.
-    With kahan the term Q(a b) is added as in `accumulate`. Shapes (and vectors) as in torch.matmul: leading
-    dimensions broadcast. The gradients are two such products, with `backward_accumulator` (default: accumulator);
-    where b is one matrix for a whole batch of a, its gradient is one product over all their rows.
+    If the accumulator is a number format, every product and every partial sum is rounded to it (nearest even), in
+    ascending order of k: acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])). Products and sums are exact before
+    they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) defines other ways.
 
-    That is an accumulator that a format alone names. An `Accumulator`, or its name (h100_fp8, fp32-fused,
-    fp16-stochastic_8), sums in other ways: see there. seed: of one that draws, in the product and its gradients; None:
-    each draws one from torch's default generator.
+    Args:
+        a: A tensor of shape (..., M, K), or a vector.
+        b: A tensor of shape (..., K, N), or a vector. Shapes broadcast as in torch.matmul.
+        accumulator: An accumulator, a number format, or the name of one.
+        kahan: Add the products with Kahan summation, as in `accumulate`.
+        backward_accumulator: The accumulator of the two products that compute the gradients. By default, it is the same.
+            If b is one matrix for a batch of a, its gradient is a single product over all rows of the batch.
+        seed: The seed of an accumulator that rounds stochastically, for the product and its gradients. If None, each
+            product draws a seed from torch's default generator.
+
+    Returns:
+        The product as float32.
     """
     backward = accumulator if backward_accumulator is None else backward_accumulator
     rest = accumulator, kahan, backward, check_seed(seed)
@@ -274,13 +371,26 @@ def matmul(
 
 
 def packed_size(n: int | Sequence[int], fmt: NumberFormat | str, *, axis: int | None = None) -> int:
-    """Bytes of n packed values, or of a tensor of shape n: ceil(n / 8) * k, and before them the scales of a format that
-    has them."""
+    """Return the number of bytes of packed values: ceil(n / 8) * k, plus the scales of a format that has them.
+
+    Args:
+        n: The number of values, or the shape of the tensor.
+        fmt: A number format of k bits, or its name.
+        axis: The axis that is given to `pack`.
+    """
     return parse(fmt).packed_size(n, None if isinstance(n, int) else check_axis(axis, n))
 
 
 def quantize_rows(x_RxN: Tensor, fmt: NumberFormat | str) -> Tensor:
-    """Each row quantized as a tensor of its own, which matters to formats with scales: float32, (R, N)."""
+    """Quantize each row as a tensor of its own, which makes a difference for formats with scales.
+
+    Args:
+        x_RxN: A tensor of shape (R, N).
+        fmt: A number format or its name.
+
+    Returns:
+        The rounded values as float32, of shape (R, N), without a gradient.
+    """
     fmt = parse(fmt)
     if fmt.together == 1:
         return quantize(x_RxN.detach(), fmt)
