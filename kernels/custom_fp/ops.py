@@ -128,7 +128,8 @@ def hadamard(
         out: A float32 tensor for the result.
 
     Returns:
-        The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread over their block.
+        The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread over their
+        block.
         -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient is the inverse transform of the
         gradient.
     """
@@ -168,8 +169,8 @@ def accumulate(
 ) -> Tensor:
     """Add tensors in their order and round every partial sum to a format.
 
-    The sum starts with acc = +0, and each tensor g is added as acc = Q(acc + g). acc + g is exact before Q rounds it, also
-    if g has values that the format does not have. Q is `quantize` with the given rounding and overflow, so with
+    The sum starts with acc = +0, and each tensor g is added as acc = Q(acc + g). acc + g is exact before Q rounds it,
+    also if g has values that the format does not have. Q is `quantize` with the given rounding and overflow, so with
     "saturate" partial sums stop at the largest value.
 
     Args:
@@ -208,9 +209,9 @@ def encode(
 
     Returns:
         For a format without scales, the codes: uint8 up to 8 bits, int32 up to 31 bits, int64 for 32 bits. For a format
-        with scales, a tuple of the codes (uint8), the scales (uint8, or float32 if the format's scales are float32), and
-        then the zero points (uint8) or the scale of the tensor (float32, 0-d) if the format has them. Scales are in the
-        order of the blocks. With an axis, they have the shape of x except for that dimension.
+        with scales, a tuple of the codes (uint8), the scales (uint8, or float32 if the format's scales are float32),
+        and then the zero points (uint8) or the scale of the tensor (float32, 0-d) if the format has them. Scales are in
+        the order of the blocks. With an axis, they have the shape of x except for that dimension.
     """
     codes, *scales = operators.encode(x, fmt, axis, out=out)
     return (codes, *scales) if scales else codes
@@ -340,15 +341,16 @@ def matmul(
     """Return the matrix product a @ b, computed with an accumulator of few bits.
 
     If the accumulator is a number format, every product and every partial sum is rounded to it (nearest even), in
-    ascending order of k: acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])). Products and sums are exact before
-    they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) defines other ways.
+    ascending order of k: acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])). Products and sums are exact
+    before they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) defines other ways.
 
     Args:
         a: A tensor of shape (..., M, K), or a vector.
         b: A tensor of shape (..., K, N), or a vector. Shapes broadcast as in torch.matmul.
         accumulator: An accumulator, a number format, or the name of one.
         kahan: Add the products with Kahan summation, as in `accumulate`.
-        backward_accumulator: The accumulator of the two products that compute the gradients. By default, it is the same.
+        backward_accumulator: The accumulator of the two products that compute the gradients. By default, it is the
+        same.
             If b is one matrix for a batch of a, its gradient is a single product over all rows of the batch.
         seed: The seed of an accumulator that rounds stochastically, for the product and its gradients. If None, each
             product draws a seed from torch's default generator.
