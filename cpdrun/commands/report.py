@@ -11,6 +11,10 @@ from cpdrun.arguments import add_json, add_names, several
 from cpdrun.commands.report_run import report_run
 from cpdrun.errors import OK, UserError
 
+DOCUMENTS = {
+    "report": "cpdrun.report.document:ReportDocument",
+    "plots": "cpdrun.report.document:PlotsDocument",
+}
 # The help of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
@@ -61,8 +65,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.json and (arguments.serve or arguments.plots):
-        raise UserError("--json prints the document of a report, so type it without --serve and --plots")
+    if arguments.json and arguments.serve:
+        raise UserError("--json prints one document and --serve keeps serving, so type only one of them")
     if arguments.plots:
         return _list_plots(arguments)
     from cpdrun.record import find_sweeps, find_sweeps_or_runs
@@ -96,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     formats, console = arguments.format, arguments.output.console
     made = write_report(sweeps, options, formats=formats, export_to=arguments.to, console=console)
-    arguments.output.set_result(made.as_json())
+    arguments.output.set_result(made.document())
     return OK
 
 
@@ -104,12 +108,15 @@ def _list_plots(arguments: argparse.Namespace) -> int:
     """Print the name of each plot and what it needs."""
     from rich.table import Table
 
+    from cpdrun.report.document import PlotRow, PlotsDocument
     from cpdrun.report.plots import available
 
+    plots = [PlotRow(plot.name, plot.title.replace("{metric}", "metric"), plot.needs) for plot in available()]
     table = Table("plot", "needs", box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for plot in available():
-        table.add_row(plot.name, getattr(plot, "needs", plot.title))
+    for plot in plots:
+        table.add_row(plot.name, plot.needs)
     arguments.output.console.print(table)
+    arguments.output.set_result(PlotsDocument(plots), "plots")
     return OK
 
 

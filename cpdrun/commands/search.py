@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
 
+DOCUMENTS = {"search": "cpdrun.search.documents:SearchDocument"}
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search = commands.add_parser(
@@ -102,6 +104,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 def _say_what_is_asked(console: "Console", results: "Results") -> None:
     """Print the question of the search, its margin, and how many earlier candidates share the error probability."""
+    from cpdrun.report.study_text import margin_text
     from cpdrun.search.tuned_words import plan_text
     from cpdrun.search.words import candidates_text, runs_text, tolerance_of
 
@@ -113,7 +116,7 @@ def _say_what_is_asked(console: "Console", results: "Results") -> None:
         f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
         soft_wrap=True,
     )
-    console.print(f"Margin: {results.margin.describe(results.metric)}.", soft_wrap=True, markup=False)
+    console.print(f"Margin: {margin_text(results.margin, results.metric)}.", soft_wrap=True, markup=False)
     asked_now = {candidate.name for chain in question.chains for width in chain.widths for candidate in width}
     before = {each.candidate for each in results.ledger.hypotheses} - asked_now
     if before:
@@ -154,7 +157,7 @@ def _say_what_was_found(
     went = {
         "dry_run": arguments.dry_run,
         "forecast": forecast,
-        "summaries": [summary.facts() for summary in summaries],
+        "summaries": [summary.document() for summary in summaries],
     }
     output.set_result({**facts(results), **went, "notes": output.notes})
     if trouble is not None:

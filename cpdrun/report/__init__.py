@@ -11,7 +11,7 @@ from cpdrun.shell.callable_package import is_function_too
 if TYPE_CHECKING:
     from cpdrun.report.content import ReportOptions
     from cpdrun.report.write import Report, write_report
-    from cpdrun.study.errors import ReportError, ReportUsageError
+    from cpdrun.study import ReportError, ReportUsageError
 
 __all__ = ["Report", "ReportError", "ReportOptions", "ReportUsageError", "write_report"]
 
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
     elif name == "ReportOptions":
         from cpdrun.report import content as source
     elif name in ("ReportError", "ReportUsageError"):
-        from cpdrun.study import errors as source
+        import cpdrun.study as source
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(source, name)

@@ -17,8 +17,8 @@ from cpdrun.report import best_of, completeness, headline, pareto, pivot, tables
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.stats.evidence import Verdict
+from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import sweep_names
-from cpdrun.study.errors import ReportUsageError
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 

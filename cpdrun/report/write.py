@@ -13,12 +13,13 @@ from rich.console import Console
 from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import export, tables
 from cpdrun.report.content import Content, NamedTable, ReportOptions, read_content
+from cpdrun.report.document import ReportDocument, VerdictRow
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.render import count
-from cpdrun.study.axes.titles import plain
+from cpdrun.study import ReportError, ReportUsageError
+from cpdrun.study.axes import plain
 from cpdrun.study.collect import sweep_names
-from cpdrun.study.errors import ReportError, ReportUsageError
 
 PAGE = "report.html"
 MAIN_PLOT = "accuracy_vs_bits"
@@ -52,19 +53,20 @@ class Report:
         """The path of the HTML page, or None if it was not written."""
         return next((file for file in self.files if file.name == PAGE), None)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data, with None for numbers that are not known."""
-        crossover = self.content.crossover
-        return {
-            "verdicts": self.content.verdicts,
-            "next_command": self.content.next_command or None,
-            "sentences": self.sentences,
-            "notes": self.content.notes,
-            "table": _records(self.details),
-            "fronts": self.content.fronts,
-            "crossover": [] if crossover is None else _records(crossover.numbers),
-            "files": [str(file) for file in self.files],
-        }
+    def document(self) -> ReportDocument:
+        """Return the document of the report for programs."""
+        crossover, layout = self.content.crossover, self.content.layout
+        return ReportDocument(
+            verdicts=[VerdictRow(**row) for row in self.content.verdicts],
+            next_command=self.content.next_command or None,
+            sentences=self.sentences,
+            notes=self.content.notes,
+            table=_records(self.details),
+            fronts=self.content.fronts,
+            crossover=[] if crossover is None else _records(crossover.numbers),
+            files=self.files,
+            layout=[] if layout is None else _records(layout.numbers),
+        )
 
 
 def write_report(

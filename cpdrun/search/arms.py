@@ -12,7 +12,7 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.search.schedule import Chain
 from cpdrun.search.settings import Settings
 from cpdrun.search.tune import Tuning
-from cpdrun.stats.tuning import FIRST_SEED
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study.collect import SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 

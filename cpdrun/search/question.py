@@ -23,9 +23,8 @@ from cpdrun.search.axes import Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.bits_axis import APS, last_words
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study import formats
+from cpdrun.study.axes import APS, axis_text, axis_title, last_words
 from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 

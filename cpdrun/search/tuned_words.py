@@ -4,17 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from cpdrun.report.study_text import at_text, choice_text, seeds_text, tried_text
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Standing
 from cpdrun.search.start import recorded
-from cpdrun.study.axes.titles import (
-    at_text,
-    axis_text,
-    choice_text,
-    seeds_text,
-    short_titles,
-    tried_text,
-)
+from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.sweep.manifest import LEDGER
 
 MARGIN = {"largest": "max", "smallest": "min"}

@@ -11,7 +11,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.result_text import more_text, own_interval_text, pairs_text, result_text
+from cpdrun.report.study_text import margin_text
 from cpdrun.search import tuned_words
 from cpdrun.search.question import Question
 from cpdrun.search.results import Results
@@ -19,9 +21,8 @@ from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.failures import FailureCounts
-from cpdrun.stats.identical import describe_identical
-from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
+from cpdrun.study.verdicts import MARKS
 
 # At most this many chains are listed one by one.
 MOST_CHAINS = 4
@@ -83,7 +84,7 @@ def _identical(results: Results, standing: Standing) -> list[str]:
     """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
     cells = {standing.chain.baseline: results.question.baseline_name}
     cells |= {candidate.name: format_of(candidate, standing.chain) for candidate, _, _ in standing}
-    return describe_identical({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
+    return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
 def _start(standing: Standing) -> str:
@@ -115,7 +116,7 @@ def _of_one(results: Results, standing: Standing) -> str:
             return f"{named} {_no_evidence(results)} {' '.join(_identical(results, standing))}"
         return f"{named} {_certificate(results, candidate, judgement, standing.failures_of(candidate))}."
     if width.verdict is Verdict.REFUTED:
-        failures = _after_comma(standing.failures_of(candidate).describe())
+        failures = _after_comma(failures_text(standing.failures_of(candidate)))
         shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement.pairs)}"
         return f"{named} refuted, {shown}{failures}."
     return f"{named} open, {_open(results, standing, candidate, judgement)}."
@@ -153,7 +154,7 @@ def _frontier(results: Results, standing: Standing, *, said: bool) -> str:
     if width.verdict is Verdict.REFUTED:
         named = ", ".join(
             f"{_name(results, c, standing)} {difference(results.metric, j)}"
-            f"{_after_comma(standing.failures_of(c).describe())}"
+            f"{_after_comma(failures_text(standing.failures_of(c)))}"
             for c, j in pairs
         )
         return (
@@ -182,8 +183,8 @@ def _open(results: Results, standing: Standing, candidate: Candidate, judgement:
     if not judgement.pairs and not counts.ended:
         return f"{name} was not tried".lstrip()
     shown = f"{difference(results.metric, judgement)} after {pairs_text(judgement.pairs)}"
-    shown += _after_comma(counts.describe_pairs(), "" if counts.failed else more(results, judgement))
-    return f"{counts.describe(name)}; {shown}" if counts.failed else f"{name} {shown}".lstrip()
+    shown += _after_comma(left_out_text(counts), "" if counts.failed else more(results, judgement))
+    return f"{failures_text(counts, name)}; {shown}" if counts.failed else f"{name} {shown}".lstrip()
 
 
 def more(results: Results, judgement: Judgement) -> str:
@@ -248,7 +249,9 @@ def _row(
         words = "being tuned"
     elif verdict is Verdict.OPEN:
         left = "" if counts.failed else more(results, judgement)
-        words += _after_comma(counts.describe(), left if width.is_reached else "a wider one is not certified")
+        words += _after_comma(
+            failures_text(counts), left if width.is_reached else "a wider one is not certified"
+        )
     mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
     shown = difference(results.metric, judgement)
     chosen = [tuned_words.in_short(results, candidate.name)] if results.question.tuning else []
@@ -264,7 +267,7 @@ def facts(results: Results) -> dict[str, Any]:
         "sweep": str(results.question.directory.path),
         "metric": results.metric.name,
         "tolerance": _finite(results.tolerance),
-        "margin": results.margin.describe(results.metric),
+        "margin": margin_text(results.margin, results.metric),
         "confidence": results.question.settings.confidence,
         "runs": results.runs,
         "difference_is": "mean over seeds",
@@ -359,7 +362,7 @@ def one_line(results: Results, standings: Sequence[Standing], label: str) -> str
             if candidate.label == label:
                 verdict = width.verdict_of(judgement)
                 shown = difference(results.metric, judgement)
-                failed = standing.failures_of(candidate).describe()
+                failed = failures_text(standing.failures_of(candidate))
                 is_open = verdict is Verdict.OPEN and not failed
                 rest, failures = (
                     _after_comma(more(results, judgement) if is_open else ""),

@@ -16,8 +16,7 @@ from decimal import ROUND_FLOOR, Decimal
 
 from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import guess
+from cpdrun.study.metric import Metric, guess
 
 DEFAULT = "2%"  # the default margin for metrics that are not shares
 DEFAULT_POINTS = 0.5  # the default margin for shares, in points
@@ -84,12 +83,6 @@ class Margin:
     shown: float = math.nan
     origin: str = ""
     problem: str | None = None
-
-    def describe(self, metric: Metric) -> str:
-        """Return, for example, `0.5 points (the default for shares)`, or only the origin while the value is unknown."""
-        if math.isnan(self.shown):
-            return self.origin
-        return f"{metric.show_tolerance(self.shown)} ({self.origin})"
 
 
 def choose_margin(

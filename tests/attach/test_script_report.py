@@ -7,12 +7,12 @@ from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
 from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
+from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.study.collect import collect
-from cpdrun.study.errors import ReportUsageError
+from cpdrun.study import ReportUsageError
+from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.ignored import ignored
 from cpdrun.sweep import plan
 
 
@@ -66,13 +66,13 @@ def test_a_metric_of_unsaid_direction_is_asked_for(here):
 
 def test_an_argument_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "format=fp32,e4m3", "seed=0,1"], by_format)
-    (line,) = ignored(collect([sweep]))
+    (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("runs with lr = 0.1, 0.2 measured the same") and "read --lr?" in line
 
 
 def test_a_seed_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "seed=0,1,2"], lambda config: config["script"]["args"]["lr"])
-    (line,) = ignored(collect([sweep]))
+    (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("runs of the seeds 0, 1, 2 measured the same")
 
 

@@ -8,13 +8,19 @@ from made_up import Sweep
 
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.report.diagnosis import sums_text as words
-from cpdrun.study.diagnosis.addition_chain import group_size, longest_chain
-from cpdrun.study.diagnosis.gradient_statistics import gradient_statistics
-from cpdrun.study.diagnosis.main_reason import Cause, exponent_range, find_reason, represented_binades
-from cpdrun.study.diagnosis.neighbors import find_neighbors, is_improvement
-from cpdrun.study.diagnosis.run_comparison import RunVerdict, compare_run
+from cpdrun.study.gradient_sums import (
+    Cause,
+    exponent_range,
+    find_reason,
+    gradient_statistics,
+    group_size,
+    longest_chain,
+    represented_binades,
+)
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import RunVerdict, compare_run, find_neighbors, is_improvement
+from cpdrun.study.study import BaselineFlaw, BaselineProblem
 
 
 def layer(**values):
@@ -95,7 +101,7 @@ def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baselin
     assert (found.words, found.comparison.lost) == (["sync.rounding=stochastic"], pytest.approx(0.03))
     other = sweep.add("e3m0", accuracy=0.95, batch_size=16)
     alone = compare_run(read_study([sweep.dir]), other)
-    assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, "no finished fp32 run beside it")
+    assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, BaselineProblem(BaselineFlaw.NOT_FINISHED))
 
 
 def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):

@@ -21,10 +21,10 @@ from cpdrun.report.content import Content
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.page.markup import without_controls
 from cpdrun.report.result_text import describe_group
-from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.tuned import USE
+from cpdrun.study.group import Group
+from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
     found |= {"why": _plain_table("why", "What each lost", why[1])} if why else {}
     # The number of each group, by the description that identifies its points in the pictures.
     groups = {describe_group(study, group): i for i, group in reversed(list(enumerate(study.groups)))}
-    drawn = [plot for plot in plots.available() if plot.name in pictures]
+    drawn = [plot.for_metric(study.metric) for plot in plots.available() if plot.name in pictures]
     for question, title in plots.QUESTIONS.items():
         section = {
             "id": question or "others",

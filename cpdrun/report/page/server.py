@@ -19,8 +19,8 @@ import bottle
 from cpdrun.record import State, SweepDir, read_manifest, state_of
 from cpdrun.report.content import ReportOptions, read_content
 from cpdrun.report.page import html, pictures
+from cpdrun.study import ReportError
 from cpdrun.study.collect import sweep_names
-from cpdrun.study.errors import ReportError
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")

@@ -4,7 +4,7 @@ Each comparison of a metric is judged by the evidence of searches and reports (`
 of the claim as the boundary. So runs may be added until a claim is settled. `cpdrun.stats.failures` says how failed
 runs count. Bytes are counted, which is arithmetic: a count inside the bounds is "counted", and one outside refutes.
 
-`cpdrun.stats.quantified` explains how the comparisons of a claim share its error probability, and how two bounds do.
+`research.claims.quantified` explains how the comparisons of a claim share its error probability, and how two bounds do.
 Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons that were not run keep
 their share, so that running them later takes nothing from the others, but the verdict is about those that were run.
 """
@@ -16,19 +16,20 @@ from enum import StrEnum
 from typing import Any
 
 import pandas as pd
+from research.claims import quantified
 from research.claims.cells import Pair, find_pairs
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
 
-from cpdrun.stats import evidence, quantified
+from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
+from cpdrun.report.study_text import baseline_problem_text
+from cpdrun.stats import evidence
 from cpdrun.stats.evidence import PairsRange, Verdict
-from cpdrun.stats.failures import compare_runs
-from cpdrun.stats.identical import are_identical
-from cpdrun.stats.moments import deviation, is_zero
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.stats.failures import are_identical, compare_runs
+from cpdrun.stats.means import deviation, is_zero
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.margin import DEFAULT_POINTS
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import worst
+from cpdrun.study.metric import Metric, worst
 from cpdrun.study.study import Study
 
 MOST_PAIRS = 1000
@@ -155,11 +156,11 @@ def _finding(pair: Pair, errors: tuple[float, float], confidence: float) -> Find
     )
     samples = study.samples(candidate, baseline)
     tested = _test(comparison, metric, gaps, errors, 1 / samples if samples > 0 else 0.0, confidence)
-    notes = [compared.counts.describe(), compared.counts.describe_pairs()]
+    notes = [failures_text(compared.counts), left_out_text(compared.counts)]
     if compared.is_barred and tested["verdict"] is ClaimVerdict.CERTIFIED:
         tested["verdict"] = ClaimVerdict.OPEN
     elif tested["verdict"] is ClaimVerdict.CERTIFIED:
-        notes[0] = compared.counts.describe_bound(100 * confidence)
+        notes[0] = failure_bound_text(compared.counts, 100 * confidence)
     elif len(gaps) < 2:
         notes.append("one pair" if gaps else "no pair")
     elif is_zero(deviation(gaps)):
@@ -171,7 +172,8 @@ def _problem(candidate: Group, baseline: Group, study: Study) -> str | None:
     """Return why two cells cannot be compared; None if they can."""
     if candidate.repeated or baseline.repeated:
         return "several runs of one seed with different results"
-    return study.baseline_problem(Facet({}, [baseline])) if baseline.is_baseline else None
+    problem = study.baseline_problem(Facet({}, [baseline])) if baseline.is_baseline else None
+    return None if problem is None else baseline_problem_text(study, problem)
 
 
 def _largest_bound(comparison: Comparison, metric: Metric) -> float:
