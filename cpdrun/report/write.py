@@ -14,7 +14,7 @@ from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import export, tables
 from cpdrun.report.content import Content, NamedTable, ReportOptions, read_content
 from cpdrun.report.document import ReportDocument, VerdictRow
-from cpdrun.report.page import html, markup, pictures
+from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.render import count
 from cpdrun.study import ReportError, ReportUsageError
@@ -146,12 +146,13 @@ def _write_tables(
     shown = tables.full(study)
     answer = [*content.answer, *content.costs]
     for kind in kinds:
+        if kind == "tex":
+            files += paper.write(folder, study)
+        else:
+            files.append(TABLES[kind](folder / "table", table if kind == "csv" else details, shown))
         if kind == "csv":
-            files.append(TABLES[kind](folder / "table", table, shown))
             files.append(TABLES[kind](folder / "details", details, shown))
             files.append(TABLES[kind](folder / "runs", tables.runs(study), shown))
-        else:
-            files.append(TABLES[kind](folder / "table", details, shown))
         if kind == "md":
             _put_before(files[-1], answer, content.matrix, content.notes)
         named = {"best_of": content.best, "pivot": content.layout, "crossover": content.crossover}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import cell_name
 from cpdrun.config.keys import INGREDIENTS, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
@@ -185,12 +186,12 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """Return the cells of the runs, by the name of each cell's run of seed 0."""
+    """Return the cells of the runs, by the name of each cell in the ledger."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
         found.setdefault(point, {})[run.config[SEED]] = run
-    return {cell[0].name: cell for cell in found.values()}
+    return {cell_name(cell[0].config): cell for cell in found.values()}
 
 
 def _point(run: PlannedRun, keys: Sequence[str]) -> str:
