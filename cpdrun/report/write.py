@@ -22,9 +22,9 @@ from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.axes.titles import plain
+from cpdrun.study import ReportError, ReportUsageError
+from cpdrun.study.axes import plain
 from cpdrun.study.collect import sweep_names
-from cpdrun.study.errors import ReportError, ReportUsageError
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 

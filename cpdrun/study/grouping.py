@@ -10,13 +10,11 @@ import pandas as pd
 from cpdrun.config.keys import INGREDIENTS
 from cpdrun.record import RunDir, State
 from cpdrun.stats.failures import Failure
-from cpdrun.stats.moments import mean
-from cpdrun.study.axes import choices, formats
-from cpdrun.study.axes.bits_axis import APS, BitsAxis
-from cpdrun.study.axes.method import method_of
-from cpdrun.study.axes.titles import hybrid, is_strategy
+from cpdrun.stats.means import mean
+from cpdrun.study import choices, formats
+from cpdrun.study.axes import APS, BitsAxis, hybrid, is_strategy
 from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group, method_of
 
 # The columns of `collect` whose means over a group's runs are stored in `Group.figures`, by the name they get there.
 _FIGURES = {

@@ -22,8 +22,8 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import RunDir, read_overrides
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.formats import Choice
+from cpdrun.study import formats
+from cpdrun.study.formats import Choice
 
 GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
 RECIPE, PRECISION = "recipe", "precision"

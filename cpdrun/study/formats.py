@@ -42,7 +42,7 @@ class Recorded(str):
 class Choice(Recorded):
     """The name of a choice that is not itself a format, such as `pure_fp8` of the group `precision`.
 
-    The choice has the bits of a format that it rounds to; `cpdrun.study.axes.choices` defines which one.
+    The choice has the bits of a format that it rounds to; `cpdrun.study.choices` defines which one.
 
     Attributes:
         rounds: The number of the choice's settings that name a format or a bit width.
