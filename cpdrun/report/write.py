@@ -15,7 +15,7 @@ from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, NotCalibratedError, network
 from cpdrun.record import SweepDir, check_inside, read_manifest, write_text
 from cpdrun.report import best_of, completeness, export, headline, pareto, pivot, tables
-from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.cost import COSTS
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.document import ReportDocument, VerdictRow
 from cpdrun.report.methods import comparison, crossover, crossover_text
