@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the first config of each compressor, by the name that a report uses for the compressor."""
     from cpdrun.config.keys import flatten
-    from cpdrun.study.axes.method import method_of
+    from cpdrun.study.group import method_of
 
     found: dict[str, dict[str, Any]] = {}
     for config in configs:

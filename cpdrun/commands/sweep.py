@@ -161,8 +161,7 @@ def _launch(
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
     from cpdrun.report.study_text import ignored_texts
-    from cpdrun.study.collect import collect
-    from cpdrun.study.runs.ignored import ignored
+    from cpdrun.study.collect import collect, ignored
     from cpdrun.sweep import write_manifest
 
     output = arguments.output
@@ -196,7 +195,7 @@ def _conclude(sweep: "Plan", output: "Output") -> "SeedPower | None":
     Returns:
         The power of the seeds, or None if no runs are compared.
     """
-    from cpdrun.study.errors import ReportError
+    from cpdrun.study import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
     from cpdrun.sweep.manifest import write_ledger

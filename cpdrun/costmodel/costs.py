@@ -26,7 +26,7 @@ from typing import Any
 
 from custom_fp.accumulator import is_name
 
-from cpdrun.study.groups.group import Group
+from cpdrun.study.group import Group
 
 SCRIPT = "PYTHONPATH=scripts python -m research.area"
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cpdrun.costmodel import Calibration, ForecastRow
 from cpdrun.costmodel.costs import Found, bit_operation_counts, kept_bytes, sent_bytes, transistor_counts
-from cpdrun.study.groups.group import Group
+from cpdrun.study.group import Group
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,12 @@ class Cost:
 
 
 def show_bytes(count: float, digits: int = 3) -> str:
-    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`."""
+    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`.
+
+    Args:
+        count: The number of bytes.
+        digits: The number of significant digits.
+    """
     if not math.isfinite(count):
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -48,7 +53,12 @@ def show_bytes(count: float, digits: int = 3) -> str:
 
 
 def show_count(count: float, digits: int = 3) -> str:
-    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`."""
+    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`.
+
+    Args:
+        count: The count.
+        digits: The number of significant digits.
+    """
     if not math.isfinite(count):
         return "-"
     for unit in ("", "k", "M", "G", "T", "P"):

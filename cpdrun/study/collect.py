@@ -31,12 +31,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
-from cpdrun.config.identity import belongs_to_identity, identity_hash
+from cpdrun.config.identity import NOT_IDENTITY_OF_SCRIPTS, belongs_to_identity, identity_hash
 from cpdrun.config.keys import INGREDIENTS
 from cpdrun.config.moved import as_now
 from cpdrun.record import (
@@ -51,7 +52,7 @@ from cpdrun.record import (
 )
 from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 
 UNREADABLE = "unreadable"  # the value of run:state if the State cannot be read
 _HASH = re.compile(r"-([0-9a-f]{10})$")
@@ -63,6 +64,7 @@ SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
 OF_RECIPES = (RECIPE, INGREDIENTS)  # the sections whose settings are also contained in `precision`
 CORE_AXES = (FORMAT, "aps", "world_size")
+AS_FORMAT = "as format"  # the placeholder for a key that follows the format
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
@@ -81,6 +83,11 @@ def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
     once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
     names = [sweep.name for sweep in once]
     return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
+
+
+def as_rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of the table as dicts, by column."""
+    return cast("list[dict[str, Any]]", runs.to_dict("records"))
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
@@ -132,6 +139,28 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if not together and not any(settles(runs, [axis], key) for axis in same_group):
             axes.append(key)
     return axes
+
+
+def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of several sweeps with a placeholder for keys that follow the format in some sweeps only.
+
+    A key follows the format if it always equals the format, as with `model.errors: ${format}`. In a sweep in which such
+    a key follows the format, it would otherwise be an axis that separates the candidates from their baseline. If the
+    key has a single value in each of the other sweeps, it has the placeholder in all runs, and so is no axis.
+    """
+    by_sweep = dict(list(runs.groupby("run:sweep")))
+    masked = {}
+    for key in filter(may_be_axis, config_keys(runs)) if len(by_sweep) > 1 else ():
+        follow = [
+            name
+            for name, rows in by_sweep.items()
+            if rows[FORMAT].nunique() > 1 and (rows[key] == rows[FORMAT]).all()
+        ]
+        others = [rows for name, rows in by_sweep.items() if name not in follow]
+        if follow and others:
+            is_axis = any(_varies(rows, key) for rows in others)
+            masked[key] = runs[key].mask(runs["run:sweep"].isin(follow) | (not is_axis), AS_FORMAT)
+    return runs.assign(**masked)
 
 
 def identity(value: Any) -> str:
@@ -315,3 +344,68 @@ def _number(value: Any) -> float:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
+
+
+SCRIPT_PATH, SCRIPT_ARGS = "script.path", "script.args."
+FEWEST_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class IgnoredSetting:
+    """An argument of a script, or the seed, that changed no metric.
+
+    Attributes:
+        key: The config key.
+        values: The values that gave equal metrics, as text.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the argument."""
+        return self.key.removeprefix(SCRIPT_ARGS)
+
+
+def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
+    """Return the arguments of a script, and the seed, that changed nothing.
+
+    A setting changed nothing if all runs that differ only in this setting have the same values of all logged metrics.
+    """
+    done = finished(runs)
+    if SCRIPT_PATH not in done.columns:
+        return []
+    done = done[done[SCRIPT_PATH].notna()]
+    keys = [key for key in config_keys(done) if _may_matter(key)]
+    metrics = [column for column in done.columns if column.startswith("metric:")]
+    if done.empty or not metrics:
+        return []
+    rows = [
+        ({key: identity(row[key]) for key in keys}, tuple(identity(row[name]) for name in metrics))
+        for row in as_rows(done)
+    ]
+    asked = [key for key in keys if key == SEED or key.startswith(SCRIPT_ARGS)]
+    return [setting for key in asked if (setting := _ignored_setting(key, rows)) is not None]
+
+
+def _may_matter(key: str) -> bool:
+    return not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
+
+
+def _ignored_setting(
+    key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]
+) -> IgnoredSetting | None:
+    """Return the setting if it changed nothing.
+
+    Returns:
+        None if two runs that differ only in `key` have different metrics, or if there are no two such runs.
+    """
+    cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
+    for config, measured in rows:
+        rest = tuple(value for other, value in config.items() if other != key)
+        cells.setdefault(rest, {})[config[key]] = measured
+    compared = [found for found in cells.values() if len(found) >= FEWEST_SEEDS]
+    if not compared or any(len(set(found.values())) > 1 for found in compared):
+        return None
+    return IgnoredSetting(key, tuple(sorted({value for found in compared for value in found})))

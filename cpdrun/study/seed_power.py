@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
-from cpdrun.stats.identical import are_identical
-from cpdrun.study.groups.group import Group
+from cpdrun.stats.failures import are_identical
+from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
 MOST_PAIRS = 1000  # the largest number of pairs for which `pairs_needed` is computed

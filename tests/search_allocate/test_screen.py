@@ -31,8 +31,8 @@ from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import verdict_lines
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
-from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cpdrun.report.diagnosis.sentences import fix_text, not_observed, sentences
-from cpdrun.study.diagnosis.main_reason import Reason
+from cpdrun.study.gradient_sums import Reason
 from cpdrun.whatif.diagnose.counterfactual import Counterfactual, number
 from cpdrun.whatif.diagnose.diagnosis import Diagnosis, Fix
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from cpdrun.errors import UserError
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior, Verdict
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 from cpdrun.stats.online import kept_ideas, required_log_evidence
 from cpdrun.stats.pooled_spread import FIRST_PAIRS, squeeze
 from cpdrun.study.judge.candidates import (

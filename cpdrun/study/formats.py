@@ -35,14 +35,15 @@ class Recorded(str):
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:
-            made.bits, made.exponent_bits = _number(facts.get("bits")), _number(facts.get("exponent_bits"))
+            made.bits, exponent_bits = _number(facts.get("bits")), _number(facts.get("exponent_bits"))
+            made.exponent_bits = None if exponent_bits is None else int(exponent_bits)
         return made
 
 
 class Choice(Recorded):
     """The name of a choice that is not itself a format, such as `pure_fp8` of the group `precision`.
 
-    The choice has the bits of a format that it rounds to; `cpdrun.study.axes.choices` defines which one.
+    The choice has the bits of a format that it rounds to; `cpdrun.study.choices` defines which one.
 
     Attributes:
         rounds: The number of the choice's settings that name a format or a bit width.
@@ -135,6 +136,6 @@ def widest_first(name: object) -> tuple:
     return (-size, *rest)
 
 
-def _number(value: object) -> int | float | None:
+def _number(value: Any) -> int | float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) and 0 <= value <= 1024 else None

@@ -1,8 +1,9 @@
-"""Read the runs of a search that tunes: separate the runs that chose the tuned values from the runs that are compared.
+"""Read from sweep.yaml what a search, or a sweep that was given a question, asked and tuned.
 
-sweep.yaml contains the tuned keys, their values, and the seeds that choose. The choice is repeated here with the same
-rule and the same runs as in the search (`cpdrun.stats.tuning`). The report then uses the runs with the chosen values on
-all other seeds. While the tuning of a cell is not complete, the cell has no chosen values and no compared runs.
+A report answers the same question unless the user types another one. The choice of tuned values is repeated here with
+the same rule and the same runs as in the search (`cpdrun.stats.means.choose`). The report then uses the runs with the
+chosen values on all seeds that did not choose. While the tuning of a cell is not complete, the cell has no chosen
+values and no compared runs.
 """
 
 import itertools
@@ -13,12 +14,113 @@ from typing import Any
 
 import pandas as pd
 
+from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import State, SweepDir, read_manifest
 from cpdrun.stats.failures import GIVE_UP_AFTER
-from cpdrun.stats.tuning import choose
-from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
-from cpdrun.study.groups.group import Group
+from cpdrun.stats.ledger import Ledger, Start, read_starts
+from cpdrun.stats.means import choose
+from cpdrun.study import ReportUsageError, formats
+from cpdrun.study.axes import axis_text
+from cpdrun.study.collect import CORE_AXES, SEED, as_rows, config_keys, identity, other_axes, sweep_names
+from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric
+
+CONFIDENCE = 95.0  # the default confidence in per cent
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question of a search or a sweep. Parts that sweep.yaml lacks or that cannot be read are None or empty.
+
+    Attributes:
+        tolerance: The margin in the unit in which the metric is shown (points for a share), or text such as "2%".
+        confidence: The confidence in per cent.
+        metric: The name of the metric.
+        baseline: The values of the baseline, by key.
+        axis: The axis of bits that was searched.
+        starts: The starts of the chains that do not start at their widest width.
+        ledger: The ledger of the tested hypotheses.
+        by: The command that recorded the question: "search" or "sweep".
+    """
+
+    tolerance: Typed | None = None
+    confidence: float | None = None
+    metric: str | None = None
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    axis: str | None = None
+    starts: tuple[Start, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger, compare=False)
+    by: str = "search"
+
+
+def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
+    """Return the requested values of the baseline, by key: those that were typed, or else those of the search.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+        typed: The typed values of the baseline. None if none were typed.
+        question: The question of the search.
+
+    Raises:
+        ReportUsageError: No run has a typed key or a typed value.
+    """
+    for key, value in (typed or {}).items():
+        known = sorted({axis_text(found) for found in runs[key]}) if key in config_keys(runs) else []
+        if not known:
+            raise ReportUsageError(f"--baseline {key}={axis_text(value)}: the runs have no key {key!r}")
+        if not any(formats.same(value, found) for found in runs[key]):
+            there = ", ".join(known)
+            raise ReportUsageError(
+                f"--baseline {key}={axis_text(value)}: no run has this value; the runs have {there}"
+            )
+    return question.baseline if typed is None else typed
+
+
+def asked(sweeps: Sequence[SweepDir]) -> Asked:
+    """Return the question that all sweeps share, or an empty question if they have none or their questions differ.
+
+    Several sweeps together count as a new question, so the ledger is empty then.
+    """
+    questions = [_asked(sweep) for sweep in sweeps]
+    first = questions[0] if questions else Asked()
+    if any(question != first for question in questions):
+        return Asked()
+    return first if len(questions) < 2 else replace(first, ledger=Ledger())
+
+
+def _asked(sweep: SweepDir) -> Asked:
+    try:
+        manifest = read_manifest(sweep)
+    except (OSError, ValueError):
+        return Asked()
+    block = manifest.get("search") if isinstance(manifest, Mapping) else None
+    if not isinstance(block, Mapping):
+        return Asked()
+    tolerance, confidence = _margin(block.get("tolerance")), _number(block.get("confidence"))
+    metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
+    return Asked(
+        tolerance,
+        confidence if confidence is not None and 0 < confidence < 100 else None,
+        metric if isinstance(metric, str) else None,
+        baseline if isinstance(baseline, Mapping) else {},
+        axis if isinstance(axis := block.get("axis"), str) else None,
+        read_starts(block.get("start")),
+        Ledger.read(block.get("ledger"), block.get("family")),
+        "search" if "baseline" in block else "sweep",
+    )
+
+
+def _margin(value: object) -> Typed | None:
+    try:
+        return parse_margin(value)
+    except ValueError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
 
 USE = "run:use"  # the column that says what a run of a search that tunes is used for
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
@@ -91,7 +193,7 @@ class Tuned:
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the values that were chosen for them added to their keys."""
         return [
-            replace(group, keys=dict.fromkeys(self.keys) | self.values_of(group) | group.keys)
+            replace(group, keys={**dict.fromkeys(self.keys), **self.values_of(group), **group.keys})
             for group in groups
         ]
 
@@ -154,7 +256,7 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
     masked = _masked(own, tune, pd.Series(True, index=own.index))
     names = [*CORE_AXES, *other_axes(masked)]
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row, kept in zip(own.to_dict("records"), masked[names].to_dict("records"), strict=True):
+    for row, kept in zip(as_rows(own), as_rows(masked[names]), strict=True):
         found.setdefault(tuple(identity(kept[name]) for name in names), []).append(row)
     return list(found.values())
 

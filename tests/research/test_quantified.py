@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from research.claims.quantified import QUANTIFIERS, must_hold, shares, verdict
 
 from cpdrun.stats.evidence import Verdict, judge
-from cpdrun.stats.quantified import QUANTIFIERS, must_hold, shares, verdict
 
 C, R, N = Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN
 

@@ -1,9 +1,29 @@
-"""Choose the best of several settings by the runs of seeds that are reserved for the choice."""
+"""Means and deviations of a few values, and the choice of the best of several settings by their means."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN without values."""
+    return fmean(values) if values else math.nan
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of at least two values, with n - 1 in the denominator.
+
+    The sum of squares is rounded only once (math.fsum). statistics.stdev computes with fractions and is far slower.
+    """
+    middle = fmean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
+def is_zero(width: float) -> bool:
+    """Return whether a spread is zero up to rounding, as it is for equal values."""
+    return abs(width) < 1e-12
+
 
 # The first seed of the runs that choose. Runs that are compared afterwards have smaller seeds.
 FIRST_SEED = 1000
