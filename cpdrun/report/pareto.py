@@ -7,7 +7,8 @@ from typing import Any
 from cpdrun.costmodel.costs import front, knee
 from cpdrun.report.cost import COSTS, Cost
 from cpdrun.report.methods.comparison import label
-from cpdrun.report.result_text import gap_text, join_first
+from cpdrun.report.render import join_first
+from cpdrun.report.result_text import gap_text
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
