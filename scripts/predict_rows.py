@@ -22,7 +22,7 @@ import numpy as np
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
-from cpdrun.search.observed import Subject, observations, subjects
+from cpdrun.whatif.observation import Subject, observations, subjects
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal

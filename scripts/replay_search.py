@@ -32,7 +32,7 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
 from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
 from cpdrun.search.settings import WIDEST
-from cpdrun.search.start import predicted_width, start_at
+from cpdrun.search.initial_width import predicted_width, start_at
 from cpdrun.stats.evidence import differences
 from cpdrun.stats.ledger import Ledger
 from cpdrun.study.axes import formats

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.report.prediction import Context
-    from cpdrun.search.observed import Observation
+    from cpdrun.whatif.observation import Observation
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
 
@@ -72,7 +72,7 @@ def _predict_experiment(
 ) -> int:
     """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
-    from cpdrun.search.observed import forecast_chains, observations, trained_outcomes
+    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.words import candidates_text, tolerance_of

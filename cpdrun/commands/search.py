@@ -58,7 +58,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     """Ask the question, train the runs that answer it, print the results, and return the exit code."""
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice
-    from cpdrun.search.drive import Driver
+    from cpdrun.search.loop import Driver
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.settings import MARGIN_KEY
@@ -188,7 +188,7 @@ def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -
     from custom_fp.formats.synonyms import naming_notes
 
     from cpdrun.config.keys import flatten
-    from cpdrun.search.drive import at_once
+    from cpdrun.search.loop import at_once
     from cpdrun.search.forecast import forecast
 
     configs = [cell[0].config for cell in results.question.cells.values()]
@@ -211,7 +211,7 @@ def _launch(
         The exit code, and the summary of each round of runs.
     """
     from cpdrun.launch import axes_of, print_summary
-    from cpdrun.search.drive import SearchDisplay, search
+    from cpdrun.search.loop import SearchDisplay, search
 
     question, telling, config_dir = results.question, arguments.telling, arguments.config_dir
     configs = [cell[0].config for cell in question.cells.values()]

@@ -14,7 +14,7 @@ from cpdrun.errors import OK, UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cpdrun.search.next import Next
+    from cpdrun.search.plan import Next
 
 # Keys that the search chooses itself or that follow from the folder.
 IMPLIED = ("seed", "name", "results_dir")
@@ -39,7 +39,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.search import next as following
+    from cpdrun.search import plan as following
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.settings import budget

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
-from cpdrun.search.drive import SearchDisplay, search
+from cpdrun.search.loop import SearchDisplay, search
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.settings import budget as parsed

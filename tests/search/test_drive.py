@@ -17,7 +17,7 @@ from rich.console import Console
 from cpdrun.cli import main
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
-from cpdrun.search.drive import at_once
+from cpdrun.search.loop import at_once
 from cpdrun.search.forecast import forecast
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results

@@ -7,8 +7,8 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.search.drive import Driver
-from cpdrun.search.next import OTHERS, OWN, candidate_facts, facts, look, says, sure
+from cpdrun.search.loop import Driver
+from cpdrun.search.plan import OTHERS, OWN, candidate_facts, facts, look, says, sure
 from cpdrun.search.results import Results
 from cpdrun.search.settings import budget
 

@@ -15,7 +15,7 @@ from made_up_world import BASELINE, RULES, World, chain
 from cpdrun.config.errors import ConfigError
 from cpdrun.search.question import ask
 from cpdrun.search.schedule import Ended, stand, wanted
-from cpdrun.search.start import predicted_width, start_at
+from cpdrun.search.initial_width import predicted_width, start_at
 from cpdrun.search.words import facts, sentences
 from cpdrun.stats.chain import settle
 from cpdrun.stats.evidence import Verdict

@@ -8,7 +8,7 @@ import yaml
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.search.observed import observations, observed
+from cpdrun.whatif.observation import observations, observed
 from cpdrun.search.question import ask
 from cpdrun.shell.telling import schema
 from cpdrun.whatif.effects import NoEffectsError
