@@ -16,7 +16,7 @@ FILES := build/python_files
 $(shell mkdir -p build; find cpdrun kernels/custom_fp conf -name '*.py' | LC_ALL=C sort >$(FILES).new; \
 	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
 
-.PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims clean retry
+.PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims proofs area clean retry
 
 demo: $(RUNTIME)
 	@ls $(COMPILED) >/dev/null 2>&1 || echo '$(NOT_COMPILED)'
@@ -61,6 +61,14 @@ notebooks: $(DEV)
 # Judge the papers' claims by the stored values of runs and write results/reference/claims.md.
 claims: $(DEV)
 	PYTHONPATH=scripts $(BIN)/python -m research.claims
+
+# Prove that the arithmetic of custom_fp follows its definition, for all scalar formats and inputs (about an hour).
+proofs: $(DEV)
+	PYTHONPATH=scripts $(BIN)/python -m research.proofs
+
+# Count the transistors of arithmetic units with Yosys and write the table that reports use (about an hour).
+area: $(DEV)
+	PYTHONPATH=scripts $(BIN)/python -m research.area
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

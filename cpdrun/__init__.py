@@ -4,7 +4,7 @@ To read the code, start at :mod:`cpdrun.cli`. The functions of :mod:`cpdrun.api`
 `cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"])`. Importing this package imports none of its modules.
 """
 
-# Packages. Those that are also functions are made callable by cpdrun.shell.called.
+# Packages. Those that are also functions are made callable by cpdrun.shell.callable_package.
 _PACKAGES = ("attach", "sweep", "search", "report")
 _FUNCTIONS = (
     *(

@@ -1,7 +1,7 @@
 """The command line: parse what was typed, run the command, and report a user's mistake in one line.
 
 The exit codes are 0 if all runs are done, 1 if a run failed, 2 for a usage or configuration error, and 130 if the
-command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.telling`).
+command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.output`).
 
 Imports at the top of this file and of the files in commands/ slow down every call.
 
@@ -21,8 +21,8 @@ from cpdrun import script_line
 from cpdrun.arguments import Parser, Version, with_words_after_options
 from cpdrun.errors import INTERRUPTED, USAGE, MistypedError, UserError
 from cpdrun.process_tree import own_age_s
-from cpdrun.shell.telling import Telling, print_document
-from cpdrun.shell.visible import visible_line
+from cpdrun.shell.output import Output, print_document
+from cpdrun.shell.sanitize import visible_line
 
 # Commands in the order of the help. The file commands/NAME.py defines the parser and the function of each command.
 COMMANDS = (
@@ -79,16 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MistypedError as error:
         print(f"{error.usage}error: {visible_line(error.lines[0])}", file=sys.stderr)
         if "--json" in typed:
-            print_document(Telling(typed[0], as_json=True).document(USAGE, error))
+            print_document(Output(typed[0], as_json=True).document(USAGE, error))
         raise SystemExit(USAGE) from None
-    telling = arguments.telling = Telling(arguments.command, as_json=arguments.json)
+    output = arguments.output = Output(arguments.command, as_json=arguments.json)
     if typed and typed[0] in FORMER:
-        telling.aside(f"note: `cpdrun {typed[0]}` is now `cpdrun {FORMER[typed[0]]}`")
+        output.print_progress(f"note: `cpdrun {typed[0]}` is now `cpdrun {FORMER[typed[0]]}`")
     code, failure = _run(arguments)
     if failure is not None:
         tell(failure)
     if arguments.json:
-        print_document(telling.document(code, failure))
+        print_document(output.document(code, failure))
     return code
 
 

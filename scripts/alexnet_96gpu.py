@@ -203,7 +203,7 @@ def draw(case: Case, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from cpdrun.report.look.style import FP32, HEADING, NAME, PNG_DPI, RC, shades
+    from cpdrun.report.style import FP32, HEADING, NAME, PNG_DPI, RC, shades
 
     gpu, link = list(case.models)[len(case.models) // 2], next(iter(case.links))
     with rc_context(RC):

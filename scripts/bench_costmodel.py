@@ -230,7 +230,7 @@ def draw_speedup(calibration: Calibration, path: Path) -> None:
     """The forecast for this model and processor, over named networks and the measured link."""
     import matplotlib
 
-    from cpdrun.report.look import style
+    from cpdrun.report import style
     from cpdrun.report.plots.speedup_vs_workers import picture
 
     with matplotlib.rc_context(style.RC):

@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from cpdrun.api.answer import Answer
-from cpdrun.api.words import typed
+from cpdrun.api.command_line import typed
 from cpdrun.cli import parsers, read
 from cpdrun.errors import INTERRUPTED, Stopped
-from cpdrun.shell.telling import Telling
+from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import Notebook, is_notebook
 
 
@@ -32,14 +32,14 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
     arguments = read([*command.split(), *typed(parser, words, keywords)])
     arguments.began = began
     nowhere = Console(quiet=True, force_jupyter=False)
-    telling = Telling(
+    output = Output(
         arguments.command, as_json=True, words=nowhere, progress=nowhere if quiet else _progress()
     )
-    arguments.telling = telling
+    arguments.output = output
     code = arguments.run(arguments)
     if code == INTERRUPTED:
         raise Stopped("stopped; what ran has been saved, and the same call continues from there")
-    return Answer(telling.document(code))
+    return Answer(output.document(code))
 
 
 def _progress() -> Console:

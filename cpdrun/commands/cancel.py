@@ -17,9 +17,9 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.cancel import cancel_run, cancel_sweep
     from cpdrun.record import find_sweeps_or_runs
 
-    telling = arguments.telling
+    output = arguments.output
     found: dict[str, list] = {"sweeps": [], "runs": []}
-    telling.tell(found)
+    output.set_result(found)
     sweeps, runs = find_sweeps_or_runs(arguments.names)
     if not sweeps and not runs:
         raise UserError("name the sweep or the run to stop: cpdrun cancel NAME; cpdrun status lists them")
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         found["sweeps"].append({"sweep": str(sweep.path), "asked": asked, "withdrawn": waiting})
         queue = f", {waiting} taken out of the queue" if waiting else ""
         starting = "" if asked or waiting else "; a command that is still starting its runs stops too"
-        telling.say(f"{sweep.name}: {asked} running runs asked to save and stop{queue}{starting}")
+        output.print(f"{sweep.name}: {asked} running runs asked to save and stop{queue}{starting}")
     for run in runs:
         was_asked = cancel_run(run)
         found["runs"].append({"run": run.name, "asked": was_asked})
-        telling.say(f"{run.name}: {'asked to save and stop' if was_asked else 'is not running'}")
+        output.print(f"{run.name}: {'asked to save and stop' if was_asked else 'is not running'}")
     return OK

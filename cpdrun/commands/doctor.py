@@ -25,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         raise UserError(f"cannot read {unknown[0]!r}: doctor takes only results_dir=PATH")
     findings = examine(arguments.results_dir or results_dir)
-    arguments.telling.tell({"findings": [asdict(finding) for finding in findings]})
-    return print_findings(arguments.telling.console, findings)
+    arguments.output.set_result({"findings": [asdict(finding) for finding in findings]})
+    return print_findings(arguments.output.console, findings)

@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
-    telling, facts = arguments.telling, []
+    output, facts = arguments.output, []
     for name, link in networks.items():
         rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
-        print_forecast(telling.console, f"{name}, {arguments.algorithm}", rows)
+        print_forecast(output.console, f"{name}, {arguments.algorithm}", rows)
         facts += [{"network": name, "algorithm": arguments.algorithm, **row.facts()} for row in rows]
-    telling.tell({"calibration": str(path), "measured": calibration.as_json(), "forecast": facts})
+    output.set_result({"calibration": str(path), "measured": calibration.as_json(), "forecast": facts})
     return OK
 
 

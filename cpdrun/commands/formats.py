@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from custom_fp.formats.protocol import NumberFormat
     from rich.console import Console
 
-    from cpdrun.shell.telling import Telling
+    from cpdrun.shell.output import Output
 
 # The largest code width, in bits, for which a table of values is shown: by default, and with --values.
 TABLE_BITS, MOST_TABLE_BITS = 8, 16
@@ -45,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         if arguments.values:
             raise UserError("--values needs the name of a format: cpdrun formats NAME --values")
-        _list(arguments.telling)
+        _list(arguments.output)
         return OK
     fmt = named(arguments.name)
     if arguments.values and not _values(fmt, MOST_TABLE_BITS):
         why = f"has {fmt.code_bits} bits" if fmt.code_bits > MOST_TABLE_BITS else "has none to show"
         raise UserError(f"--values: {fmt.name} {why}; tables of values stop at {MOST_TABLE_BITS} bits")
     values = _values(fmt, MOST_TABLE_BITS if arguments.values else TABLE_BITS)
-    _show(arguments.telling, fmt, values)
+    _show(arguments.output, fmt, values)
     return OK
 
 
@@ -81,7 +81,7 @@ def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
 # ---- the list of all formats
 
 
-def _list(telling: "Telling") -> None:
+def _list(output: "Output") -> None:
     """Print the kinds of number formats and the formats with names of their own."""
     from custom_fp.facts import facts, listed
     from custom_fp.formats.names import KINDS
@@ -91,10 +91,10 @@ def _list(telling: "Telling") -> None:
         {"kind": name, "looks_like": kind.LOOKS_LIKE, "examples": list(kind.EXAMPLES), "for": kind.PURPOSE}
         for name, kind in KINDS.items()
     ]
-    telling.tell({"kinds": kinds, "formats": every})
-    if telling.as_json:
+    output.set_result({"kinds": kinds, "formats": every})
+    if output.as_json:
         return
-    console = telling.console
+    console = output.console
     rows = [(each["kind"], each["looks_like"], each["for"]) for each in kinds]
     own: tuple[str, ...] = (
         "any",
@@ -159,7 +159,7 @@ def _print_table(console: "Console", headings: Sequence[str], rows: Sequence[Seq
 # ---- a single format
 
 
-def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> None:
+def _show(output: "Output", fmt: "NumberFormat", values: Sequence[float]) -> None:
     """Print the properties of a format and the given values of its codes."""
     from custom_fp.facts import facts, written
 
@@ -167,10 +167,10 @@ def _show(telling: "Telling", fmt: "NumberFormat", values: Sequence[float]) -> N
 
     known, used = facts(fmt), uses(fmt)
     table = [written(value) for value in values] or None
-    telling.tell({**known, "used_in": used, "values": table}, "format")
-    if telling.as_json:
+    output.set_result({**known, "used_in": used, "values": table}, "format")
+    if output.as_json:
         return
-    console = telling.console
+    console = output.console
     _print_table(console, ("", ""), [row for row in _rows(known, used) if row[1]])
     if values:
         element = (

@@ -95,9 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         asked, made = Path(folder) / "request.json", Path(folder) / "vectors"
         asked.write_text(json.dumps(request), encoding="utf-8")
         _compute(arguments.name, asked, made)
-        if out is not None or arguments.telling.as_json:
-            arguments.telling.tell(_facts(made, out))
-        if out is None and arguments.telling.as_json:
+        if out is not None or arguments.output.as_json:
+            arguments.output.set_result(_facts(made, out))
+        if out is None and arguments.output.as_json:
             return OK
         if out is None:
             with made.open(encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
             return OK
         with made.open("rb") as file, out.open("wb") as copy:
             shutil.copyfileobj(file, copy)
-    arguments.telling.say(f"{out}: known answers of {arguments.name}")
+    arguments.output.print(f"{out}: known answers of {arguments.name}")
     return OK
 
 

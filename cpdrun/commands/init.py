@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     with Composer() as composer:
         schema = json_text(experiment_schema(composer))
     files = write(arguments.folder, schema)
-    arguments.telling.tell({"folder": str(arguments.folder), "files": [str(file) for file in files]})
+    arguments.output.set_result({"folder": str(arguments.folder), "files": [str(file) for file in files]})
     for file in files:
-        arguments.telling.say(str(file))
-    arguments.telling.say(
+        arguments.output.print(str(file))
+    arguments.output.print(
         f"Now: cd {arguments.folder} && cpdrun sweep --config-dir conf exp=mine, then cpdrun report"
     )
     return OK

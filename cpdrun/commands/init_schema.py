@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with Composer(arguments.config_dir) as composer:
         schema = experiment_schema(composer)
-    arguments.telling.tell({"experiment": schema})
-    if not arguments.telling.as_json:
+    arguments.output.set_result({"experiment": schema})
+    if not arguments.output.as_json:
         print(json_text(schema))
     return OK

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         question = replace(question, confidence=standing.settings.confidence)
     sentences = list(_sentences(question, margin, judged, standing))
     for line in sentences:
-        arguments.telling.say(line)
+        arguments.output.print(line)
     facts = {
         "file": table.name,
         "baseline": question.baseline,
@@ -105,12 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
         "candidates": [_facts(each, question.confidence) for each in judged],
         "session": None if standing is None else _session_facts(arguments.session, standing),
         "says": sentences,
-        "notes": arguments.telling.notes,
+        "notes": arguments.output.notes,
     }
     if standing is not None:
         for row, decision in zip(facts["candidates"], standing.decisions, strict=True):
             row |= _decision_facts(decision)
-    arguments.telling.tell(facts)
+    arguments.output.set_result(facts)
     return OK
 
 

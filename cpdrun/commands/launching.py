@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.record import RunDir, SweepDir
-    from cpdrun.shell.telling import Telling
+    from cpdrun.shell.output import Output
 
 
 def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
@@ -108,7 +108,7 @@ def may_start(
     options: "LaunchOptions",
     cancelled_before: int | None,
     config_dir: "Path | None",
-    telling: "Telling",
+    output: "Output",
 ) -> bool:
     """Return whether the runs may start, and print notes about them.
 
@@ -119,7 +119,7 @@ def may_start(
         options: The options of the launch.
         cancelled_before: The result of the function `cancelled_before`.
         config_dir: The folder of the user's own yaml files, if any.
-        telling: The output of the command.
+        output: The output of the command.
 
     Returns:
         True if the runs may start, and False if the sweep was cancelled since the command was typed.
@@ -129,7 +129,7 @@ def may_start(
     """
     from cpdrun.sweep.needs import missing_folders, twin
 
-    if _was_cancelled(sweep, cancelled_before, telling):
+    if _was_cancelled(sweep, cancelled_before, output):
         return False
     with before_a_start():
         problems, notes = session.preflight(configs, options)
@@ -138,14 +138,14 @@ def may_start(
                 problems[-1] += f". Without it: {twin(configs[0].get('exp'), config_dir)}"
             raise UserError(*problems)
     for note in notes:
-        telling.note(note)
-    return not _was_cancelled(sweep, cancelled_before, telling)
+        output.note(note)
+    return not _was_cancelled(sweep, cancelled_before, output)
 
 
-def _was_cancelled(sweep: "SweepDir", cancelled_before: int | None, telling: "Telling") -> bool:
+def _was_cancelled(sweep: "SweepDir", cancelled_before: int | None, output: "Output") -> bool:
     from cpdrun.record import cancellation
 
     was_cancelled = cancellation(sweep) != cancelled_before
     if was_cancelled:
-        telling.say("Cancelled from another shell. Nothing was started.")
+        output.print("Cancelled from another shell. Nothing was started.")
     return was_cancelled

@@ -5,7 +5,7 @@ import sys
 
 from cpdrun.arguments import add_json, add_names, count
 from cpdrun.errors import OK, UserError
-from cpdrun.shell.visible import visible_line
+from cpdrun.shell.sanitize import visible_line
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -21,11 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.progress.logs import lines, log_of
     from cpdrun.record import find_runs
 
-    telling = arguments.telling
-    if arguments.follow and telling.as_json:
+    output = arguments.output
+    if arguments.follow and output.as_json:
         raise UserError("--json prints one document and --follow keeps printing, so type only one of them")
-    if telling.as_json:
-        telling.tell(
+    if output.as_json:
+        output.set_result(
             {
                 "runs": [
                     {

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.report.prediction import Context
-    from cpdrun.whatif.observation import Observation
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
+    from cpdrun.whatif.observation import Observation
 
 # The maximum width of a table, in characters.
 WIDEST = 1000
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.overrides:
         raise UserError("name an experiment or a run: cpdrun predict exp=digits_bits, or cpdrun predict RUN")
-    console = arguments.telling.console
+    console = arguments.output.console
     if "=" not in arguments.overrides[0]:
         return _predict_variants(arguments, console)
     from cpdrun.launch import Session
@@ -72,26 +72,27 @@ def _predict_experiment(
 ) -> int:
     """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
-    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
+    from cpdrun.report.search_text import describe_candidates, margin_text
+    from cpdrun.search.initial_width import subject_chain
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
-    from cpdrun.search.words import candidates_text, tolerance_of
     from cpdrun.sweep import listed
     from cpdrun.whatif.effects import check_not_diverged
+    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
 
     with before_a_start():
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-        found = observations(question, arguments.steps)
-        tolerance = tolerance_of(Results(question))
+        found = observations(question.directory, question.baseline_runs, arguments.steps)
+        margin = margin_text(Results(question))
     console.print(
-        f"Which is at most {tolerance} worse than {question.baseline_name}? {candidates_text(question)}",
+        f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
         soft_wrap=True,
     )
     for note in filter(None, (each.note for each in found)):
-        arguments.telling.note(note)
+        arguments.output.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
         _list_runs(console, found, arguments)
@@ -104,11 +105,12 @@ def _predict_experiment(
         check_not_diverged(each.folder)
     results = Results(question)
     context = Context(
-        tolerance_of(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
+        margin_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
     )
-    outcomes = trained_outcomes(question, results.ended, results.rules(), results.metric.scale)
+    outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):
-        chains = forecast_chains(question, found, results.strictness, outcomes)
+        subjects = [subject_chain(question, chain) for chain in question.chains]
+        chains = forecast_chains(question.directory, subjects, found, results.strictness, outcomes)
     _show(console, chains, context, arguments)
     return OK
 
@@ -146,8 +148,8 @@ def _show(
     console.print(table)
     for line in summarize(chains, context):
         console.print(line, soft_wrap=True, markup=False)
-    telling = arguments.telling
-    telling.tell({"dry_run": False, **to_document(chains, context), "notes": telling.notes})
+    output = arguments.output
+    output.set_result({"dry_run": False, **to_document(chains, context), "notes": output.notes})
 
 
 def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
@@ -158,7 +160,7 @@ def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: ar
         {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
         for each in found
     ]
-    arguments.telling.tell({"dry_run": True, "runs": runs, "notes": arguments.telling.notes})
+    arguments.output.set_result({"dry_run": True, "runs": runs, "notes": arguments.output.notes})
 
 
 def _train(
@@ -175,26 +177,24 @@ def _train(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest
 
-    telling, config_dir = arguments.telling, arguments.config_dir
+    output, config_dir = arguments.output, arguments.config_dir
     configs = [each.run.config for each in missing]
     code = OK
     for directory in dict.fromkeys(each.sweep for each in missing):
         here = [each for each in missing if each.sweep == directory]
         before = cancelled_before(directory, arguments)
-        if not may_start(session, directory, configs, options, before, config_dir, telling):
+        if not may_start(session, directory, configs, options, before, config_dir, output):
             return INTERRUPTED
         if directory == question.directory:
             with writing(directory.path):
                 write_manifest(question.as_plan([each.run for each in here]))
         jobs = [Job(each.folder, each.run.config, each.run.overrides) for each in here]
-        display = Display(
-            telling.progress, axes_of(question.directory) if directory.manifest.exists() else ()
-        )
+        display = Display(output.progress, axes_of(question.directory) if directory.manifest.exists() else ())
         with writing(directory.path):
             summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
-        telling.note(f"{lost[0].folder.path} ended without an observation", kind="error")
+        output.note(f"{lost[0].folder.path} ended without an observation", kind="error")
         return FAILED
     return code

@@ -81,9 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         export_to=arguments.to,
         costs=arguments.costs,
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
-        console=arguments.telling.console,
+        console=arguments.output.console,
     )
-    arguments.telling.tell(made.as_json())
+    arguments.output.set_result(made.as_json())
     return OK
 
 

@@ -32,7 +32,7 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
     if len(runs) != 1:
         raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")
     found = explain(diagnose(runs[0]))
-    arguments.telling.tell(found.as_json(), DOCUMENT)
+    arguments.output.set_result(found.as_json(), DOCUMENT)
     for line in found.sentences:
-        arguments.telling.say(line)
+        arguments.output.print(line)
     return OK

@@ -61,8 +61,8 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             session.warm_up()  # importing torch takes longer than planning
         question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-    telling, rounds = arguments.telling, list[Any]()
-    console = telling.console
+    output, rounds = arguments.output, list[Any]()
+    console = output.console
     while True:
         for line in asked_lines(question):
             console.print(line, soft_wrap=True, markup=False)
@@ -72,8 +72,8 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False
         )
         for text in found.odd.values():  # Runs with unreadable records are not counted.
-            telling.note(text, kind="error")
-        telling.tell({**facts(question, rounds, None, None), "dry_run": arguments.dry_run})
+            output.note(text, kind="error")
+        output.set_result({**facts(question, rounds, None, None), "dry_run": arguments.dry_run})
         if arguments.dry_run:
             return OK
         code = _launch(session, question, to_run, options, arguments)
@@ -112,22 +112,22 @@ def _launch(
     from cpdrun.search.allocate.certify import write_rows
     from cpdrun.sweep import write_manifest
 
-    directory, telling = question.directory, arguments.telling
+    directory, output = question.directory, arguments.output
     if not to_run:
         return OK
     before = cancelled_before(directory, arguments)
     configs = [run.config for run in to_run] + question.later_configs()
 
-    if not may_start(session, directory, configs, options, before, arguments.config_dir, telling):
+    if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED
     with before_a_start(), writing(directory.path):
         write_manifest(question.plan)
         write_rows(question)
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
-    display = Display(telling.progress, axes_of(directory))
+    display = Display(output.progress, axes_of(directory))
     with writing(directory.path):  # usually because the disk is full
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-    print_summary(telling.progress, summary)
+    print_summary(output.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 
@@ -156,7 +156,7 @@ def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
     from cpdrun.search.allocate.certify import write_allocation
     from cpdrun.search.allocate.words import allocation_lines, facts
 
-    console = arguments.telling.console
+    console = arguments.output.console
     question, chosen = rounds[-1].question, _chosen(rounds)
     for line in allocation_lines(rounds, chosen):
         console.print(line, soft_wrap=True, markup=False)
@@ -165,5 +165,5 @@ def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
         with writing(question.directory.path):
             command = write_allocation(rounds, chosen)
         console.print(f"To certify it: {command}", soft_wrap=True, markup=False)
-    arguments.telling.tell({**facts(question, rounds, chosen, command), "dry_run": False})
+    arguments.output.set_result({**facts(question, rounds, chosen, command), "dry_run": False})
     return OK

@@ -18,12 +18,12 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.progress.status import facts, print_status
     from cpdrun.record import find_sweeps
 
-    telling = arguments.telling
+    output = arguments.output
     if arguments.watch and arguments.json:
         raise UserError("--json prints one document and --watch keeps printing, so type only one of them")
     sweeps = find_sweeps(arguments.names)
-    telling.tell({"sweeps": [facts(sweep) for sweep in sweeps]})
-    if not telling.as_json:
+    output.set_result({"sweeps": [facts(sweep) for sweep in sweeps]})
+    if not output.as_json:
         for sweep in sweeps:
-            print_status(telling.console, sweep, watch=arguments.watch)
+            print_status(output.console, sweep, watch=arguments.watch)
     return OK

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpdrun.launch import LaunchOptions, Session, Summary
-    from cpdrun.shell.telling import Telling
+    from cpdrun.shell.output import Output
     from cpdrun.study.metric import Metric
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
@@ -64,13 +64,13 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     from cpdrun.sweep.dry_run import facts, print_config, print_dry_run
     from cpdrun.sweep.standing import standing
 
-    options, telling = options_of(arguments), arguments.telling
+    options, output = options_of(arguments), arguments.output
 
     def say_how_many(runs: int) -> None:
-        telling.aside(f"planning {runs:,} runs ...")
+        output.print_progress(f"planning {runs:,} runs ...")
 
     with before_a_start():
-        if arguments.show and (telling.as_json or not arguments.dry_run):
+        if arguments.show and (output.as_json or not arguments.dry_run):
             raise UserError(
                 "--show needs --dry-run, and prints yaml instead of JSON. The folder of a started run has its "
                 "config.yaml"
@@ -85,7 +85,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
 
     runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
     for line in read_metrics_again(runs, dry_run=arguments.dry_run):
-        telling.say(line)
+        output.print(line)
     found = standing(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
@@ -94,40 +94,40 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     if arguments.show:
         print_config(sweep.runs[0], len(sweep.runs))
         return OK
-    telling.say(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
+    output.print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
-        telling.say(of_other_code(found.changed))
+        output.print(of_other_code(found.changed))
     for note in _notes(sweep, found, to_run, options):
-        telling.note(note)
+        output.note(note)
     odd = [text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states]
     for text in odd:
-        telling.note(text, kind="error")
+        output.note(text, kind="error")
     planned = facts(sweep, found, to_run, options)
     planned |= {"dry_run": arguments.dry_run, "summary": None, "seed_power": None}
-    telling.tell({**planned, "notes": telling.notes})
+    output.set_result({**planned, "notes": output.notes})
     if arguments.dry_run:
-        if not telling.as_json:
+        if not output.as_json:
             print_dry_run(sweep, found, to_run, options, arguments.config_dir)
         return OK
     if not to_run:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
-        telling.tell({**planned, "seed_power": _conclude(sweep, telling), "notes": telling.notes})
-        telling.say(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
+        output.set_result({**planned, "seed_power": _conclude(sweep, output), "notes": output.notes})
+        output.print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
     summary = _launch(session, sweep, to_run, anew, options, arguments)
     if summary is None:
         return INTERRUPTED
     has_ended = options.wait and summary.exit_code != INTERRUPTED
-    power = _conclude(sweep, telling) if has_ended else None
+    power = _conclude(sweep, output) if has_ended else None
     if summary.exit_code == OK and options.wait:
-        telling.say(f"For the report: cpdrun report {sweep.directory.path}")
+        output.print(f"For the report: cpdrun report {sweep.directory.path}")
     after = facts(sweep, standing(sweep), to_run, options)
     kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
     told = {**planned, **after, **kept, "summary": summary.facts(), "seed_power": power}
-    telling.tell({**told, "notes": telling.notes})
+    output.set_result({**told, "notes": output.notes})
     return summary.exit_code or (FAILED if odd else OK)
 
 
@@ -160,11 +160,11 @@ def _launch(
     from cpdrun.study.runs.ignored import ignored
     from cpdrun.sweep import write_manifest
 
-    telling = arguments.telling
+    output = arguments.output
     before = cancelled_before(sweep.directory, arguments)
     jobs = [Job(sweep.directory.run(run.name), run.config, run.overrides) for run in to_run]
     configs = [run.config for run in to_run]
-    if not may_start(session, sweep.directory, configs, options, before, arguments.config_dir, telling):
+    if not may_start(session, sweep.directory, configs, options, before, arguments.config_dir, output):
         return None
     with before_a_start(), writing(sweep.directory.path):
         write_manifest(sweep)
@@ -172,20 +172,20 @@ def _launch(
             if job.run.name in anew:
                 forget(job.run)
     launcher = to_run[0].config["launcher"]
-    display = Display(telling.progress, axes_of(sweep.directory))
+    display = Display(output.progress, axes_of(sweep.directory))
     first = FirstRun(jobs, options, display.say)
     with writing(sweep.directory.path):  # usually because the disk is full
         summary = session.launch(
             sweep.directory, first.jobs, launcher, options, display, before, more=first.more
         )
-    print_summary(telling.progress, summary)
+    print_summary(output.progress, summary)
     if options.wait and is_script(configs[0]):
         for line in ignored(collect([sweep.directory])):
-            telling.note(line)
+            output.note(line)
     return summary
 
 
-def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
+def _conclude(sweep: "Plan", output: "Output") -> dict[str, Any] | None:
     """Record the tested hypotheses in sweep.yaml, and print which differences the seeds can settle.
 
     Returns:
@@ -207,7 +207,7 @@ def _conclude(sweep: "Plan", telling: "Telling") -> dict[str, Any] | None:
         write_ledger(sweep.directory, hypotheses)
     if power is None:
         return None
-    telling.say(describe_seed_power(power, study.metric))
+    output.print(describe_seed_power(power, study.metric))
     return asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
 
 

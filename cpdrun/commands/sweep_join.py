@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Composer() as composer:
         launcher = composer.file("launcher", "local")
     code, went = OK, list[dict[str, Any]]()
-    arguments.telling.tell({"sweeps": went, "notes": arguments.telling.notes})
+    arguments.output.set_result({"sweeps": went, "notes": arguments.output.notes})
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
             worked, summary = _work(sweep, launcher, arguments, session)
@@ -62,20 +62,20 @@ def _work(
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool
 
-    options, telling = options_of(arguments), arguments.telling
+    options, output = options_of(arguments), arguments.output
     before = cancelled_before(sweep, arguments)
     pool = Pool(sweep, failed=arguments.rerun == "failed")
     code, summary = OK, None
     if jobs := pool.take():
         configs = [{**job.config, "launcher": launcher} for job in jobs]
-        if not may_start(session, sweep, configs, options, before, None, telling):
+        if not may_start(session, sweep, configs, options, before, None, output):
             return INTERRUPTED, None
-        display = Display(telling.progress, axes_of(sweep))
+        display = Display(output.progress, axes_of(sweep))
         summary = session.launch(sweep, jobs, launcher, options, display, before, more=pool.take)
-        print_summary(telling.progress, summary)
+        print_summary(output.progress, summary)
         code = summary.exit_code
     else:
-        telling.say(f"{sweep.name}: nothing is left to do")
+        output.print(f"{sweep.name}: nothing is left to do")
     for reason in pool.unreadable.values():
-        telling.note(reason, kind="error")
+        output.note(reason, kind="error")
     return code or (FAILED if pool.unreadable else OK), summary

@@ -6,7 +6,7 @@ imported with `write_report`.
 
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.shell.called import is_function_too
+from cpdrun.shell.callable_package import is_function_too
 
 if TYPE_CHECKING:
     from cpdrun.report.write import Report, write_report

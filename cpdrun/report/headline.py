@@ -11,8 +11,8 @@ from typing import Any
 
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
-from cpdrun.report.look.style import strategy_looks
 from cpdrun.report.result_text import gap_text, join_first, more_text, pairs_text, result_text
+from cpdrun.report.style import strategy_styles
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.identical import are_identical, describe_identical
@@ -82,7 +82,7 @@ def compare_orders(study: Study) -> list[str]:
     """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
     lines = []
     for facets in _by_order(study):
-        for name in strategy_looks(study):
+        for name in strategy_styles(study):
             answers = [(facet, study.answer(facet, name)) for facet in facets]
             best = min(
                 ((facet, answer.certified) for facet, answer in answers if answer.certified),
@@ -283,7 +283,7 @@ def _summary(study: Study, facets: list[Facet]) -> Iterator[str]:
         return
     found = [
         (name, [study.answer(facet, name) for facet in known if name in facet.chains])
-        for name in strategy_looks(study)
+        for name in strategy_styles(study)
     ]
     found = [(name, answers) for name, answers in found if answers]
     found.sort(key=lambda pair: min(_VERDICTS.index(answer.verdict) for answer in pair[1]))
@@ -320,7 +320,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     and the answer for each way of scaling.
     """
     keys = list(facets[0].keys)
-    names = [name for name in strategy_looks(study) if any(name in facet.chains for facet in facets)]
+    names = [name for name in strategy_styles(study) if any(name in facet.chains for facet in facets)]
     has_chains, rows = any(map(longest_chain, facets)), []
     for facet in sorted(
         facets, key=lambda facet: (_sortable(facet.keys.get("world_size")), longest_chain(facet))

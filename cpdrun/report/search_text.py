@@ -39,7 +39,6 @@ def describe_question(results: Results) -> list[str]:
     question = results.question
     asked = {c.name for chain in question.chains for width in chain.widths for c in width}
     tuning, axis = question.tuning, question.axis
-    tried, seeds = capital(tried_text(tuning.keys)), seeds_text(tuning.seeds)
     return render_lines(
         "search_question.j2",
         margin=margin_text(results),
@@ -47,8 +46,8 @@ def describe_question(results: Results) -> list[str]:
         confidence=f"{question.settings.confidence:g}",
         budget=question.settings.budget,
         candidates=describe_candidates(question),
-        tried=tried if any(map(tuning.runs, tuning.arms)) else "",
-        tuning_seeds=seeds,
+        tried=capital(tried_text(tuning.keys)) if any(map(tuning.runs, tuning.arms)) else "",
+        tuning_seeds=seeds_text(tuning.seeds) if tuning else "",
         runs=results.runs,
         margin_text=results.margin.describe(results.metric),
         earlier=len({each.candidate for each in results.ledger.hypotheses} - asked),

@@ -10,6 +10,6 @@ Apart from the sweep's own files, the run folders are the only memory of a searc
 continues from them.
 """
 
-from cpdrun.shell.called import is_function_too
+from cpdrun.shell.callable_package import is_function_too
 
 is_function_too(__name__)

@@ -86,6 +86,11 @@ class Question:
         return self.cells[self.tuning.arms.get(name, (name,))[0]][0]
 
     @property
+    def baseline_runs(self) -> dict[str, PlannedRun]:
+        """The first run of each baseline, by the name of the baseline's cell."""
+        return {chain.baseline: self.first_run(chain.baseline) for chain in self.chains}
+
+    @property
     def asked(self) -> dict[str, Any]:
         """The question as sweep.yaml records it, so that a report answers the same question."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}

@@ -19,7 +19,7 @@ from cpdrun.search.question import Question
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
-from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.identical import are_identical
 from cpdrun.study.margin import Course, Margin, choose_margin, with_digits
 from cpdrun.study.metric import Metric
@@ -176,6 +176,16 @@ class Results(RunResults):
         """Return the values of a cell by seed, without the tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
+
+    def gaps(self) -> dict[str, list[float]]:
+        """Return the differences of all pairs of each candidate of the question, by the name of its cell."""
+        rules, found = self.rules(), {}
+        for candidate in (c for chain in self.question.chains for width in chain.widths for c in width):
+            pairs = self.ended.compared(candidate.name, candidate.baseline)
+            found[candidate.name] = differences(
+                pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
+            )
+        return found
 
     def is_identical(self, candidate: Candidate) -> bool:
         """Return whether the runs of a candidate are equal to its baseline's, bit for bit, for every seed."""

@@ -57,7 +57,7 @@ def wanted_runs(
 def _needed(
     state: ChainState, ended: EndedRuns, rules: Rules, tuning: Tuning
 ) -> Iterator[tuple[RunKey, ...]]:
-    if state.active is None:
+    if state.active is None or state.frontier is None:
         return
     candidate, judgement = state.active
     if not _is_tuned(candidate, tuning):
@@ -87,7 +87,7 @@ def _further(
     are no reason to waste compute.
     """
     chain, frontier = state.chain, state.frontier
-    if state.active is None or not chain.may_try(frontier):
+    if state.active is None or frontier is None or not chain.may_try(frontier):
         return
     (candidate, judgement), *others = state.in_question
     if not _is_tuned(candidate, tuning):

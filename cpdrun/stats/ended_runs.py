@@ -40,8 +40,8 @@ class EndedRuns:
 
     def runs(self, name: str) -> Runs:
         """Return the runs of a cell, for a comparison."""
-        of_cell = (self.values, self.failures, self.lengths)
-        return Runs(*(found.get(name, {}) for found in of_cell), self.gave_up.get(name, set()))
+        values, failures = self.values.get(name, {}), self.failures.get(name, {})
+        return Runs(values, failures, self.lengths.get(name, {}), self.gave_up.get(name, set()))
 
     def compared(self, name: str, baseline: str, aside: Collection[int] = ()) -> Compared:
         """Return the values and the failures of all pairs of two cells, without the seeds in `aside`."""

@@ -4,7 +4,7 @@
 `dry_run` tell the user what is already done, what is missing, which settings have no effect, and what would run.
 """
 
-from cpdrun.shell.called import is_function_too
+from cpdrun.shell.callable_package import is_function_too
 from cpdrun.sweep.manifest import listed, write_manifest, write_question
 from cpdrun.sweep.runs import Plan, PlannedRun, plan
 

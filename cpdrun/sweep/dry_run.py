@@ -22,8 +22,8 @@ from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.display import duration
 from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
+from cpdrun.shell.sanitize import visible_line
 from cpdrun.shell.terminal import Terminal
-from cpdrun.shell.visible import visible_line
 from cpdrun.sweep.asked import CASE
 from cpdrun.sweep.in_common import OURS, bytes_lines, class_name, recipe_lines, shown
 from cpdrun.sweep.needs import missing_folders, twin

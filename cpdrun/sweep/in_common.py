@@ -11,7 +11,7 @@ from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import FILES, SCRIPT, direction_of, is_script, judged_by, words
-from cpdrun.shell.visible import visible
+from cpdrun.shell.sanitize import visible
 from cpdrun.sweep.runs import Plan
 
 # The parts of a run with settings of their own. `scaling` is shown only if a run uses APS.

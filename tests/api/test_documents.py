@@ -8,7 +8,7 @@ import pytest
 
 import cpdrun
 from cpdrun.cli import COMMANDS, main
-from cpdrun.shell.telling import VERSIONS, schema, schema_name
+from cpdrun.shell.output import VERSIONS, schema, schema_name
 
 SMALL = ("exp=digits_bits", "format=fp32,e4m3", "aps=false", "epochs=1", "model.width=4", "device=cpu")
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"

@@ -14,7 +14,7 @@ import pytest
 
 import cpdrun
 from cpdrun.cli import main
-from cpdrun.shell.telling import schema
+from cpdrun.shell.output import schema
 from cpdrun.stats.evidence import judge
 from cpdrun.stats.failures import most_failing
 

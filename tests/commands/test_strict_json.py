@@ -10,7 +10,7 @@ import pytest
 import cpdrun
 from cpdrun.cli import main
 from cpdrun.record import SweepDir, append_json_line, json_text, write_text
-from cpdrun.shell.telling import schema_name
+from cpdrun.shell.output import schema_name
 
 COSTS = "bytes,kept,bitops,area"
 NOTHING = {"test_accuracy": None, "test_loss": None}

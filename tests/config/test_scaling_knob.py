@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import cpdrun.conf
 import pytest
 import yaml
 
+import cpdrun.conf
 from cpdrun.sweep.runs import plan
 
 RULES = {"NoScaling": "none", "APS": "aps", "DelayedAPS": "aps_delayed", "Own": "own"}

@@ -19,8 +19,8 @@ from cpdrun.costmodel import (
 )
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report import ReportUsageError, write_report
-from cpdrun.report.look.hover import MARK, texts_of
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
+from cpdrun.report.svg import MARK, texts_of
 from cpdrun.study.reader import read_study
 
 CODECS = {

@@ -3,11 +3,11 @@ import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import cpdrun.conf
 import pytest
 import torch
 import yaml
 
+import cpdrun.conf
 from cpdrun.config.identity import identity_hash
 from cpdrun.data.base import DataError
 from cpdrun.data.text import PackageText, PydocText, bpe

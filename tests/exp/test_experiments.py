@@ -4,10 +4,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-import cpdrun.conf
 import pytest
 import yaml
 
+import cpdrun.conf
 from cpdrun.data.images.fashion_mnist import DEBIAN_DIR
 from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan

@@ -9,7 +9,7 @@ import sys
 import pytest
 from driving import drive, family, processes_of, wait_for
 
-from cpdrun.launch.progress.display import telling_log
+from cpdrun.launch.progress.display import informative_log
 from cpdrun.launch.slurm.element import answer_of_tasks
 from cpdrun.record import Outcome, State, claim, is_claimed, state_of
 
@@ -43,7 +43,7 @@ def test_the_log_that_matters_is_the_failing_ranks(job, local):
     one = job(act="crash", nproc=2, failing_rank=1, epoch_s=0.5)
     outcome = drive(local(), [one])["one"]
     assert outcome.rank == 1
-    assert telling_log(one.run) == one.run.last_attempt().rank_log(1)
+    assert informative_log(one.run) == one.run.last_attempt().rank_log(1)
 
 
 def test_ranks_see_what_torchrun_would_tell_them(job, local):

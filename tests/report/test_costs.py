@@ -70,7 +70,8 @@ def test_area_is_the_mean_over_the_multiply_accumulates_and_is_never_guessed():
     known, why = COSTS["area"].find([both, odd])
     assert list(known) == [both]
     assert why == [
-        "e5m6 x e5m6 summed up in fp32 is not synthesised: python scripts/synthesise.py e5m6 --accumulator fp32 adds it"
+        "e5m6 x e5m6 summed up in fp32 is not synthesised: PYTHONPATH=scripts python -m research.area e5m6 "
+        "--accumulator fp32 adds it"
     ]
     assert "no unit in common" in COSTS["area"].find([of(products(("int8", "fp32", "fp32", 1)))])[1][0]
 

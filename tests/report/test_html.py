@@ -11,8 +11,8 @@ from made_up import Sweep, fill_digits
 from rich.console import Console
 
 from cpdrun.report import write_report
-from cpdrun.report.look.style import contrast
 from cpdrun.report.plots import QUESTIONS
+from cpdrun.report.style import contrast
 
 PROGRAM = browser.find()
 needs_browser = pytest.mark.skipif(

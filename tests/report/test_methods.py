@@ -12,7 +12,7 @@ from made_up_methods import CASES, PARAMETERS, calibrate, fill_methods
 from cpdrun.config.keys import flatten
 from cpdrun.costmodel import PATTERNS, network, network_names
 from cpdrun.record import write_run
-from cpdrun.report.look.style import METHODS, method_looks
+from cpdrun.report.style import METHODS, method_styles
 from cpdrun.study.axes.method import Method, method_of
 from cpdrun.sweep import plan
 
@@ -130,7 +130,7 @@ def test_formats_that_change_what_is_sent_are_drawn_against_it_whatever_their_ke
 
 def test_each_family_of_methods_has_a_marker_of_its_own():
     assert len({look.marker for look in METHODS.values()}) == len(METHODS)
-    looks = method_looks(["top-k", "somebody's", "with APS", "another"])
+    looks = method_styles(["top-k", "somebody's", "with APS", "another"])
     assert list(looks) == ["with APS", "top-k", "another", "somebody's"]
     assert looks["another"].marker != looks["somebody's"].marker
 

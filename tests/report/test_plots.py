@@ -9,9 +9,9 @@ from made_up import fill_digits
 from matplotlib.figure import Figure
 
 from cpdrun.report import plots
-from cpdrun.report.look.style import RC
 from cpdrun.report.plots._metric_axis import MetricAxis, apart, value_ranges
 from cpdrun.report.plots.accuracy_vs_bytes import front
+from cpdrun.report.style import RC
 from cpdrun.study.reader import read_study
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ from cpdrun.cli import main
 from cpdrun.commands.sweep import describe_seed_power
 from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
 from cpdrun.record.measure import ACCURACY, NATS
-from cpdrun.shell.telling import schema
+from cpdrun.shell.output import schema
 from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study

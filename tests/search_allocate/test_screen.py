@@ -30,7 +30,7 @@ from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import verdict_lines
-from cpdrun.shell.telling import schema
+from cpdrun.shell.output import schema
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan

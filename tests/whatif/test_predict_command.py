@@ -8,11 +8,11 @@ import yaml
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
-from cpdrun.whatif.observation import observations, observed
 from cpdrun.search.question import ask
-from cpdrun.shell.telling import schema
+from cpdrun.shell.output import schema
 from cpdrun.whatif.effects import NoEffectsError
 from cpdrun.whatif.effects import ask as ask_effects
+from cpdrun.whatif.observation import observations, observed
 
 TYPED = [
     "model.width=4",

@@ -17,8 +17,8 @@ from cpdrun.launch.summary import Summary
 from cpdrun.record import Progress, Result, RunDir
 from cpdrun.record.measure import ACCURACY
 from cpdrun.record.run_end import DISK_FULL
+from cpdrun.shell.sanitize import visible, visible_line
 from cpdrun.shell.terminal import live
-from cpdrun.shell.visible import visible, visible_line
 
 REFRESH_S = 0.5
 LOG_LINES = 12  # of a failed run, at the end
@@ -164,7 +164,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         console.print("The same command goes on from here.", highlight=False)
 
 
-def telling_log(run: RunDir) -> Path | None:
+def informative_log(run: RunDir) -> Path | None:
     """The log of the last attempt that says most: the failing rank's, rank 0's where none failed, or the agent's."""
     attempt = run.last_attempt()
     if attempt is None:
@@ -188,7 +188,7 @@ def _print_failure(console: Console, run: RunDir, reason: str) -> None:
     console.print(
         Text.assemble(("failed ", "red"), visible(f"{run.name}: {reason}")), highlight=False, soft_wrap=True
     )
-    if (log := telling_log(run)) is not None:
+    if (log := informative_log(run)) is not None:
         for line in [line for line in tail(log, 2 * LOG_LINES) if line.strip() != reason][-LOG_LINES:]:
             console.print(f"    {visible_line(line)}", highlight=False, markup=False, soft_wrap=True)
         console.print(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpdrun.errors import UserError
-from cpdrun.launch.progress.display import telling_log
+from cpdrun.launch.progress.display import informative_log
 from cpdrun.record import RunDir, is_claimed, open_record, read_lines
 
 FOLLOW_S = 0.3
@@ -26,7 +26,7 @@ def log_of(run: RunDir, rank: int | None = None) -> Path:
     if attempt is None:
         raise NoLogError(f"{run.name} has not begun")
     if rank is None:
-        return telling_log(run) or attempt.agent_log
+        return informative_log(run) or attempt.agent_log
     if not attempt.rank_log(rank).exists():
         ranks = len(list(attempt.path.glob(attempt.rank_log(0).name.replace("0", "*"))))
         raise NoLogError(f"{run.name} has no log of rank {rank} (ranks 0 to {ranks - 1} have one)")

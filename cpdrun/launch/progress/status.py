@@ -17,7 +17,7 @@ from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
 from cpdrun.launch.progress.display import duration
 from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, state_of
-from cpdrun.shell.visible import visible
+from cpdrun.shell.sanitize import visible
 
 WATCH_S = 2.0
 IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds

@@ -1,6 +1,6 @@
 """Look up the number of transistors of a multiply-accumulate unit by the formats of its operands and its accumulator.
 
-The table is area.csv, which scripts/synthesise.py makes with Yosys. A unit that is missing from the table is not
+The table is area.csv, which scripts/research/area makes with Yosys. A unit that is missing from the table is not
 estimated from similar units. The report names the command that adds it instead. Sums of products of integers are whole
 numbers, which hardware accumulates in integers. The emulation accumulates them in fp32, so an fp32 accumulator of
 integer products is looked up as an integer accumulator.
@@ -12,7 +12,7 @@ from importlib import resources
 
 from custom_fp.accumulator import is_name
 
-SCRIPT = "python scripts/synthesise.py"
+SCRIPT = "PYTHONPATH=scripts python -m research.area"
 
 # The format of the narrower operand, the format of the other operand, and the format of the accumulator.
 Unit = tuple[str, str, str]

@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.report import plots, tables
-from cpdrun.report.look import style, svg
+from cpdrun.report import plots, style, svg, tables
 from cpdrun.report.page import filters
 from cpdrun.report.page.markup import escape_html as escape
 from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title

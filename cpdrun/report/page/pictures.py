@@ -10,8 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from cpdrun.record import write_bytes, write_text
-from cpdrun.report import plots
-from cpdrun.report.look import style, svg
+from cpdrun.report import plots, style, svg
 from cpdrun.study.study import Study
 
 KINDS = ("png", "svg", "pdf")

@@ -5,12 +5,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from cpdrun.report.cost.axes import Cost
-from cpdrun.report.look.style import COLUMN_IN, method_looks
 from cpdrun.report.pareto import Front, front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, panel
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
+from cpdrun.report.style import COLUMN_IN, method_styles
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -39,7 +39,7 @@ def drawn(study: Study, cost: Cost) -> Figure:
     for part, facet in parts:
         axis, costs = MetricAxis(part, study), facets[id(facet)]
         against = next((group for group in costs if group.is_baseline), None)
-        looks = method_looks({group.method.family for group in costs})
+        looks = method_styles({group.method.family for group in costs})
         verdicts = {group: study.judged[group].verdict for group in costs if group in study.judged}
         bottom = panel(axis, list(costs), against, costs.__getitem__, looks, verdicts)
         _label_x(bottom, cost, max(costs.values()) / min(costs.values()))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure, SubFigure
 
-from cpdrun.report.look.style import CAPTION, HEADING
+from cpdrun.report.style import CAPTION, HEADING
 from cpdrun.study.groups.group import Facet
 
 _MOST_PANELS = 12

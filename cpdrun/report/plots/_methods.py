@@ -10,18 +10,18 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 
 from cpdrun.report.cost.front import front
-from cpdrun.report.look.hover import part_of
-from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, Look, ink
 from cpdrun.report.methods.comparison import label
 from cpdrun.report.plots._metric_axis import MetricAxis, apart
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, Style, ink
+from cpdrun.report.svg import part_of
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Group
 
 LEGEND_COLUMNS = 4
 FRONT_TEXT = "grey line: the Pareto front"
-_FRONT = Look("the front", "#999999", "", "solid")
+_FRONT = Style("the front", "#999999", "", "solid")
 Cost = Callable[[Group], float]
 
 
@@ -30,7 +30,7 @@ def panel(
     groups: Sequence[Group],
     against: Group | None,
     cost: Cost,
-    looks: dict[str, Look],
+    looks: dict[str, Style],
     verdicts: Mapping[Group, Verdict],
 ) -> Axes:
     """Draw the groups, their names and the front, and return the axes that have the x axis.
@@ -69,7 +69,7 @@ def panel(
 
 
 def _name_points(
-    axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Look]
+    axis: MetricAxis, groups: Sequence[Group], against: Group | None, cost: Cost, looks: dict[str, Style]
 ) -> None:
     """Write the name of each point on the right of the panel at the height of the point, with a thin line to the point.
 
@@ -96,7 +96,7 @@ def _name_points(
             part_of(name, describe_group(axis.study, group))
 
 
-def legend(axes: Axes, looks: list[Look]) -> None:
+def legend(axes: Axes, looks: list[Style]) -> None:
     """Draw the legend of families and their markers above the panel."""
     handles = [
         axes.plot([], [], linestyle="none", marker=look.marker, color=look.color, label=look.label)[0]
@@ -108,6 +108,6 @@ def legend(axes: Axes, looks: list[Look]) -> None:
     )  # fmt: skip
 
 
-def rows_of_legend(looks: dict[str, Look]) -> int:
+def rows_of_legend(looks: dict[str, Style]) -> int:
     """Return the number of rows of the legend."""
     return math.ceil(len(looks) / LEGEND_COLUMNS)

@@ -15,9 +15,9 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover, name_of, part_of
-from cpdrun.report.look.style import FIGURE_SIZE, FP32, NAME, RC, Look, ink
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Style, ink
+from cpdrun.report.svg import hover, name_of, part_of
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.groups.group import Group
 from cpdrun.study.study import Study
@@ -42,7 +42,7 @@ def bars_text(study: Study, has_band: bool = True) -> str:
     return "; ".join(filter(None, [bars, "band: the margin" if has_band and study.tolerance > 0 else ""]))
 
 
-def marker_style(study: Study, group: Group, look: Look, verdict: Verdict | None = None) -> dict[str, Any]:
+def marker_style(study: Study, group: Group, look: Style, verdict: Verdict | None = None) -> dict[str, Any]:
     """Return the matplotlib properties of a group's marker.
 
     The marker is filled for the baseline and certified groups, hollow for open groups, and pale for refuted groups.
@@ -105,7 +105,7 @@ class MetricAxis:
         axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
 
-    def point(self, x: float, group: Group, look: Look, verdict: Verdict | None = None) -> None:
+    def point(self, x: float, group: Group, look: Style, verdict: Verdict | None = None) -> None:
         """Draw the mean of a group, with the interval of its gap as bars."""
         mean, low, high = span(self.study, group)
         line, caps, bars = self.at(mean).errorbar(
@@ -122,7 +122,7 @@ class MetricAxis:
         for artist in (*caps, *bars):
             part_of(artist, text)
 
-    def segment(self, here: Point, there: Point, look: Look, of: Sequence[Group] = ()) -> None:
+    def segment(self, here: Point, there: Point, look: Style, of: Sequence[Group] = ()) -> None:
         """Draw a straight line between the points of two groups, also across the break of the axis.
 
         Args:
@@ -170,7 +170,7 @@ class MetricAxis:
         )
         part_of(figure, describe_group(self.study, group))
 
-    def names(self, x: float, names: list[tuple[float, Look, Sequence[Group]]]) -> None:
+    def names(self, x: float, names: list[tuple[float, Style, Sequence[Group]]]) -> None:
         """Write the names of lines, right-aligned at x, and move names apart if they would overlap.
 
         Args:

@@ -3,12 +3,12 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import hover
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import bars_text, margin_band, marker_style, markers_text, span
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
+from cpdrun.report.svg import hover
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study

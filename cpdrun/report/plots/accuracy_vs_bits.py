@@ -11,10 +11,10 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.style import COLUMN_IN, FP32, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
+from cpdrun.report.style import COLUMN_IN, FP32, strategy_styles
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
@@ -98,7 +98,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
     for name, groups in reversed(facet.strategies.items()):  # The strategies with APS are drawn last, on top.
         _line(axis, groups, slots)
-        names.append((axis.y(groups[0]), strategy_looks(axis.study)[name], groups))
+        names.append((axis.y(groups[0]), strategy_styles(axis.study)[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
         _figures(axis, facet, slots)
     axis.names(-0.5, names)
@@ -112,7 +112,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
     for group in groups:
         size = formats.bits(group.format)
         best[size] = better(best.get(size, group), group, key=lambda group: group.mean)
-    look = strategy_looks(study)[groups[0].strategy]
+    look = strategy_styles(study)[groups[0].strategy]
     for here, there in pairwise(best.values()):
         points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
         axis.segment(*points, look, (here, there))
@@ -122,7 +122,7 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
     """Return the x coordinate of a group, with the strategies of a slot side by side so that no error bar is hidden."""
-    names = list(strategy_looks(study))
+    names = list(strategy_styles(study))
     return slots[group.format] + _DODGE * ((len(names) - 1) / 2 - names.index(group.strategy))
 
 
@@ -133,7 +133,7 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
         for rank, group in enumerate(sorted(here, key=lambda group: group.mean, reverse=True)):
             text = metric.show(group.mean) + (DIVERGED if group.diverged else "")
-            color = strategy_looks(axis.study)[group.strategy].color
+            color = strategy_styles(axis.study)[group.strategy].color
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
 

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.cost.axes import COSTS, show_bytes
 from cpdrun.report.cost.front import front
-from cpdrun.report.look.hover import name_of
-from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, Look, strategy_looks
 from cpdrun.report.pareto import front_of
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._costs import ring
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, strategy_styles
+from cpdrun.report.svg import name_of
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -34,7 +34,7 @@ ALT = (
 _DODGE = 0.018
 # Two groups whose bytes differ by at most this share are drawn as if they sent the same number of bytes.
 _SAME = 0.02
-_FRONT = Look("the front", "#999999", "", "solid")
+_FRONT = Style("the front", "#999999", "", "solid")
 
 
 def draw(study: Study) -> Figure:
@@ -102,17 +102,17 @@ def _panel(axis: MetricAxis, facet: Facet) -> None:
         axis.segment(corner, (there.wire_bytes, axis.y(there)), _FRONT, (here, there))
     low, high = min(g.wire_bytes for g in groups), max(g.wire_bytes for g in groups)
     for group in groups:
-        look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
+        look = FP32 if group.is_baseline else strategy_styles(study)[group.strategy]
         axis.point(_x(group, groups), group, look)
     for size in dict.fromkeys(group.wire_bytes for group in on_front):
         here = [group for group in on_front if group.wire_bytes == size]
         for row, group in enumerate(here[:3]):
-            look = FP32 if group.is_baseline else strategy_looks(study)[group.strategy]
+            look = FP32 if group.is_baseline else strategy_styles(study)[group.strategy]
             axis.write(size, here[0], short(group.name), look.color, above=True, row=row)
     # The names keep away from fp32, which sends the most bytes and is among the best groups.
     top = 0.14 if study.metric.higher_is_better else 0.94
     for i, (strategy, of) in enumerate(facet.strategies.items()):
-        axes, look = axis.parts[0], strategy_looks(study)[strategy]
+        axes, look = axis.parts[0], strategy_styles(study)[strategy]
         name = axes.text(
             0.98, top - 0.08 * i, look.label, transform=axes.transAxes, ha="right", color=look.ink, **NAME
         )

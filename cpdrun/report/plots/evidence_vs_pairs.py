@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover, part_of
-from cpdrun.report.look.style import COLUMN_IN, NAME, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, NAME, strategy_styles
+from cpdrun.report.svg import hover, part_of
 from cpdrun.study.groups.group import Facet
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
@@ -59,7 +59,7 @@ def _lines(study: Study, facet: Facet) -> list:
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups = _lines(study, facet)
     for group in groups:
-        judged, look = study.judged[group], strategy_looks(study)[group.strategy]
+        judged, look = study.judged[group], strategy_styles(study)[group.strategy]
         heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgement.trace]
         pairs = range(1, len(heights) + 1)
         (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)

@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.record import EpochRow
-from cpdrun.report.look.hover import hover
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, strategy_styles
+from cpdrun.report.svg import hover
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import plain, short
 from cpdrun.study.groups.group import Facet, Group
@@ -166,7 +166,7 @@ def _limits(name: str) -> tuple[int, int]:
 
 
 def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], layers: list[str]) -> None:
-    names = list(strategy_looks(study))
+    names = list(strategy_styles(study))
     columns = sorted(
         recorded, key=lambda pair: (names.index(pair[0].strategy), formats.order(pair[0].format))
     )
@@ -185,7 +185,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
             axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
     axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
-        tick.set_color(strategy_looks(study)[group.strategy].color)
+        tick.set_color(strategy_styles(study)[group.strategy].color)
     axes.set_yticks(range(len(layers)), [])
-    axes.set_xlabel("lost as too small, %; " + ", ".join(strategy_looks(study)))
+    axes.set_xlabel("lost as too small, %; " + ", ".join(strategy_styles(study)))
     axes.grid(visible=False)

@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cpdrun.report.headline import ORDER
-from cpdrun.report.look.hover import hover, part_of
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS
+from cpdrun.report.svg import hover, part_of
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
 from cpdrun.study.collect import identity

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from cpdrun.report.look.style import COLUMN_IN, Look, method_looks
 from cpdrun.report.methods.comparison import by_setting, method_verdicts, reference
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, Cost, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
+from cpdrun.report.style import COLUMN_IN, Style, method_styles
 from cpdrun.report.tables import show_bits, show_bytes
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
@@ -44,7 +44,7 @@ def draw(study: Study) -> Figure:
     families = {group.method.family for facet in facets for group in _points(facet) if not group.is_baseline}
     if len(families) < 2 and not any(facet.has_cases for facet in facets):
         raise NotDrawnError("all runs exchange by one method, accuracy_vs_bytes shows them")
-    looks = method_looks(families | {g.method.family for facet in facets for g in _points(facet)})
+    looks = method_styles(families | {g.method.family for facet in facets for g in _points(facet)})
     figure, parts = grid(facets, COLUMN_IN * 1.5, 3.2)
     broken = False
     for part, facet in parts:
@@ -67,7 +67,7 @@ def _points(facet: Facet) -> list[Group]:
     return [group for group in facet.groups if group.values and group.wire_bytes > 0]
 
 
-def _panel(axis: MetricAxis, facet: Facet, looks: dict[str, Look]) -> None:
+def _panel(axis: MetricAxis, facet: Facet, looks: dict[str, Style]) -> None:
     groups, against = _points(facet), reference(facet)
     in_bits = all(group.bits_a_parameter > 0 for group in groups)
     sent: Cost = (lambda group: group.bits_a_parameter) if in_bits else (lambda group: group.wire_bytes)

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from cpdrun.costmodel import CalibrationError
-from cpdrun.report.look.style import COLUMN_IN, method_looks
 from cpdrun.report.methods.comparison import reference
 from cpdrun.report.methods.crossover import Panel, crossover
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._methods import FRONT_TEXT, legend, panel, rows_of_legend
 from cpdrun.report.plots._metric_axis import MetricAxis, markers_text
+from cpdrun.report.style import COLUMN_IN, method_styles
 from cpdrun.study.groups.group import Facet
 from cpdrun.study.study import Study
 
@@ -38,7 +38,7 @@ def draw(study: Study) -> Figure:
     panels = [(of, network) for of in found.panels for network in of.networks if len(of.on(network)) > 1]
     if not panels:
         raise NotDrawnError("no two methods to compare")
-    looks = method_looks(cell.group.method.family for of, _ in panels for cell in of.cells)
+    looks = method_styles(cell.group.method.family for of, _ in panels for cell in of.cells)
     facets = [Facet({"network": network} | of.facet.keys, []) for of, network in panels]
     figure, parts = grid(facets, COLUMN_IN * 1.2, 2.8)
     for (part, shown), (of, network) in zip(parts, panels, strict=False):

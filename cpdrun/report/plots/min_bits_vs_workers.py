@@ -9,13 +9,13 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import hover, name_of, part_of
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, NAME, Look, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._fewest import FewestBitsAxis, markers_text
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, NAME, Style, strategy_styles
+from cpdrun.report.svg import hover, name_of, part_of
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.collect import identity
@@ -72,7 +72,7 @@ def _without_workers(facet: Facet) -> Facet:
 
 def _panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxis) -> None:
     ends = []
-    looks = strategy_looks(study)
+    looks = strategy_styles(study)
     for place, (name, look) in enumerate(looks.items()):
         dodge = 2 ** (_DODGE * (place - (len(looks) - 1) / 2))
         workers = sorted(n for n, facet in series.items() if name in facet.strategies)
@@ -111,7 +111,7 @@ def _point(
     study: Study,
     at: tuple[float, float],
     answer: ChainAnswer,
-    look: Look,
+    look: Style,
     name: str,
     above: bool,
 ) -> None:

@@ -18,11 +18,11 @@ from cpdrun.costmodel import (
     speedup,
 )
 from cpdrun.costmodel.calibrated import calibration_of, known_networks
-from cpdrun.report.look.hover import hover
-from cpdrun.report.look.style import COLUMN_IN, FP32, HEADING, NAME, Look, shades
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid
 from cpdrun.report.plots._metric_axis import apart
+from cpdrun.report.style import COLUMN_IN, FP32, HEADING, NAME, Style, shades
+from cpdrun.report.svg import hover
 from cpdrun.study.axes import formats
 from cpdrun.study.collect import FORMAT
 from cpdrun.study.groups.group import Facet
@@ -102,16 +102,16 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
 
 def _with_looks(
     calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
-) -> list[tuple[str, bool, Look]]:
+) -> list[tuple[str, bool, Style]]:
     """Return the lines with their looks, dark colors for few bits, followed by fp32 if it was calibrated."""
     lines = [
-        (name, aps, Look(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
+        (name, aps, Style(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
         for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)
     ]
     return lines + ([("fp32", False, FP32)] if "fp32" in calibration.codecs else [])
 
 
-def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tuple[str, bool, Look]]) -> None:
+def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tuple[str, bool, Style]]) -> None:
     ends = []
     axes.plot(WORKERS, WORKERS, color=FP32.color, linestyle=":", linewidth=0.7)
     for name, aps, look in lines:
@@ -136,7 +136,7 @@ def _speedups(calibration: Calibration, link: Network, name: str, aps: bool) -> 
         yield speedup(Setup(workers, calibration.workload, calibration.codecs[name], link, aps=aps))
 
 
-def _name_lines(axes: Axes, ends: list[tuple[float, Look]]) -> None:
+def _name_lines(axes: Axes, ends: list[tuple[float, Style]]) -> None:
     """Write the name of each line at its right end, and move names apart if they would overlap."""
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     heights = sorted(((to_axes((1, y))[1], look) for y, look in ends), key=lambda end: -end[0])

@@ -23,10 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.look.hover import hover
-from cpdrun.report.look.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS
+from cpdrun.report.svg import hover
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.diagnosis.addition_chain import workers_per_scale

@@ -9,12 +9,12 @@ from collections import defaultdict
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import hover, part_of
-from cpdrun.report.look.style import COLUMN_IN, FP32, NAME, ink, shades, strategy_looks
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots._grid import caption, grid, title
 from cpdrun.report.plots._metric_axis import apart
 from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FP32, NAME, ink, shades, strategy_styles
+from cpdrun.report.svg import hover, part_of
 from cpdrun.stats.moments import mean
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
@@ -48,7 +48,7 @@ def draw(study: Study) -> Figure:
     columns = max(1, max(len(facet.strategies) for facet in facets))
     figure, parts = grid(facets, COLUMN_IN * min(columns, 3), 2.3, columns=1)
     colors = _colors(study)
-    name_colors = {name: look.ink for name, look in strategy_looks(study).items()}
+    name_colors = {name: look.ink for name, look in strategy_styles(study).items()}
     for part, facet in parts:
         panels = part.subplots(1, columns, squeeze=False, sharey=True)[0]
         drawn = {}

@@ -1,5 +1,5 @@
 """Verilog of a multiplier, an adder and a multiply-accumulate unit of number formats, without state: what
-scripts/synthesise.py has Yosys count.
+the main module has Yosys count.
 
     multiply   q = Q(a b)            mac   r = Q(c + Q(a b))            add   r = Q(c + d)
 

@@ -1,4 +1,4 @@
-"""The definition of rounding to a format in whole numbers, as terms of an SMT solver, for scripts/prove.py.
+"""The definition of rounding to a format in whole numbers, as terms of an SMT solver, for the proofs.
 
 x = sig * 2**p is divided by the quantum of its binade, shifted out bit by bit: what reference.py says in float64. It
 shares no line with that, nor with the header.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from bit_words import TERMS, Truth, Word, all_of, any_of, no, where
+from research.proofs.bit_words import TERMS, Truth, Word, all_of, any_of, no, where
 
 INFINITY, SATURATE, PROPAGATE = range(3)
 INF, NAN = 0x7F800000, 0x7FC00000  # of float32

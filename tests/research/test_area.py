@@ -1,27 +1,15 @@
-"""The Verilog that scripts/synthesise.py has counted, and its netlists: one tiny unit, where Yosys is there."""
+"""Tests of the Verilog and the netlists of arithmetic units. With Yosys, one tiny unit is synthesized."""
 
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from custom_fp.formats.scalar import Format
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield
-    for name in ("mac_verilog", "netlist", "published", "synthesise"):
-        sys.modules.pop(name, None)
-
 
 def test_a_netlist_is_computed_for_many_inputs_at_once(tmp_path):
-    from netlist import Netlist
+    from research.area.netlist import Netlist
 
     def cell(kind, **pins):
         return {"type": kind, "connections": {pin: [bit] for pin, bit in pins.items()}}
@@ -50,7 +38,7 @@ def test_a_netlist_is_computed_for_many_inputs_at_once(tmp_path):
 )
 def test_other_formats_have_no_unit(name):
     from custom_fp.formats.names import parse
-    from mac_verilog import add, mac, multiply
+    from research.area.mac_verilog import add, mac, multiply
 
     fmt, fp32 = parse(name), Format.parse("fp32")
     for unit, operands in (
@@ -64,7 +52,7 @@ def test_other_formats_have_no_unit(name):
 
 
 def test_which_products_are_exact():
-    from mac_verilog import is_exact
+    from research.area.mac_verilog import is_exact
 
     def exact(a, b, accumulator):
         return is_exact(*map(Format.parse, (a, b, accumulator)))
@@ -80,7 +68,7 @@ def test_which_products_are_exact():
 
 
 def test_ours_stand_beside_published_ratios():
-    from published import compared
+    from research.area.published import compared
 
     from cpdrun.report.cost import area
 
@@ -90,14 +78,14 @@ def test_ours_stand_beside_published_ratios():
 
 @pytest.mark.skipif(shutil.which("yosys") is None, reason="yosys is not installed (apt-get install yosys)")
 def test_the_gates_of_a_tiny_unit_compute_what_custom_fp_does_and_are_as_many_as_the_table_says():
-    import synthesise
+    from research.area import __main__ as synthesis
 
-    assert synthesise.transistors(synthesise.mac_verilog.significands(2, 2)) == 58
+    assert synthesis.transistors(synthesis.mac_verilog.significands(2, 2)) == 58
     formats = [Format.parse(name) for name in ("e2m1", "e3m0", "e3m2")]
-    count, cases = synthesise.checked_mac(*formats)  # leaves where one differs
+    count, cases = synthesis.checked_mac(*formats)  # leaves where one differs
     assert cases == 2 ** (4 + 4 + 6) and count > 1000
-    codes = synthesise.inputs(*formats)
-    want = synthesise.expected(*formats, codes)
+    codes = synthesis.inputs(*formats)
+    want = synthesis.expected(*formats, codes)
     assert np.isnan(want).any() and np.isinf(want).any() and np.signbit(want[want == 0]).any(), (
         "corners are met"
     )

@@ -1,22 +1,26 @@
-"""The area of a multiplier and of a multiply-accumulate unit, in transistors: cpdrun/report/cost/area.csv.
+"""Count the transistors of multipliers and multiply-accumulate units, and write the table area.csv for reports.
 
     apt-get install yosys
-    python scripts/synthesise.py                                        # the whole table, an hour
-    python scripts/synthesise.py e3m4 e4m3xe5m2 --accumulator fp32,bf16 # these rows beside those that are there
-    python scripts/synthesise.py --published                            # the table's ratios beside published ones
+    make area                                                                 # the whole table, an hour
+    export PYTHONPATH=scripts
+    python -m research.area e3m4 e4m3xe5m2 --accumulator fp32,bf16            # add these rows
+    python -m research.area --published                                       # compare ratios with published ones
 
 A row is a pair of operands and an accumulator. Yosys (`synth -flatten; stat -tech cmos`) counts the transistors of
 static CMOS gates of
-    significands   the whole multiplier of the two significands, hidden bits included
-    multiply       Q(a b), of the accumulator's format
-    add            Q(c + d) in the accumulator's format
-    mac            Q(c + Q(a b)): what a step's multiply-accumulates are counted in
-as scripts/mac_verilog.py has them. Each mac's gates are computed (scripts/netlist.py) for every combination of inputs
-up to 2^24 of them, beyond for 2^20 drawn ones, half of which nearly cancel, and compared with custom_fp.quantize of the
-float64 results, bit for bit: a row with a difference is not written. `cases` says how many.
 
-What it is not: placed and routed silicon. There is no clock, so no pipeline; no wiring; no buffers; a cell's area is
-its transistors. Ratios between formats are what it is for.
+    significands   the multiplier of the two significands, hidden bits included
+    multiply       Q(a b), in the accumulator's format
+    add            Q(c + d), in the accumulator's format
+    mac            Q(c + Q(a b)), the unit in which the multiply-accumulates of a training step are counted
+
+as described by mac_verilog.py. The gates of each mac are then evaluated (netlist.py) for every combination of inputs,
+or for 2^20 random combinations if there are more than 2^24; half of the random ones nearly cancel. The results are
+compared bit for bit with custom_fp.quantize of the float64 results. A row with a difference is not written. The column
+`cases` has the number of combinations.
+
+This is not a placed and routed chip: there is no clock, no pipeline, no wiring and no buffers, and the area of a cell
+is its number of transistors. The table is meant for ratios between formats.
 """
 
 import argparse
@@ -30,16 +34,16 @@ from functools import cache
 from pathlib import Path
 
 import custom_fp
-import mac_verilog
 import numpy as np
 import torch
 from custom_fp.formats.scalar import Format
-from netlist import Netlist
-from published import compared
+from research.area import mac_verilog
+from research.area.netlist import Netlist
+from research.area.published import compared
 
-from cpdrun.report.cost.area import integers
+from cpdrun.report.cost import area
 
-TABLE = Path(__file__).parent.parent / "cpdrun/report/cost/area.csv"
+TABLE = Path(area.__file__).with_name("area.csv")
 COLUMNS = ("a", "b", "accumulator", "significands", "multiply", "add", "mac", "cases")
 OPERANDS = (
     *(
@@ -227,14 +231,14 @@ def main() -> None:
     if asked.published:
         print(compared(read()[1]))
         return
-    made_by = f"# made_by: python scripts/synthesise.py, {version()}, {RECIPE}; transistors"
+    made_by = f"# made_by: PYTHONPATH=scripts python -m research.area, {version()}, {RECIPE}; transistors"
     there, rows = read()
     if asked.operands and there != made_by:
         sys.exit(f"{TABLE.name} was made otherwise ({there[2:]}): make all of it, without naming operands")
     found = {(r["a"], r["b"], r["accumulator"]): r for r in (rows if asked.operands else ())}
     for name in asked.operands or (*INTEGERS, *OPERANDS):
         a, _, b = name.partition("x")
-        usual = (integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
+        usual = (area.integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
         for accumulator in asked.accumulator.split(",") if asked.accumulator else usual:
             one = row(a, b or a, accumulator)
             found[one["a"], one["b"], one["accumulator"]] = one

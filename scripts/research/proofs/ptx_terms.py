@@ -1,7 +1,7 @@
 """A PTX kernel without loops as terms of an SMT solver: what each word that it stores is, of any parameters.
 
-For scripts/prove.py, which proves things of the arithmetic in kernels/custom_fp/csrc. What is translated is what NVRTC
-makes of the header, so that a proof is of the instructions a GPU is given. Instructions: those that the header's
+The proofs are about the arithmetic in kernels/custom_fp/csrc. NVRTC compiles the header, and this module translates the
+result, so the proofs hold for the instructions that a GPU executes. Instructions: those that the header's
 functions need; any other raises NotImplementedError by name. Meaning of each: NVIDIA's PTX ISA, section 9.7 (shifts by
 32 and more give 0 or the sign; comparisons of floats are false for NaN). An instruction's NaN is any NaN: a fresh word
 of which nothing else is known, so what is proved does not rest on a processor's choice.

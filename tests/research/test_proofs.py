@@ -1,8 +1,6 @@
-"""scripts/prove.py on a few formats at once, of every input; and that it finds what is wrong in a header that is."""
+"""Tests of the proofs: they hold for a few formats and all inputs, and they refute a header with a mistake."""
 
 import struct
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,21 +8,14 @@ pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install 'cpdrun[cuda1
 pytest.importorskip("bitwuzla", reason="the solver; pip install 'cpdrun[dev]'")
 from custom_fp.formats.scalar import Format
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 FEW = (2, 3), (0, 1)  # bits of exponent and of mantissa
 
 
 @pytest.fixture(scope="module")
 def prove():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import prove
+    from research.proofs import __main__ as prove
 
-        yield prove
-    finally:
-        sys.path.remove(str(SCRIPTS))
-        for name in ("prove", "exact_rounding", "ptx_terms", "bit_words"):
-            sys.modules.pop(name, None)
+    return prove
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +64,8 @@ def test_a_wrong_header_is_refuted_by_a_format_and_an_input(prove, header, text,
 @pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m0", "e4m3fnuz", "e2m1fn", "ue4m3", "e4m3fo", "fp32"])
 def test_the_definition_of_the_proof_is_that_of_the_formats(prove, name):
     """Every fact that formats/scalar.py states of one is one that the proof has of its fields."""
-    from bit_words import Word, all_of
     from bitwuzla import Bitwuzla, Result
+    from research.proofs.bit_words import Word, all_of
 
     fmt, any_format, solver = Format.parse(name), prove.AnyFormat((1, 8), (0, 23)), Bitwuzla(prove.TERMS)
     values = (

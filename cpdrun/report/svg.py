@@ -1,18 +1,54 @@
-"""Convert a figure to SVG, in which each point shows its text (see `hover`) when the mouse points at it."""
+"""Conversion of figures to SVG, in which a point shows its text when the mouse points at it.
+
+matplotlib writes only the id of an artist to an SVG. `hover`, `part_of` and `name_of` store in that id which text the
+artist shows and to which groups it belongs. A group is identified by its description (`describe_group`), by which the
+page finds the row of the group.
+"""
 
 import html
 import io
 import re
 from collections.abc import Callable, Mapping
 
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from cpdrun.report.look.hover import MARK, NAME, PART, texts_of
-
+MARK, PART, NAME = "hover-", "part-", "name-"
+_BETWEEN = "\n"
 # The smallest scale, for phones. Letters of 7 pt are then 9 px high, and a wide picture is scrolled.
 _LEAST_PX_PER_PT = 1.25
 # The largest scale. Without it, a picture made for a column of a paper would be small on a page.
 _PX_PER_PT = 2.4
+
+
+def hover(artist: Artist, text: str, of: str = "") -> None:
+    """Show `text` when the mouse points at `artist`, in an SVG and on the page.
+
+    Args:
+        artist: The artist.
+        text: The text to show.
+        of: The description of the artist's group. By default it is `text`.
+    """
+    artist.set_gid(MARK + _hex(text, of or text))
+
+
+def part_of(artist: Artist, *texts: str) -> None:
+    """Make `artist` part of the groups with the descriptions `texts`. It fades if any group is filtered out."""
+    artist.set_gid(PART + _hex(*texts))
+
+
+def name_of(artist: Artist, *texts: str) -> None:
+    """Make `artist` the name of the groups with the descriptions `texts`. It fades if all groups are filtered out."""
+    artist.set_gid(NAME + _hex(*texts))
+
+
+def texts_of(mark: str) -> list[str]:
+    """Return the texts in an id. An id of `hover` has the shown text, then the description of the group."""
+    return bytes.fromhex(mark.partition("-")[2]).decode().split(_BETWEEN)
+
+
+def _hex(*texts: str) -> str:
+    return _BETWEEN.join(texts).encode().hex()
 
 
 def render(figure: Figure) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from custom_fp import Format
 
-from cpdrun.api.words import typed
+from cpdrun.api.command_line import typed
 from cpdrun.cli import parsers, read
 from cpdrun.errors import MistypedError, UserError
 

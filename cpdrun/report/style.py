@@ -19,7 +19,7 @@ PNG_DPI = 300
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """The style of a line or a point.
 
     Attributes:
@@ -40,9 +40,9 @@ class Look:
         return ink(self.color)
 
 
-FP32 = Look("fp32", "#555555", "D", "solid")
-WITH_APS = Look("with APS", "#0072B2", "o", "solid")
-WITHOUT_APS = Look("without APS", "#D55E00", "s", (0, (4, 1.5)))
+FP32 = Style("fp32", "#555555", "D", "solid")
+WITH_APS = Style("with APS", "#0072B2", "o", "solid")
+WITHOUT_APS = Style("without APS", "#D55E00", "s", (0, (4, 1.5)))
 
 
 # The color, marker and dash of other strategies than the two above, assigned in the order of their names.
@@ -56,7 +56,7 @@ _OTHERS: tuple[tuple[str, str, str | tuple], ...] = (
 OTHER_COLORS = [WITH_APS.color, WITHOUT_APS.color, *(color for color, _, _ in _OTHERS)]
 
 
-def strategy_looks(study: "Study") -> dict[str, Look]:
+def strategy_styles(study: "Study") -> dict[str, Style]:
     """Return the look of each strategy of a study by name. The strategy without scaling is last."""
     names = {group.strategy for group in study.groups if not group.is_baseline}
     usual = {look.label: look for look in (WITH_APS, WITHOUT_APS)}
@@ -64,7 +64,7 @@ def strategy_looks(study: "Study") -> dict[str, Look]:
     rules = {}
     for name in sorted(names - usual.keys()):
         color, marker, dash = next(others)
-        rules[name] = Look(name, color, marker, dash)
+        rules[name] = Style(name, color, marker, dash)
     return {name: look for name, look in (rules | usual).items() if name in names}
 
 
@@ -83,27 +83,27 @@ METHODS = {
     for look in (
         WITH_APS,
         WITHOUT_APS,
-        Look("top-k", "#009E73", "^", "solid"),
-        Look("random-k", "#009E73", "<", "solid"),
-        Look("QSGD", "#CC79A7", "v", "solid"),
-        Look("min-max", "#CC79A7", ">", "solid"),
-        Look("rounded messages", "#56B4E9", "d", "solid"),
-        Look("sign", "#E69F00", "P", "solid"),
-        Look("PowerSGD", "#56B4E9", "X", "solid"),
-        Look("local steps", "#000000", "*", "solid"),
-        Look("sharded", "#332288", "h", "solid"),
-        Look("gossip", "#882255", "p", "solid"),
+        Style("top-k", "#009E73", "^", "solid"),
+        Style("random-k", "#009E73", "<", "solid"),
+        Style("QSGD", "#CC79A7", "v", "solid"),
+        Style("min-max", "#CC79A7", ">", "solid"),
+        Style("rounded messages", "#56B4E9", "d", "solid"),
+        Style("sign", "#E69F00", "P", "solid"),
+        Style("PowerSGD", "#56B4E9", "X", "solid"),
+        Style("local steps", "#000000", "*", "solid"),
+        Style("sharded", "#332288", "h", "solid"),
+        Style("gossip", "#882255", "p", "solid"),
     )
 }
 
 
-def method_looks(families: Iterable[str]) -> dict[str, Look]:
+def method_styles(families: Iterable[str]) -> dict[str, Style]:
     """Return the look of each family of methods, first those in `METHODS`.
 
     Other families are gray and share four markers, so more than four of them cannot be distinguished.
     """
     names, others = set(families), cycle(("8", "H", "1", "2"))
-    rest = {name: Look(name, "#999999", next(others), "solid") for name in sorted(names - METHODS.keys())}
+    rest = {name: Style(name, "#999999", next(others), "solid") for name in sorted(names - METHODS.keys())}
     return {name: look for name, look in (METHODS | rest).items() if name in names}
 
 

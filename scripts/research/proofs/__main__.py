@@ -1,19 +1,22 @@
-"""Prove that the arithmetic in csrc/custom_fp.h is what its definition says: for every format, of every input.
+"""Prove that the arithmetic in csrc/custom_fp.h follows its definition, for every format and every input.
 
-    python scripts/prove.py                                # all properties, all formats: a quarter of an hour or more
-    python scripts/prove.py --exponent 2..5 --mantissa 0..10 nearest_even decode
-    python scripts/prove.py --output results/reference/numerics/proof.md
+    make proofs                                              # all properties and formats: a quarter of an hour or more
+    export PYTHONPATH=scripts
+    python -m research.proofs --exponent 2..5 --mantissa 0..10 nearest_even decode
+    python -m research.proofs --output results/reference/numerics/proof.md
 
-NVRTC compiles the header for a GPU; scripts/ptx_terms.py reads the instructions as terms of an SMT solver (bitwuzla),
-the format's fields among the unknowns; and the solver looks for a format, an input and 32 random bits of which the
-result is not that of the definition. It finds none, and that is the proof, or it prints one and the exit status
-is 1.
+NVRTC compiles the header for a GPU. ptx_terms.py translates the instructions into terms of an SMT solver (bitwuzla), in
+which the fields of the format are unknowns. The solver then looks for a format, an input and 32 random bits for which
+the result differs from the definition. If there is none, the property is proved. Otherwise the counterexample is
+printed and the exit status is 1.
 
-The definition, in whole numbers, is scripts/exact_rounding.py. `stochastic` is of any 32 bits but ones alone; what
-becomes of the first N of them, of every N and distance, is stochastic_N and its forms. What the proof rests on: the
-solver, PTX's meaning as NVIDIA documents it, and NVRTC, which made the instructions; that g++ makes the same of the
-header is what the tests on all inputs hold. Not proved: sums of two values before they are rounded (add_to_odd; the
-tests try every pair of small formats), products, scaling by APS's shift, float64 inputs.
+The definition, in integers, is exact_rounding.py. The property `stochastic` covers any 32 random bits except all ones.
+The properties `stochastic_N` and its variants cover the use of the first N bits, for every N and every distance.
+
+The proofs rely on the solver, on the meaning of PTX as NVIDIA documents it, and on NVRTC, which compiled the
+instructions. That g++ compiles the same header to the same function is shown by tests on all inputs. The proofs do not
+cover sums of two values before rounding (add_to_odd; the tests try every pair of values of small formats), products,
+scaling by the shift of APS, and float64 inputs.
 """
 
 import argparse
@@ -23,12 +26,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bit_words import TERMS, Truth, Word, all_of, any_of, no, where
 from bitwuzla import Bitwuzla, Kind, Option, Options, Result
-from exact_rounding import INF, INFINITY, PROPAGATE, SATURATE, AnyFormat, carries, rounded
-from ptx_terms import Kernels
+from research.proofs.bit_words import TERMS, Truth, Word, all_of, any_of, no, where
+from research.proofs.exact_rounding import INF, INFINITY, PROPAGATE, SATURATE, AnyFormat, carries, rounded
+from research.proofs.ptx_terms import Kernels
 
-CSRC = Path(__file__).parents[1] / "kernels/custom_fp/csrc"
+CSRC = Path(__file__).parents[3] / "kernels/custom_fp/csrc"
 ROUNDINGS = (
     "nearest_even", "toward_zero", "stochastic", "nearest_away", "toward_positive", "toward_negative", "to_odd",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Words of bits of an SMT solver with Python's operators, for scripts/prove.py.
+"""Words of bits of an SMT solver, with Python's operators.
 
 Arithmetic is modulo 2**width, shifts by the width or more give 0, comparisons are of two's complement. A whole number
 beside a word is one of its width.

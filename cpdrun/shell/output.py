@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.errors import UserError
-from cpdrun.shell.visible import visible_line
+from cpdrun.shell.sanitize import visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ VERSIONS = {
 }
 
 
-class Telling:
+class Output:
     """The output of one call of a command.
 
     Args:
@@ -93,7 +93,7 @@ class Telling:
         """The console for the live table of runs and their results."""
         return self.console if self._progress is None else self._progress
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line of the answer without markup or wrapping."""
         if self._words is not None:
             self._words.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
@@ -108,16 +108,16 @@ class Telling:
             kind: The word before the text, such as "note" or "error".
         """
         self.notes.append(line)
-        self.aside(f"{kind}: {line}")
+        self.print_progress(f"{kind}: {line}")
 
-    def aside(self, line: str) -> None:
+    def print_progress(self, line: str) -> None:
         """Print a line that is not part of the answer, on the progress console if there is one, or else on stderr."""
         if self._progress is not None:
             self._progress.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
         else:
             print(visible_line(line), file=sys.stderr, flush=True)
 
-    def tell(self, facts: Mapping[str, Any], kind: str | None = None) -> None:
+    def set_result(self, facts: Mapping[str, Any], kind: str | None = None) -> None:
         """Set the result, as plain data for programs. A later call replaces it."""
         self._facts, self._kind = dict(facts), kind or self.command
 
