@@ -200,6 +200,8 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
     The numbers are the mean difference and its interval, the interval from the arm's own pairs, and a bound on the rate
     of failures.
     """
+    from cpdrun.report.failures_text import failure_bound_text
+
     judgement, counts = judged.judgement, judged.pairs.counts
     word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
     parts = [f"{judged.candidate}: {word}."]
@@ -214,7 +216,7 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
         interval = _interval(judgement.low, judgement.high)
         parts.append(f"{judgement.mean:+.3g} {interval} ({pairs}{on_own}).")
     if counts.ended:
-        parts.append(f"{counts.describe_bound(question.confidence)}.")
+        parts.append(f"{failure_bound_text(counts, question.confidence)}.")
     if judged.pairs.is_barred:
         parts.append("A candidate with failed runs is not certified.")
     elif judged.verdict == "open" and judgement.more is not None and judgement.more.likely and word != "keep":
@@ -252,6 +254,8 @@ def _of_session(standing: "SessionState") -> Iterator[str]:
 
 def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_session: bool) -> Iterator[str]:
     """Yield sentences about the assumptions on which the numbers depend."""
+    from cpdrun.report.failures_text import left_out_text
+
     if question.run_deviation is not None:
         yield (
             f"Conditional on the stated standard deviation of {question.run_deviation:g} between runs; the interval on "
@@ -267,7 +271,7 @@ def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_ses
             yield line
             break
     for each in judged:
-        if left_out := each.pairs.counts.describe_pairs():
+        if left_out := left_out_text(each.pairs.counts):
             yield f"{each.candidate}: {left_out}."
         if each.pairs.unmatched:
             runs = f"{each.pairs.unmatched} run{'s' if each.pairs.unmatched != 1 else ''}"

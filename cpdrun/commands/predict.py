@@ -72,7 +72,7 @@ def _predict_experiment(
 ) -> int:
     """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
-    from cpdrun.report.search_text import describe_candidates, margin_text
+    from cpdrun.report.search_text import describe_candidates, tolerance_text
     from cpdrun.search.initial_width import subject_chain
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
@@ -86,7 +86,7 @@ def _predict_experiment(
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
         found = observations(question.directory, question.baseline_runs, arguments.steps)
-        margin = margin_text(Results(question))
+        margin = tolerance_text(Results(question))
     console.print(
         f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
         soft_wrap=True,
@@ -105,7 +105,7 @@ def _predict_experiment(
         check_not_diverged(each.folder)
     results = Results(question)
     context = Context(
-        margin_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
+        tolerance_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
     )
     outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):

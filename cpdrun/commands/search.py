@@ -171,6 +171,7 @@ def _show_results(
         UserError: The report could not be written. The error is raised after the results have been printed.
     """
     from cpdrun.report.search_text import describe_results, make_table, next_step
+    from cpdrun.report.study_text import margin_text
     from cpdrun.search.results import search_result
 
     output, trouble, report = arguments.output, None, ""
@@ -187,6 +188,7 @@ def _show_results(
     output.set_result(
         {
             **asdict(search_result(results)),
+            "margin": margin_text(results.margin, results.metric),
             "says": lines,
             "dry_run": arguments.dry_run,
             "forecast": forecast,

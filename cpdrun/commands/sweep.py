@@ -156,6 +156,7 @@ def _launch(
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
+    from cpdrun.report.study_text import ignored_texts
     from cpdrun.study.collect import collect
     from cpdrun.study.runs.ignored import ignored
     from cpdrun.sweep import write_manifest
@@ -180,7 +181,7 @@ def _launch(
         )
     print_summary(output.progress, summary)
     if options.wait and is_script(configs[0]):
-        for line in ignored(collect([sweep.directory])):
+        for line in ignored_texts(ignored(collect([sweep.directory]))):
             output.note(line)
     return summary
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from cpdrun.report.study_text import tuned_text
 from cpdrun.report.tables import Shown, column
 from cpdrun.stats.tuning import choose, edges
 from cpdrun.study.axes import formats
@@ -25,7 +26,6 @@ from cpdrun.study.axes.titles import (
     axis_text,
     axis_title,
     short_titles,
-    tuned_text,
 )
 from cpdrun.study.collect import FORMAT, identity
 from cpdrun.study.groups.group import Facet, Group

@@ -7,6 +7,7 @@ from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.result_text import join_first
+from cpdrun.report.study_text import ignored_texts, question_notes
 from cpdrun.study.axes.formats import bits
 from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
 from cpdrun.study.runs.ignored import ignored
@@ -23,7 +24,7 @@ _PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     """Return what the reader must know about the question and the runs, one fact a line."""
     return [
-        *study.question,
+        *question_notes(study),
         *naming_notes(study.runs.to_numpy().flat),
         *_newer(sweeps),
         *_unfinished(study.runs, _planned_absent(study.runs, sweeps)),
@@ -35,7 +36,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_other_bits(study),
         *_other_units(study),
         *_uneven_seeds(study),
-        *ignored(study.runs),
+        *ignored_texts(ignored(study.runs)),
         *_mixed_processors(study),
         *_mixed_versions(study),
     ]

@@ -11,11 +11,13 @@ from typing import Any
 
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
+from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.result_text import gap_text, join_first, more_text, pairs_text, result_text
+from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_sentences
 from cpdrun.report.style import strategy_styles
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.identical import are_identical, describe_identical
+from cpdrun.stats.identical import are_identical
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text, axis_title
 from cpdrun.study.collect import identity
@@ -46,8 +48,8 @@ def headline(study: Study) -> tuple[list[str], Shown | None]:
         matrix = _matrix(study, facets)
     lines += compare_orders(study)
     if study.judged and not math.isnan(study.tolerance):
-        lines.append(f"Margin: {study.margin.describe(study.metric)}.")
-    lines += [*study.tuned.said(study.groups), *best_of.sentences(study)]
+        lines.append(f"Margin: {margin_text(study.margin, study.metric)}.")
+    lines += [*tuned_sentences(study), *best_of.sentences(study)]
     if not study.metric.is_known:
         lines[0] = f"If a higher {study.metric.name} is better, which no record says: {lines[0]}"
     if mixed := mixture(study):
@@ -117,7 +119,8 @@ def _facet_lines(study: Study, facet: Facet) -> Iterator[str]:
     """Yield the lines of each verdict, then a line about the baseline, the failures and the test set."""
     at = f", {facet.label}" if facet.label else ""
     if problem := study.baseline_problem(facet):
-        yield _no_baseline(study, facet, problem, f"{facet.label}: " if facet.label else "")
+        text = baseline_problem_text(study, problem)
+        yield _no_baseline(study, facet, text, f"{facet.label}: " if facet.label else "")
         return
     found = _case_texts(study, facet) if facet.has_cases else _chain_texts(study, facet)
     for heading in _HEADINGS:
@@ -156,10 +159,10 @@ def _chain_text(study: Study, facet: Facet, name: str) -> tuple[str, str]:
         text = f"{best.title} {name} is more than {study.margin_text} worse than {study.baseline_name}"
         rest = f". No narrower {noun} can be certified" if len(width) < len(facet.chains[name]) else ""
         judged, why = study.judged[best], "" if study.learnt(best) else ", did not learn"
-        failures = f". {judged.failures.describe()}" if judged.failures.failed else why
+        failures = f". {failures_text(judged.failures)}" if judged.failures.failed else why
         gap = f"{gap_text(study.metric, judged.judgement)} ({pairs_text(judged.judgement.pairs)})"
         return Verdict.REFUTED, f"{text}: {gap}{failures}{rest}"
-    failed = [study.failures(group).describe(group.name) for group in facet.chains[name]]
+    failed = [failures_text(study.failures(group), group.name) for group in facet.chains[name]]
     return Verdict.OPEN, f"{none}, because {join_first(list(filter(None, failed)))}" if any(failed) else none
 
 
@@ -197,7 +200,7 @@ def _case_text(study: Study, group: Group) -> str:
     judged = study.judged[group]
     text = gap_text(study.metric, judged.judgement)
     if judged.failures.failed:
-        return f"{text}, {judged.failures.describe()}"
+        return f"{text}, {failures_text(judged.failures)}"
     if judged.verdict is not Verdict.OPEN:
         return text
     answer = ChainAnswer(likely=group, judgement=judged.judgement)
@@ -219,10 +222,12 @@ def _failures(study: Study, facet: Facet) -> Iterator[str]:
     """Yield which candidates have failed runs, and which candidates lack pairs because runs of the baseline failed."""
     groups = [group for groups in facet.chains.values() for group in groups if group in study.judged]
     for title, describe in (
-        ("Failures", lambda group: study.failures(group).describe()),
-        ("Fewer pairs", lambda group: study.failures(group).describe_pairs()),
+        ("Failures", failures_text),
+        ("Fewer pairs", left_out_text),
     ):
-        texts = [f"{group.full_name}, {text}" for group in groups if (text := describe(group))]
+        texts = [
+            f"{group.full_name}, {text}" for group in groups if (text := describe(study.failures(group)))
+        ]
         if texts:
             yield f"{title}: {join_first(texts, '; ')}"
 
@@ -231,7 +236,7 @@ def _identical(study: Study, facet: Facet) -> list[str]:
     """Return a line for each set of cells, of the baseline and its candidates, whose runs are equal bit for bit."""
     cells = {study.baseline_name: facet.baseline.fingerprints}
     groups = [group for groups in facet.strategies.values() for group in groups]
-    return describe_identical(cells | {group.full_name: group.fingerprints for group in groups})
+    return identical_texts(cells | {group.full_name: group.fingerprints for group in groups})
 
 
 def _test_set(study: Study, facet: Facet) -> list[str]:
@@ -279,7 +284,8 @@ def _summary(study: Study, facets: list[Facet]) -> Iterator[str]:
     known = [facet for facet in facets if not study.baseline_problem(facet)]
     if not known:
         problem = study.baseline_problem(facets[0])
-        yield f"No answer for any of {len(facets)} combinations: {problem} in the first."
+        why = baseline_problem_text(study, problem) if problem else ""
+        yield f"No answer for any of {len(facets)} combinations: {why} in the first."
         return
     found = [
         (name, [study.answer(facet, name) for facet in known if name in facet.chains])
@@ -327,7 +333,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     ):
         problem = study.baseline_problem(facet)
         lengths = [f"{longest_chain(facet):.0f}" if longest_chain(facet) else "-"] if has_chains else []
-        fp32 = problem or study.metric.show(facet.baseline.mean)
+        fp32 = baseline_problem_text(study, problem) if problem else study.metric.show(facet.baseline.mean)
         cells = ["-" if problem else _cell(study, facet, name) for name in names]
         rows.append([*(axis_text(facet.keys[key]) for key in keys), *lengths, fp32, *cells])
     labels = [*map(axis_title, keys), *(["chain"] if has_chains else [])]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.stats.moments import is_zero
@@ -37,8 +38,8 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
     own = ""
     if (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high):
         own = f"; on its own spread {own_interval_text(metric, judgement)}"
-    failed = failures.describe_bound(confidence)
-    left_out = failures.describe_pairs()
+    failed = failure_bound_text(failures, confidence)
+    left_out = left_out_text(failures)
     text = f"{gap_text(metric, judgement)} ({pairs}{own}). {failed}"
     return f"{text}; {left_out}" if left_out else text
 
@@ -120,7 +121,7 @@ def describe_group(study: "Study", group: "Group") -> str:
             f"{gap_text(study.metric, gap)} against {study.baseline_name}, {study.judged[group].verdict}"
         )
     if study.failures(group).without_result:
-        parts.append(study.failures(group).describe())
+        parts.append(failures_text(study.failures(group)))
     elif group.diverged:
         parts.append(f"{group.diverged} diverged")
     elif not study.learnt(group):

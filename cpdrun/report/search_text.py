@@ -13,17 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.launch.progress.display import duration
+from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, render, render_lines
 from cpdrun.report.result_text import gap_text, more_text, own_interval_text, pairs_text, result_text
+from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
 from cpdrun.search.chains import Candidate, Chain, ChainState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question
 from cpdrun.search.results import MissingPrediction, Results
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.identical import describe_identical
 from cpdrun.study.axes import choices
-from cpdrun.study.axes.titles import at_text, axis_text, choice_text, seeds_text, short_titles, tried_text
+from cpdrun.study.axes.titles import axis_text, short_titles
 from cpdrun.study.groups.verdicts import MARKS
 
 # At most this many chains are listed one by one.
@@ -41,7 +42,7 @@ def describe_question(results: Results) -> list[str]:
     tuning, axis = question.tuning, question.axis
     return render_lines(
         "search_question.j2",
-        margin=margin_text(results),
+        margin=tolerance_text(results),
         baseline=question.baseline_name,
         confidence=f"{question.settings.confidence:g}",
         budget=question.settings.budget,
@@ -49,10 +50,10 @@ def describe_question(results: Results) -> list[str]:
         tried=capital(tried_text(tuning.keys)) if any(map(tuning.runs, tuning.arms)) else "",
         tuning_seeds=seeds_text(tuning.seeds) if tuning else "",
         runs=results.runs,
-        margin_text=results.margin.describe(results.metric),
+        margin_text=margin_text(results.margin, results.metric),
         earlier=len({each.candidate for each in results.ledger.hypotheses} - asked),
         axis=axis.key,
-        rule=choices.rule_of(axis.key) if axis.key in choices.GROUPS else "",
+        rule=counting_rule(axis.key) if axis.key in choices.GROUPS else "",
         is_widest=axis.is_widest,
         held=axis.held,
     )
@@ -70,7 +71,7 @@ def describe_candidates(question: Question) -> str:
     return f"{count(candidates, 'candidate')}: {'; '.join(texts)}"
 
 
-def margin_text(results: Results) -> str:
+def tolerance_text(results: Results) -> str:
     """Return `1 point`, `0.5 points` or `0.05`; `the margin` while the number is unknown."""
     return results.metric.show_tolerance(results.tolerance)
 
@@ -109,7 +110,7 @@ def _answer(results: Results, state: ChainState) -> str:
         chain=chain.label,
         case=_named(results, chain.widths[0][0], chain) if is_case else "",
         problem=results.problem(chain.baseline),
-        margin=margin_text(results),
+        margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, chain.baseline),
         confidence=f"{results.question.settings.confidence:g}",
         certified=_candidate(results, state, *certified) if certified else None,
@@ -137,7 +138,7 @@ def _candidate(
         "short_gap": f"{format_of(candidate, state.chain)}{_at(results, candidate.name)} {gap}",
         "pairs": pairs_text(judgement.pairs),
         "result": result_text(metric, judgement, counts, results.question.settings.confidence),
-        "failures": ", ".join(filter(None, [counts.describe(), counts.describe_pairs()])),
+        "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
         "more": "" if counts.failed else _more(results, judgement),
         "ended": counts.ended,
         "has_runs": judgement.pairs or counts.ended,
@@ -170,7 +171,7 @@ def _identical(results: Results, state: ChainState) -> list[str]:
     """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
     cells = {state.chain.baseline: results.question.baseline_name}
     cells |= {candidate.name: format_of(candidate, state.chain) for candidate, _, _ in state}
-    return describe_identical({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
+    return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
 def _more(results: Results, judgement: Judgement) -> str:
@@ -280,7 +281,7 @@ def make_table(results: Results, states: Sequence[ChainState] | None = None) -> 
         table.add_column(heading, justify="right", no_wrap=True)
     # If the table is too wide, only this column is wrapped. The others would lose digits.
     table.add_column(
-        "verdict" if math.isnan(results.tolerance) else f"verdict, margin {margin_text(results)}"
+        "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
     )
     for name, label in results.baseline_labels(states).items() if tuning else ():
         table.add_row(label, _chosen(results, name), *[""] * (3 + has_own), "baseline")
@@ -323,7 +324,7 @@ def _verdict_text(
         return "being tuned"
     left = "" if counts.failed else _more(results, judgement)
     left = left if width.is_reached else "a wider format is not certified"
-    return ", ".join(filter(None, [str(verdict), counts.describe(), left]))
+    return ", ".join(filter(None, [str(verdict), failures_text(counts), left]))
 
 
 # ---- Progress, the next runs, and the cost
@@ -383,7 +384,7 @@ def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> li
         cost=cost,
         baseline=results.question.baseline_name,
         noise=noise,
-        margin=margin_text(results),
+        margin=tolerance_text(results),
         margins=[
             (f"{factor * tolerance:g}", pairs) for factor, pairs in zip(TOLERANCES, cost.pairs, strict=False)
         ],

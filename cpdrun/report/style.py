@@ -146,13 +146,13 @@ def _parts(color: str) -> list[float]:
 
 
 # The font of the name of a line.
-NAME = {"fontweight": "bold", "fontsize": 6.5}
+NAME: dict[str, Any] = {"fontweight": "bold", "fontsize": 6.5}
 # The font size of a number at a point, in points.
 FIGURE_SIZE = 5.5
-CAPTION = {"fontsize": 5.5, "color": "#666666"}
-HEADING = {"color": "#333333"}
+CAPTION: dict[str, Any] = {"fontsize": 5.5, "color": "#666666"}
+HEADING: dict[str, Any] = {"color": "#333333"}
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "DejaVu Sans",  # matplotlib includes this font, so pictures are the same on every machine.
     "font.size": 7,
     "axes.labelsize": 7.5,
@@ -172,6 +172,8 @@ RC: dict[str, Any] = {
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # TrueType fonts are embedded. Journals reject the Type 3 fonts that are the default.
+    "ps.fonttype": 42,
     "svg.hashsalt": "cpdrun",  # With a fixed salt, the same runs always give the same file.
     "text.parse_math": False,  # A name can contain dollar signs.
     "figure.facecolor": "white",

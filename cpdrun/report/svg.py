@@ -6,12 +6,10 @@ page finds the row of the group.
 """
 
 import html
-import io
 import re
 from collections.abc import Callable, Mapping
 
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
 
 MARK, PART, NAME = "hover-", "part-", "name-"
 _BETWEEN = "\n"
@@ -51,17 +49,11 @@ def _hex(*texts: str) -> str:
     return _BETWEEN.join(texts).encode().hex()
 
 
-def render(figure: Figure) -> str:
-    """Return the SVG that matplotlib writes, which is the input of `standalone` and `inline`."""
-    text = io.StringIO()
-    figure.savefig(
-        text, format="svg", metadata={"Date": None}
-    )  # Without a date, the same runs give the same file.
-    return text.getvalue()
-
-
 def standalone(rendered: str) -> str:
-    """Return the text of an SVG file. Browsers show the <title> of a point after a moment."""
+    """Return the text of an SVG file from the SVG that matplotlib wrote.
+
+    Browsers show the <title> of a point after a moment.
+    """
     return _resolve(
         rendered, lambda tip, of: f"<g><title>{html.escape(tip)}</title>", lambda texts, kind: "<g>"
     )
@@ -75,7 +67,7 @@ def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, in
     point of a picture. The page's script moves from point to point with the arrow keys.
 
     Args:
-        rendered: The SVG that `render` returned.
+        rendered: The SVG that matplotlib wrote.
         prefix: The prefix that makes ids unique.
         description: The name of the picture for screen readers.
         groups: The number of each group by its description.

@@ -384,7 +384,7 @@ class SearchResult:
         sweep: The folder of the sweep.
         metric: The name of the metric.
         tolerance: The margin in the unit in which the metric is shown, None while it is unknown.
-        margin: The margin with its origin, as text.
+        margin_origin: The origin of the margin, such as "typed".
         confidence: The confidence in percent.
         runs: The number of runs that have ended.
         difference_is: What `difference` of a candidate is.
@@ -397,7 +397,7 @@ class SearchResult:
     sweep: str
     metric: str
     tolerance: float | None
-    margin: str
+    margin_origin: str
     confidence: float
     runs: int
     difference_is: Literal["mean over seeds"]
@@ -415,7 +415,7 @@ def search_result(results: Results) -> SearchResult:
         sweep=str(results.directory.path),
         metric=results.metric.name,
         tolerance=_finite(results.tolerance),
-        margin=results.margin.describe(results.metric),
+        margin_origin=results.margin.origin,
         confidence=settings.confidence,
         runs=results.runs,
         difference_is="mean over seeds",

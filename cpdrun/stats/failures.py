@@ -98,20 +98,6 @@ class FailureCounts:
         """
         return self.errors + self.stopped_early + self.unknown
 
-    def describe(self, candidate: str = "") -> str:
-        """Return a text such as `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`; "" if none failed."""
-        if not self.failed:
-            return ""
-        causes = (
-            (self.diverged, "diverged"),
-            (self.stopped_early, "stopped early"),
-            (self.did_not_learn, "did not learn"),
-            (self.unknown, "for an unknown reason"),
-        )
-        told = ", ".join(f"{count} {cause}" for count, cause in causes if count)
-        of = f" of {candidate}" if candidate else ""
-        return f"{self.failed} of {self.ended} runs{of} failed{f' ({told})' if told else ''}"
-
     def at_most(self, confidence: float) -> float | None:
         """Return the upper confidence limit of the failure rate, as a share; None if no run has ended.
 
@@ -119,18 +105,6 @@ class FailureCounts:
             confidence: The one-sided confidence in per cent.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
-
-    def describe_bound(self, confidence: float) -> str:
-        """Return a text such as `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
-        told, bound = self.describe() or f"0 of {self.ended} runs failed", self.at_most(confidence)
-        if bound is None:
-            return told
-        return f"{told} (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"
-
-    def describe_pairs(self) -> str:
-        """Return a text such as `2 pairs left out because the baseline's run failed`; "" if no pair is left out."""
-        pairs = f"{self.left_out} pair{'s' if self.left_out != 1 else ''}"
-        return f"{pairs} left out because the baseline's run failed" if self.left_out else ""
 
 
 @dataclass(frozen=True)

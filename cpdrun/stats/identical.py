@@ -34,14 +34,3 @@ def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
         else:
             same.append(name)
     return [group for group in groups if len(group) > 1]
-
-
-def describe_identical(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
-    """Return a sentence for each group of identical cells."""
-    sentences = []
-    for *names, last in identical_groups(cells):
-        listed = f"{', '.join(names)} and {last}"
-        sentences.append(
-            f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."
-        )
-    return sentences

@@ -82,13 +82,6 @@ class Start:
     aside: int | None
     cells: frozenset[str]
 
-    @property
-    def note(self) -> str:
-        """A sentence about the start, for reports."""
-        seed = "" if self.aside is None else f", seed {self.aside}, which the prediction is of, is in no pair"
-        at = f"{self.chain}: " if self.chain else ""
-        return f"{at}started at {self.bits:g} bits, as predicted; each wider width is judged by itself{seed}"
-
 
 @dataclass(frozen=True)
 class AskedChain:

@@ -85,12 +85,6 @@ class Margin:
     origin: str = ""
     problem: str | None = None
 
-    def describe(self, metric: Metric) -> str:
-        """Return, for example, `0.5 points (the default for shares)`, or only the origin while the value is unknown."""
-        if math.isnan(self.shown):
-            return self.origin
-        return f"{metric.show_tolerance(self.shown)} ({self.origin})"
-
 
 def choose_margin(
     asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str

@@ -84,14 +84,9 @@ def read_study(
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
     about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
-    share = _may_be_a_share(about, done)
     groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
     # A margin from the search is in the unit of the search's metric.
     asked_tolerance = question.tolerance if metric == usual else None
-    started = [start.note for start in question.starts]
-    said = question.said(
-        about, tolerance=tolerance is None and asked_tolerance is not None, confidence=ci is None
-    )
     study = Study(
         sweeps=names,
         runs=tuned.runs,
@@ -103,7 +98,10 @@ def read_study(
         facet_axes=facet_axes(groups, axes, of),
         networks=networks or {},
         is_default_metric=metric == usual,
-        question=[line for line in (said, share, *of.said, *started, *tuned.notes()) if line],
+        asked=question,
+        has_asked_margin=tolerance is None and asked_tolerance is not None,
+        has_asked_confidence=ci is None and question.confidence is not None,
+        may_be_share=_may_be_share(about, done),
         tuned=tuned,
         ledger=question.ledger,
         starts=question.starts,
@@ -163,21 +161,16 @@ def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
     return about
 
 
-def _may_be_a_share(metric: Metric, done: pd.DataFrame) -> str | None:
-    """Return a note if a script's accuracy may be a share and was not declared as one; None otherwise.
+def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:
+    """Return whether a script's accuracy may be a share although it was not declared as one.
 
     The margin depends on whether the values are shares or percentages.
     """
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
-        return None
+        return False
     # If the largest value is smaller, the values may be percentages of runs that learned nothing.
-    if not (values.between(0, 1).all() and values.max() > 0.05):
-        return None
-    return (
-        f"{metric.name} lies between 0 and 1 and is taken as it stands, not in points; --metric {metric.name}:share "
-        "reads it as a share, in points of a hundred, with half a point as the default margin"
-    )
+    return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:

@@ -17,7 +17,6 @@ from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import axis_text
 from cpdrun.study.collect import config_keys
 from cpdrun.study.errors import ReportUsageError
-from cpdrun.study.metric import Metric
 
 CONFIDENCE = 95.0  # the default confidence in per cent
 
@@ -45,23 +44,6 @@ class Asked:
     starts: tuple[Start, ...] = ()
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     by: str = "search"
-
-    def said(self, metric: Metric, *, tolerance: bool, confidence: bool) -> str:
-        """Return a note that says which parts of the question the report uses; "" if there are none.
-
-        Args:
-            metric: The metric.
-            tolerance: Whether the report uses the margin of this question.
-            confidence: Whether the report uses the confidence of this question.
-        """
-        parts = []
-        if tolerance and self.tolerance is not None:
-            is_percentage = isinstance(self.tolerance, str)
-            shown = self.tolerance if is_percentage else metric.show_tolerance(self.tolerance)
-            parts.append(f"a margin of {shown}")
-        if confidence and self.confidence is not None:
-            parts.append(f"{self.confidence:g} % confidence")
-        return f"as the {self.by} asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
 
 
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:

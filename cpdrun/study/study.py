@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,31 @@ from cpdrun.study.groups.verdicts import Judged, judge_groups
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric
 from cpdrun.study.runs.history import rows_of, unit_of
-from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, guess, learnt, worst
+from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
+from cpdrun.study.search_question import Asked
+
+
+class BaselineFlaw(StrEnum):
+    """The reason why a baseline is not fit to compare with."""
+
+    DIVERGED = "diverged"
+    NO_VALUE = "no value"  # Its runs have finished, but their records lack the metric.
+    NOT_FINISHED = "not finished"
+    DID_NOT_LEARN = "did not learn"
+    UNKNOWN_CLASSES = "unknown classes"  # It may not have learned; its record lacks the number of classes.
+
+
+@dataclass(frozen=True)
+class BaselineProblem:
+    """Why the baseline of a facet is not fit to compare with.
+
+    Attributes:
+        kind: The reason.
+        group: The runs of the baseline. None if there are none.
+    """
+
+    kind: BaselineFlaw
+    group: Group | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,10 @@ class Study:
         facet_axes: The keys that distinguish facets, which are the panels of plots.
         networks: The networks for which the report predicts a speed-up, by name.
         is_default_metric: Whether the metric is the default one.
-        question: Lines that say which parts of the question come from a search and what is compared.
+        asked: The question of the search or the sweep that made the runs.
+        has_asked_margin: Whether the margin is that of `asked`.
+        has_asked_confidence: Whether the confidence is that of `asked`.
+        may_be_share: Whether the metric may be a share although it was not declared as one.
         tuned: The tuned values, if a search tuned.
         ledger: The ledger of all hypotheses that were tested on the runs of the sweep.
         starts: The starts of a search's chains that do not start at their widest width.
@@ -59,7 +87,10 @@ class Study:
     facet_axes: list[str]
     networks: dict[str, Network] = field(default_factory=dict)
     is_default_metric: bool = True
-    question: list[str] = field(default_factory=list)
+    asked: Asked = field(default_factory=Asked)
+    has_asked_margin: bool = False
+    has_asked_confidence: bool = False
+    may_be_share: bool = False
     tuned: Tuned = field(default_factory=Tuned, repr=False)
     ledger: Ledger = field(default_factory=Ledger)
     starts: tuple[Start, ...] = ()
@@ -86,14 +117,12 @@ class Study:
         return replace(self, groups=list(groups))
 
     @property
-    def sends_alike(self) -> str | None:
-        """The reason why all groups send equally many bytes. None if the bytes on the wire may differ."""
-        if self.bits_axis.is_of_gradients or any(
-            len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) > 1
+    def sends_alike(self) -> bool:
+        """Whether all groups send equally many bytes, because formats of other tensors than gradients are compared."""
+        return not self.bits_axis.is_of_gradients and all(
+            len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
             for facet in self.facets
-        ):
-            return None
-        return f"all send the same: {self.bits_axis.key} says nothing of the wire"
+        )
 
     # ---- baselines and verdicts
 
@@ -113,9 +142,20 @@ class Study:
         unit = f", {self.metric.points.strip()}" if self.metric.points else ""
         return f"against {self.baseline_name}{unit}{'' if self.metric.higher_is_better else ', +: better'}"
 
-    def baseline_problem(self, facet: Facet) -> str | None:
-        """Return the reason why the baseline of a facet is not fit to compare with; None if it is fit."""
-        return _baseline_problem(facet, self.metric, self.baseline_name)
+    def baseline_problem(self, facet: Facet) -> BaselineProblem | None:
+        """Return why the baseline of a facet is not fit to compare with; None if it is fit."""
+        fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
+        if fp32 is not None and fp32.diverged:
+            return BaselineProblem(BaselineFlaw.DIVERGED, fp32)
+        if baseline is None:
+            has_finished = fp32 is not None and fp32.n_finished > 0
+            return BaselineProblem(BaselineFlaw.NO_VALUE if has_finished else BaselineFlaw.NOT_FINISHED, fp32)
+        verdict = learnt(metric, baseline.mean, baseline.num_classes)
+        if verdict is False:
+            return BaselineProblem(BaselineFlaw.DID_NOT_LEARN, baseline)
+        if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
+            return BaselineProblem(BaselineFlaw.UNKNOWN_CLASSES, baseline)
+        return None
 
     def learnt(self, group: Group) -> bool:
         """Return whether a group learned: whether its metric is better than that of a guess.
@@ -272,21 +312,3 @@ class Study:
     def counted_in(self) -> str:
         """The unit in which the rows of `history` are counted: "epoch", "step" or "row"."""
         return unit_of(run for group in self.groups for run in group.runs)
-
-
-def _baseline_problem(facet: Facet, metric: Metric, name: str) -> str | None:
-    fp32, baseline = facet.fp32, facet.baseline
-    if fp32 is not None and fp32.diverged:
-        return f"{name} itself diverged in {fp32.diverged} of {fp32.n_finished} runs"
-    if baseline is None:
-        finished_ones = fp32 is not None and fp32.n_finished
-        return f"{name} has no value of {metric.name}" if finished_ones else f"no finished {name} run"
-    shown = metric.show(baseline.mean) + metric.unit
-    verdict = learnt(metric, baseline.mean, baseline.num_classes)
-    if verdict is False:
-        by_chance = metric.show(guess(metric, baseline.num_classes)) + metric.unit
-        chance = f"a guess among {baseline.num_classes:.0f} classes {by_chance}"
-        return f"{name} itself did not learn ({shown}; {chance})"
-    if verdict is None and metric.is_fraction and not learnt(metric, baseline.mean, CLASSES_IF_UNKNOWN):
-        return f"{name} itself reaches {shown}, and its record does not say of how many classes"
-    return None

@@ -12,6 +12,7 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir
+from cpdrun.report.failures_text import failures_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.reader import read_study
 
@@ -53,7 +54,7 @@ def test_a_format_whose_bad_seeds_stop_at_nan_is_open_and_its_failures_come_firs
     assert (candidate["runs_failed"], candidate["runs_ended"], candidate["pairs"]) == (2, 4, 4)
     study = read_study([SweepDir(Path("results/found"))])
     ((group, judged),) = study.judged.items()
-    assert judged.verdict is Verdict.OPEN and judged.failures.describe() == f"2 of 4 runs failed{how}"
+    assert judged.verdict is Verdict.OPEN and failures_text(judged.failures) == f"2 of 4 runs failed{how}"
     assert judged.judgement.mean == pytest.approx(candidate["difference"])
     assert not study.may_be_within(group)
     looked_at_again = search(stop, 4, "--dry-run")

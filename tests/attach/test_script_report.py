@@ -7,6 +7,7 @@ from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
 from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
+from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.study.collect import collect
@@ -66,13 +67,13 @@ def test_a_metric_of_unsaid_direction_is_asked_for(here):
 
 def test_an_argument_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "format=fp32,e4m3", "seed=0,1"], by_format)
-    (line,) = ignored(collect([sweep]))
+    (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("runs with lr = 0.1, 0.2 measured the same") and "read --lr?" in line
 
 
 def test_a_seed_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "seed=0,1,2"], lambda config: config["script"]["args"]["lr"])
-    (line,) = ignored(collect([sweep]))
+    (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("runs of the seeds 0, 1, 2 measured the same")
 
 

@@ -15,6 +15,7 @@ from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.slurm.executor import SlurmExecutor, queued
 from cpdrun.launch.slurm.squeue import elements_in_queue
 from cpdrun.record import State, SweepDir, read_json, read_manifest, state_of
+from cpdrun.search.loop import RunQueue
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 

@@ -15,6 +15,7 @@ from cpdrun.study.diagnosis.neighbors import find_neighbors, is_improvement
 from cpdrun.study.diagnosis.run_comparison import RunVerdict, compare_run
 from cpdrun.study.reader import read_study
 from cpdrun.study.runs.history import rows_of
+from cpdrun.study.study import BaselineFlaw, BaselineProblem
 
 
 def layer(**values):
@@ -95,7 +96,7 @@ def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baselin
     assert (found.words, found.comparison.lost) == (["sync.rounding=stochastic"], pytest.approx(0.03))
     other = sweep.add("e3m0", accuracy=0.95, batch_size=16)
     alone = compare_run(read_study([sweep.dir]), other)
-    assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, "no finished fp32 run beside it")
+    assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, BaselineProblem(BaselineFlaw.NOT_FINISHED))
 
 
 def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):

@@ -1,13 +1,8 @@
 """Orders of summation: the chain's length in the table, the picture against it, and when to reorder; many facets."""
 
-import math
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
 
 import pandas as pd
-import pytest
-
-from cpdrun.report.plots.fewest_bits_vs_chain import spread
 
 CHAINS = {"rank": 63, "ring": 63, "hierarchical": 14, "tree": 6}
 
@@ -102,19 +97,6 @@ def test_fewest_bits_against_the_chain(new_sweep, report):
         "chain 63, rank: e4m3 with APS",
         "chain 63, ring: sync.order ring with APS: refuted",
     ]
-
-
-@pytest.mark.parametrize("places", [[1.0, 1.0, 1.0], [0.0, 0.1, 2.0], [3.0, 1.0, 1.1, 1.2, 1.25], [5.0], []])
-def test_points_that_would_overlap_stand_side_by_side(places):
-    moved = spread(places, 0.2)
-    ordered = sorted(moved)
-    assert all(b - a >= 0.2 - 1e-9 for a, b in pairwise(ordered))
-    assert math.isclose(sum(moved), sum(places), abs_tol=1e-9)
-    assert all(
-        a == pytest.approx(b)
-        for a, b in zip(moved, places, strict=True)
-        if places.count(b) == len(places) == 1
-    )
 
 
 def test_many_facets_are_one_matrix_and_one_sentence(new_sweep, report, no_pictures):

@@ -1,7 +1,9 @@
 """The pictures hold what the runs say; what cannot be drawn is left out with a reason."""
 
+import math
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import matplotlib
 import pytest
@@ -9,8 +11,10 @@ from made_up import fill_digits
 from matplotlib.figure import Figure
 
 from cpdrun.report import plots
-from cpdrun.report.plots._metric_axis import MetricAxis, apart, value_ranges
-from cpdrun.report.plots.accuracy_vs_bytes import front
+from cpdrun.report.cost.front import front
+from cpdrun.report.page import pictures
+from cpdrun.report.plots._metric_axis import MetricAxis, value_ranges
+from cpdrun.report.plots._panels import spread
 from cpdrun.report.style import RC
 from cpdrun.study.reader import read_study
 
@@ -61,6 +65,47 @@ def test_kinds_of_picture_can_be_chosen(digits, report):
     made = report(digits, formats=["csv", "pdf"])
     assert {file.suffix for file in made.files} == {".csv", ".pdf"}
     assert (made.folder / "accuracy_vs_bits.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_another_kind_of_picture_deletes_nothing(digits, report):
+    folder = report(digits, formats=["md", "csv", "html", "png", "svg"]).folder
+    before = {path.name for path in folder.iterdir()}
+    report(digits, formats=["pdf"])
+    assert before < {path.name for path in folder.iterdir()}
+
+
+def test_letters_in_a_pdf_are_truetype(digits, report):
+    text = (report(digits, formats=["pdf"]).folder / "accuracy_vs_bits.pdf").read_bytes()
+    assert b"/FontFile2" in text and b"/Type3" not in text
+
+
+def test_the_margin_is_a_line_and_a_single_seed_is_marked(new_sweep):
+    sweep = new_sweep()
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.98)
+    sweep.add("e4m3", accuracy=0.97)
+    study = read_study([sweep.dir], tolerance=1.0)
+    figure = pictures.draw_one(study, "accuracy_vs_bits")
+    (axes,) = figure.subfigs[0].axes
+    heights = {
+        segment[0][1] for lines in axes.collections for segment in getattr(lines, "get_segments", list)()
+    }
+    assert {98.0, 97.0} <= heights
+    assert "97.0¹" in [text.get_text() for text in axes.texts]
+    assert "¹: a single seed." in figure.get_supxlabel().replace("\n", " ")
+
+
+@pytest.mark.parametrize(("noise", "n_rings"), [(0.001, 1), (0.4, 0)])
+def test_no_knee_is_drawn_if_the_seeds_tell_nothing_apart(new_sweep, noise, n_rings):
+    sweep = new_sweep()
+    means = {("fp32", 4000): 0.59, ("e5m2", 1000): 0.585, ("e4m1", 800): 0.54, ("e3m0", 500): 0.4}
+    for i, ((format, size), mean) in enumerate(means.items()):
+        for seed in range(6):
+            value = mean + noise * math.cos(5 * i + 7 * seed)
+            sweep.add(format, seed=seed, accuracy=value, wire_bytes=size)
+    figure = pictures.draw_one(read_study([sweep.dir], tolerance=1.0), "accuracy_vs_bytes")
+    lines = [line for part in figure.subfigs for axes in part.axes for line in axes.lines]
+    assert len([line for line in lines if line.get_markersize() == 10]) == n_rings
 
 
 def test_training_curves(new_sweep, report):
@@ -179,10 +224,22 @@ def test_the_axis_is_whole_without_a_gap(new_sweep, low):
     )
 
 
-def test_labels_are_moved_apart_and_stay_inside():
-    assert apart([5.0, 9.0, 8.9], least=1.0, floor=0.0) == [9.0, 8.0, 5.0]
-    assert apart([0.0, 0.1], least=1.0, floor=0.0) == pytest.approx([1.0, 0.0])
-    assert apart([], least=1.0, floor=0.0) == []
+@pytest.mark.parametrize("places", [[1.0, 1.0, 1.0], [0.0, 0.1, 2.0], [3.0, 1.0, 1.1, 1.2, 1.25], [5.0], []])
+def test_names_that_would_touch_are_moved_apart(places):
+    moved = spread(places, 0.2)
+    ordered = sorted(moved)
+    assert all(b - a >= 0.2 - 1e-9 for a, b in pairwise(ordered))
+    assert math.isclose(sum(moved), sum(places), abs_tol=1e-9)
+    assert all(
+        a == pytest.approx(b)
+        for a, b in zip(moved, places, strict=True)
+        if places.count(b) == len(places) == 1
+    )
+
+
+def test_names_that_are_moved_apart_stay_inside():
+    assert spread([9.0, 8.9, 5.0], 1.0, 0.0, 9.0) == pytest.approx([9.0, 8.0, 5.0])
+    assert spread([0.0, 0.1], 1.0, 0.0, 9.0) == pytest.approx([0.0, 1.0])
 
 
 def test_bits_stand_below_long_names(new_sweep):
@@ -212,32 +269,37 @@ def test_bits_stand_below_long_names(new_sweep):
 
 
 def test_no_format_was_enough_is_no_number_of_bits(new_sweep):
-    from cpdrun.report.plots import min_bits_vs_workers
+    from cpdrun.report.plots.fewest_bits import draw_workers
 
     sweep = new_sweep()
     for world_size, low in ((4, 0.989), (8, 0.5)):
         for format, value in (("fp32", 0.99), ("e4m3", low)):
             for seed in range(2):
                 sweep.add(format, seed=seed, accuracy=value + 0.001 * seed, world_size=world_size)
-    figure = min_bits_vs_workers.draw(read_study([sweep.dir]))
+    figure = draw_workers(read_study([sweep.dir]))
     (axes,) = figure.subfigs[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "none tried"]
     assert not [line for line in axes.lines if len(line.get_xdata()) == 2 and set(line.get_xdata()) == {4, 8}]
 
 
-def test_every_plot_states_its_title_and_what_it_shows():
+def test_every_plot_states_its_title_what_it_shows_and_what_it_needs():
     found = {plot.name: plot for plot in plots.available()}
-    assert set(found) == set(plots.names())
+    assert list(found) == plots.names()
     assert len({plot.title for plot in found.values()}) == len(found)
     assert {plot.question for plot in found.values()} == set(plots.QUESTIONS) - {""}
     for plot in found.values():
-        assert plot.alt.endswith(".") and len(plot.alt) > len(plot.title)
+        assert plot.alt.endswith(".") and len(plot.alt) > len(plot.title) and plot.needs
+
+
+def test_titles_name_the_metric(digits, report):
+    page = report(digits, metric="test_loss", formats=["html"]).folder / "report.html"
+    assert "<h3>Test loss against bits</h3>" in page.read_text(encoding="utf-8")
 
 
 def test_a_new_plot_is_one_file(digits, report, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
-        "from matplotlib.figure import Figure\nTITLE = 'My <own>'\nALT = 'Nothing, \"as yet\".'\n\n"
-        "def draw(study):\n    return Figure(figsize=(1, 1))\n"
+        "from matplotlib.figure import Figure\nfrom cpdrun.report.plots import Plot\n\n"
+        "PLOTS = [Plot('own', 'My <own>', 'Nothing, \"as yet\".', '', lambda study: Figure(figsize=(1, 1)))]\n"
     )
     monkeypatch.setattr(plots, "__path__", [str(tmp_path)])
     made = report(digits, formats=["html", "svg"])

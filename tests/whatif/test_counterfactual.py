@@ -11,7 +11,7 @@ import yaml
 from cpdrun.record import SweepDir, read_config, write_json, write_text
 from cpdrun.report.diagnosis.explanation import explain as document
 from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots.tensor_ranges import draw
+from cpdrun.report.plots.exponents import draw_tensors
 from cpdrun.study.reader import read_study
 from cpdrun.study.runs.observed import read_observed
 from cpdrun.sweep import plan
@@ -160,7 +160,7 @@ def test_an_observation_is_read_and_drawn_without_torch(add):
     add(0.12, "format=e3m0", "aps=false")
     study = read_study([baseline.sweep])
     with pytest.raises(NotDrawnError, match="no run was observed"):
-        draw(study)
+        draw_tensors(study)
     assert read_observed(baseline) is None
     seen = {}
     for name, scale in (("a", 2.0**-20), ("b", 2.0**-4)):
@@ -177,7 +177,7 @@ def test_an_observation_is_read_and_drawn_without_torch(add):
     x = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 2.0**-20
     wanted = Counter(math.frexp(value)[1] - 1 for value in x.abs().tolist())
     assert [look.counts for look in found.looks["gradient"]["a"]] == [wanted, wanted]
-    figure = draw(study)
+    figure = draw_tensors(study)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert texts[0].startswith("100 % below") and not texts[1].startswith(
         "100 %"

@@ -8,6 +8,7 @@ from cpdrun.config.script import is_script
 from cpdrun.record import Ending, State
 from cpdrun.report.diagnosis import counterfactual_text, sums_text
 from cpdrun.report.result_text import gap_text
+from cpdrun.report.study_text import baseline_problem_text
 from cpdrun.study.axes import formats
 from cpdrun.study.diagnosis.addition_chain import longest_chain, workers_per_scale
 from cpdrun.study.diagnosis.main_reason import Cause
@@ -148,7 +149,10 @@ def _gap(diagnosis: Diagnosis) -> str:
         value = ""
         if study is not None and math.isfinite(comparison.value):
             value = f", which reaches {study.metric.show(comparison.value)}{study.metric.unit}"
-        return f"it has nothing to be compared with{value} ({comparison.problem})"
+        why = "no run of its sweep has finished"
+        if study is not None and comparison.problem is not None:
+            why = baseline_problem_text(study, comparison.problem)
+        return f"it has nothing to be compared with{value} ({why})"
     chance = sums_text.by_chance(study, comparison)
     return f"it is {sums_text.gap(study, comparison)}{', ' + chance if chance else ''}"
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from cpdrun.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
 from cpdrun.costmodel.calibrated import calibration_of, known_networks
 from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
+from cpdrun.report.study_text import sends_alike_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.runs.history import rows_of
@@ -127,7 +128,7 @@ def crossover(study: Study) -> Crossover:
         CalibrationError: The runs or the calibration lack the data that the prediction needs. The message is for the
             user.
     """
-    if why := study.sends_alike:
+    if why := sends_alike_text(study):
         raise CalibrationError(why)
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)

@@ -60,7 +60,7 @@ def page(
         matrix: The table of the answers of many facets, or None.
         notes: Sentences about what is missing or mixed.
         reasons: Sentences that say why plots are missing.
-        pictures: The SVGs that `svg.render` returned, by the name of the plot.
+        pictures: The SVGs that `pictures.render` returned, by the name of the plot.
         best: The table of each format at its best tuned value, or None.
         said: The sentences that answer a question, by key of `plots.QUESTIONS`.
         tables_of: The heading and the table that answer a question, by key of `plots.QUESTIONS`.
@@ -103,7 +103,7 @@ def _questions(
     tables_of: Mapping[str, tuple[str, tables.Shown]],
 ) -> Iterator[str]:
     """Yield a section with sentences, a table and pictures for each question that has any of them."""
-    drawn = [plot for plot in plots.available() if plot.name in pictures]
+    drawn = [plot.for_metric(study.metric) for plot in plots.available() if plot.name in pictures]
     groups = filters.groups(study)
     for question, asked in plots.QUESTIONS.items():
         parts = [f'<p class="said">{escape(line)}</p>' for line in said.get(question, [])]

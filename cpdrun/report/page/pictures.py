@@ -19,14 +19,14 @@ KINDS = ("png", "svg", "pdf")
 def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
     """Return the figures of all plots that can be drawn by name, and a line for each plot that cannot be drawn."""
     figures, reasons = {}, []
+    parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
     for plot in plots.available():
+        if not parts[plot.of_cases].groups:
+            continue
         try:
-            figure = _drawn(study, plot)
+            figures[plot.name] = _drawn(parts[plot.of_cases], plot)
         except plots.NotDrawnError as reason:
             reasons.append(f"no {plot.name}: {reason}")
-            continue
-        if figure is not None:
-            figures[plot.name] = figure
     return figures, reasons
 
 
@@ -37,29 +37,36 @@ def draw_one(study: Study, name: str) -> Figure:
         NotDrawnError: The runs lack the data that the plot needs.
     """
     plot = next(plot for plot in plots.available() if plot.name == name)
-    figure = _drawn(study, plot)
-    if figure is None:
-        kind = "named cases" if plot.of_cases else "runs that are no named cases"
-        raise plots.NotDrawnError(f"it is of {kind}, and here are none")
-    return figure
+    part = _part(study, plot.of_cases)
+    if not part.groups:
+        raise plots.NotDrawnError(
+            "it shows named cases, and there are none"
+            if plot.of_cases
+            else "it does not show named cases, and there are no other runs"
+        )
+    return _drawn(part, plot)
 
 
 def png(figure: Figure) -> bytes:
     """Return a figure as the content of a PNG file."""
-    content = io.BytesIO()
     with _style():
-        figure.savefig(content, format="png", dpi=style.PNG_DPI)
-    return content.getvalue()
+        return _content(figure, "png")
 
 
-def _drawn(study: Study, plot: plots.Plot) -> Figure | None:
-    """Return the figure, or None if the study has no runs of the kind that the plot shows."""
-    part = study if plot.of_cases is None else study.of_facets(has_cases=plot.of_cases)
-    if not part.groups:
-        return None
+def _part(study: Study, of_cases: bool | None) -> Study:
+    """Return the study restricted to the runs that plots with this value of `of_cases` show."""
+    if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
+        return study
+    return study.of_facets(has_cases=of_cases)
+
+
+def _drawn(study: Study, plot: plots.Plot) -> Figure:
+    """Return the figure with its final layout, which is then the same in all kinds of files."""
     with _style():
-        figure = plot.draw(part)
-        figure.draw_without_rendering()  # This computes the layout once for all kinds of files.
+        figure = plot.draw(study)
+        layout = figure.get_layout_engine()
+        if layout is not None:
+            layout.execute(figure)
         figure.set_layout_engine("none")
     return figure
 
@@ -67,7 +74,7 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure | None:
 def render(figures: dict[str, Figure]) -> dict[str, str]:
     """Return each figure as SVG, for its file and for the page."""
     with _style():
-        return {name: svg.render(figure) for name, figure in figures.items()}
+        return {name: _content(figure, "svg").decode() for name, figure in figures.items()}
 
 
 def write(
@@ -75,7 +82,8 @@ def write(
 ) -> list[Path]:
     """Write figures as each of `kinds` and return the paths.
 
-    Each file is written completely or not at all. Pictures of an earlier report that this report lacks are removed.
+    Each file is written completely or not at all. If this report lacks a picture that an earlier report has, the
+    earlier picture is removed if it is of one of `kinds`. Pictures of other kinds are not touched.
 
     Args:
         folder: The folder of the report.
@@ -83,10 +91,9 @@ def write(
         rendered: The SVGs of `render` by the name of the plot.
         kinds: The kinds of files, which are members of `KINDS`.
     """
-    for name in plots.names():
-        for kind in KINDS:
-            if name not in figures or kind not in kinds:
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    for name in set(plots.names()) - figures.keys():
+        for kind in kinds:
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     files = []
     with _style():
         for name, figure in figures.items():
@@ -94,11 +101,33 @@ def write(
                 files.append(folder / f"{name}.{kind}")
                 if kind == "svg":
                     write_text(files[-1], svg.standalone(rendered[name]))
-                else:  # The file has no date, so the same runs always give the same file.
-                    undated, content = {"CreationDate": None} if kind == "pdf" else None, io.BytesIO()
-                    figure.savefig(content, format=kind, dpi=style.PNG_DPI, metadata=undated)
-                    write_bytes(files[-1], content.getvalue())
+                else:
+                    write_bytes(files[-1], _content(figure, kind))
     return files
+
+
+def _content(figure: Figure, kind: str) -> bytes:
+    """Return the content of a file without a date, so that the same runs always give the same file.
+
+    Unlike `Figure.savefig`, which first draws the figure once more to find its layout, this draws it once.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
+    try:
+        if kind == "png":
+            figure.dpi = style.PNG_DPI
+            FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 4})
+        elif kind == "pdf":
+            FigureCanvasPdf(figure).print_pdf(content, metadata={"CreationDate": None})
+        else:
+            FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})
+    finally:
+        figure.dpi = dpi
+        figure.set_canvas(canvas)
+    return content.getvalue()
 
 
 @contextlib.contextmanager

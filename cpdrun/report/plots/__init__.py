@@ -1,25 +1,21 @@
-"""Provide the plots of a report.
+"""The plots of a report.
 
-Each module without a leading underscore is a plot and defines these names:
-
-TITLE     The heading on the page.
-QUESTION  The key of the question in QUESTIONS that the plot answers. A plot without it comes last.
-ALT       A sentence that describes the picture for readers who cannot see it.
-draw      A function draw(study) -> Figure. It raises NotDrawnError with a reason for the user if the runs lack the
-          data that the plot needs.
-OF_CASES  True for a plot of named cases, None for a plot of all runs, False (the default) for a plot of runs that
-          are not named cases.
+A module without a leading underscore defines `PLOTS`, a list of `Plot`. A new plot is a new entry or a new module. The
+quantities on the axes are in the table of `_axes`.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from cpdrun.report.render import capital
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from cpdrun.study.metric import Metric
     from cpdrun.study.study import Study
 
 
@@ -42,33 +38,41 @@ class NotDrawnError(Exception):
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, with the names that its module defines.
+    """A plot.
 
     Attributes:
-        name: The name of the module and of the file.
-        title: The heading on the page.
-        question: The key of the question that the plot answers, or "".
-        alt: A sentence that describes the picture.
+        name: The name of the plot and of its file.
+        title: The heading on the page. `{metric}` stands for the name of the metric.
+        alt: Sentences that describe the picture for readers who cannot see it, also with `{metric}`.
+        needs: What the runs must have for the plot to be drawn.
+        draw: The function that draws a study. It raises NotDrawnError with a reason for the user if the runs lack the
+            data that the plot needs.
+        question: The key of the question in QUESTIONS that the plot answers. A plot without one comes last.
         of_cases: Whether the plot is for named cases, or None if it is for all runs.
-        draw: The function that draws a study.
     """
 
     name: str
     title: str
-    question: str
     alt: str
-    of_cases: bool | None
+    needs: str
     draw: "Callable[[Study], Figure]"
+    question: str = ""
+    of_cases: bool | None = False
+
+    def for_metric(self, metric: "Metric") -> "Plot":
+        """Return the plot with the name of a metric in its title and its description."""
+        texts = (text.replace("{metric}", metric.name.replace("_", " ")) for text in (self.title, self.alt))
+        title, alt = map(capital, texts)
+        return replace(self, title=title, alt=alt)
 
 
 def names() -> list[str]:
     """Return the names of all plots, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return [plot.name for plot in available()]
 
 
 def available() -> Iterator[Plot]:
     """Yield every plot, sorted by name."""
-    for name in names():
-        module = importlib.import_module(f"{__name__}.{name}")
-        question, of_cases = getattr(module, "QUESTION", ""), getattr(module, "OF_CASES", False)
-        yield Plot(name, module.TITLE, question, module.ALT, of_cases, module.draw)
+    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    found = [plot for name in modules for plot in importlib.import_module(f"{__name__}.{name}").PLOTS]
+    yield from sorted(found, key=lambda plot: plot.name)

@@ -15,6 +15,8 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from cpdrun.report.plots._axes import metric_axis
+from cpdrun.report.plots._panels import spread
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Style, ink
 from cpdrun.report.svg import hover, name_of, part_of
@@ -23,26 +25,14 @@ from cpdrun.study.groups.group import Group
 from cpdrun.study.study import Study
 
 Point = tuple[float, float]
+MARGIN_DASH = (0, (4, 2))
 _PALE = 0.45
 # The longest bar for which the axis leaves room, in margins.
 _LONGEST_BAR = 3
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 
-def markers_text(study: Study) -> str:
-    """Return the part of a caption that explains the markers of `MetricAxis.point`."""
-    certified = f"certified at most {study.margin_text} worse than {study.baseline_name}"
-    return f"filled: {certified}; hollow: open; pale: refuted"
-
-
-def bars_text(study: Study, has_band: bool = True) -> str:
-    """Return the part of a caption that explains the bars, and the band of `MetricAxis.band`."""
-    is_known = any(math.isfinite(each.judgement.high - each.judgement.low) for each in study.judged.values())
-    bars = f"bars: {study.ci:g} % interval of the gap to {study.baseline_name}" if is_known else ""
-    return "; ".join(filter(None, [bars, "band: the margin" if has_band and study.tolerance > 0 else ""]))
-
-
-def marker_style(study: Study, group: Group, look: Style, verdict: Verdict | None = None) -> dict[str, Any]:
+def marker_style(study: Study, group: Group, style: Style, verdict: Verdict | None = None) -> dict[str, Any]:
     """Return the matplotlib properties of a group's marker.
 
     The marker is filled for the baseline and certified groups, hollow for open groups, and pale for refuted groups.
@@ -50,16 +40,16 @@ def marker_style(study: Study, group: Group, look: Style, verdict: Verdict | Non
     Args:
         study: The study that is drawn.
         group: The group.
-        look: The color and the marker.
+        style: The color and the marker.
         verdict: The verdict of the group. By default it is the verdict of the study.
     """
     if verdict is None and group in study.judged:
         verdict = study.judged[group].verdict
     filled = group.is_baseline or verdict is Verdict.CERTIFIED
     return {
-        "color": look.color,
-        "marker": look.marker,
-        "markerfacecolor": look.color if filled else "white",
+        "color": style.color,
+        "marker": style.marker,
+        "markerfacecolor": style.color if filled else "white",
         "alpha": _PALE if verdict is Verdict.REFUTED else 1.0,
     }
 
@@ -86,7 +76,7 @@ class MetricAxis:
             _set_ticks(axes, study)
         for axes in self.parts[:-1]:
             axes.tick_params(axis="x", which="both", length=0, labelbottom=False)
-        self.parts[self.heights.index(max(self.heights))].set_ylabel(study.metric.title)
+        self.parts[self.heights.index(max(self.heights))].set_ylabel(metric_axis(study.metric).title)
         if len(self.parts) > 1:
             _mark_break(*self.parts)
 
@@ -99,13 +89,17 @@ class MetricAxis:
         return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:
-        """Draw the baseline from x[0] to x[1]: its mean as a line, the margin as a band."""
+        """Draw the baseline from x[0] to x[1]: its mean as a line, the margin as a dashed line, a band between them."""
         mean, low, high = margin_band(self.study, baseline)
         axes = self.at(mean)
-        axes.fill_between(x, low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
+        if high > low:
+            axes.fill_between(x, low, high, color=FP32.color, alpha=0.15, linewidth=0)
+            axes.hlines(
+                low if mean == high else high, *x, color=FP32.color, linewidth=0.7, linestyle=MARGIN_DASH
+            )
 
-    def point(self, x: float, group: Group, look: Style, verdict: Verdict | None = None) -> None:
+    def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
         """Draw the mean of a group, with the interval of its gap as bars."""
         mean, low, high = span(self.study, group)
         line, caps, bars = self.at(mean).errorbar(
@@ -115,34 +109,36 @@ class MetricAxis:
             capsize=2.0,
             elinewidth=0.9,
             zorder=4,
-            **marker_style(self.study, group, look, verdict),
+            **marker_style(self.study, group, style, verdict),
         )
         text = describe_group(self.study, group)
         hover(line, text)
         for artist in (*caps, *bars):
             part_of(artist, text)
 
-    def segment(self, here: Point, there: Point, look: Style, of: Sequence[Group] = ()) -> None:
+    def segment(self, here: Point, there: Point, style: Style, of: Sequence[Group] = ()) -> None:
         """Draw a straight line between the points of two groups, also across the break of the axis.
 
         Args:
             here: The first point.
             there: The second point.
-            look: The color and the dash of the line.
+            style: The color and the dash of the line.
             of: The groups of the points. The page fades the line if the reader filters one of the groups out.
         """
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
-            (line,) = a.plot(*zip(here, there, strict=True), color=look.color, linestyle=look.dash, zorder=3)
+            (line,) = a.plot(
+                *zip(here, there, strict=True), color=style.color, linestyle=style.dash, zorder=3
+            )
             part_of(line, *(describe_group(self.study, group) for group in of))
             return
         width = RC["lines.linewidth"]
-        across = {"color": look.color, "linestyle": look.dash, "linewidth": width, "alpha": 0.55}
+        across = {"color": style.color, "linestyle": style.dash, "linewidth": width, "alpha": 0.55}
         patch = ConnectionPatch(here, there, "data", "data", axesA=a, axesB=b, **across)
         part_of(a.figure.add_artist(patch), *(describe_group(self.study, group) for group in of))
 
-    def write(self, x: float, group: Group, text: str, color: str, above: bool, row: int = 0) -> None:
-        """Write text at the end of a point's error bar, but never outside of the axes.
+    def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
+        """Write text at the end of a point's error bar, or next to the point if the bar leaves the axes.
 
         Args:
             x: The x coordinate of the point.
@@ -150,53 +146,45 @@ class MetricAxis:
             text: The text.
             color: The color of the point. The text is darkened if it would be illegible.
             above: Whether the text is above or below the point.
-            row: The number of lines of text between this text and the point.
         """
         mean, low, high = span(self.study, group)
         axes = self.at(mean)
         bottom, top = axes.get_ylim()
-        room = 0.1 * (top - bottom)
-        figure = axes.annotate(
+        points_high = axes.get_window_extent().height * 72 / axes.figure.dpi
+        room = (1.2 * FIGURE_SIZE + 4) * (top - bottom) / points_high
+        fits = high < top if above else low > bottom
+        end, offset, align = (
+            (min(high, top - room), 3, "bottom") if above else (max(low, bottom + room), -3, "top")
+        )
+        written = axes.annotate(
             text,
-            (x, min(high, top - room) if above else max(low, bottom + room)),
-            xytext=(0, (3 + 1.2 * FIGURE_SIZE * row) * (1 if above else -1)),
+            (x, end if fits else mean),
+            xytext=(0, offset) if fits else (4, 0),
             textcoords="offset points",
-            ha="center",
-            va="bottom" if above else "top",
+            ha="center" if fits else "left",
+            va=align if fits else "center",
             fontsize=FIGURE_SIZE,
             color=ink(color),
             path_effects=_HALO,
             zorder=5,
         )
-        part_of(figure, describe_group(self.study, group))
+        part_of(written, describe_group(self.study, group))
 
     def names(self, x: float, names: list[tuple[float, Style, Sequence[Group]]]) -> None:
         """Write the names of lines, right-aligned at x, and move names apart if they would overlap.
 
         Args:
             x: The x coordinate of the right end of the names.
-            names: The height, the look and the groups of each line.
+            names: The height, the style and the groups of each line.
         """
         for axes, height in zip(self.parts, self.heights, strict=True):
-            here = sorted((name for name in names if self.at(name[0]) is axes), key=lambda name: -name[0])
+            here = [name for name in names if self.at(name[0]) is axes]
             low, high = axes.get_ylim()
-            least = 0.07 * (high - low) * sum(self.heights) / height
-            heights = apart([y for y, _, _ in here], least, low + least / 2)
-            for y, (_, look, groups) in zip(heights, here, strict=True):
-                name = axes.text(x, y, look.label, ha="right", va="center", color=look.ink, **NAME)
+            least = 0.08 * (high - low) * sum(self.heights) / height
+            places = spread([y for y, _, _ in here], least, low + least / 2, high - least / 2)
+            for y, (_, style, groups) in zip(places, here, strict=True):
+                name = axes.text(x, y, style.label, ha="right", va="center", color=style.ink, **NAME)
                 name_of(name, *(describe_group(self.study, group) for group in groups))
-
-
-def apart(heights: list[float], least: float, floor: float) -> list[float]:
-    """Move heights down until they are at least `least` apart, and return them, highest first.
-
-    If the lowest height is then below `floor`, all heights move up by the same amount.
-    """
-    moved: list[float] = []
-    for y in sorted(heights, reverse=True):
-        moved.append(min(y, moved[-1] - least) if moved else y)
-    lift = max(floor - moved[-1], 0.0) if moved else 0.0
-    return [y + lift for y in moved]
 
 
 def value_ranges(study: Study) -> list[tuple[float, float]]:
@@ -286,6 +274,11 @@ def _set_ticks(axes: Axes, study: Study) -> None:
 def _mark_break(upper: Axes, lower: Axes) -> None:
     """Draw two short strokes at the break of the y axis."""
     upper.spines["bottom"].set_visible(False)
-    stroke = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 6, "markeredgewidth": 0.7, "color": "black"}
+    stroke: dict[str, Any] = {
+        "marker": [(-1, -0.6), (1, 0.6)],
+        "markersize": 6,
+        "markeredgewidth": 0.7,
+        "color": "black",
+    }
     upper.plot([0], [0], transform=upper.transAxes, linestyle="none", clip_on=False, **stroke)
     lower.plot([0], [1], transform=lower.transAxes, linestyle="none", clip_on=False, **stroke)

@@ -1,11 +1,12 @@
-"""Plot the metric of each named case in its own row, with the baseline as a line and the margin as a band."""
+"""Plot the metric of each named case in its own row, with the baseline as a line and the margin as a dashed line."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import bars_text, margin_band, marker_style, markers_text, span
+from cpdrun.report.plots import NotDrawnError, Plot
+from cpdrun.report.plots._axes import metric_axis
+from cpdrun.report.plots._metric_axis import MARGIN_DASH, margin_band, marker_style, span
+from cpdrun.report.plots._panels import caption, grid, seed_mark, title
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.svg import hover
@@ -13,12 +14,6 @@ from cpdrun.study.axes.titles import plain
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
 
-TITLE = "Accuracy of each case"
-QUESTION = "enough"
-ALT = "The metric of each named case, a row each, with the interval of its gap; the margin as a band."
-
-# The plot shows named cases only.
-OF_CASES = True
 _ROW_IN = 0.17
 
 
@@ -36,7 +31,7 @@ def draw(study: Study) -> Figure:
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    caption(figure, facets, markers_text(study), bars_text(study))
+    caption(figure, study, "accuracy_by_case", facets)
     return figure
 
 
@@ -44,32 +39,45 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups = [group for group in facet.groups if group.values]
     if facet.baseline is not None:
         mean, low, high = margin_band(study, facet.baseline)
-        axes.axvspan(low, high, color=FP32.color, alpha=0.2, linewidth=0)
         axes.axvline(mean, color=FP32.color, linewidth=0.8)
+        if high > low:
+            axes.axvspan(low, high, color=FP32.color, alpha=0.15, linewidth=0)
+            edge = low if mean == high else high
+            axes.axvline(edge, color=FP32.color, linewidth=0.7, linestyle=MARGIN_DASH)
     for row, group in enumerate(groups):
         _row(axes, study, group, len(groups) - 1 - row)
-    axes.set_yticks(range(len(groups)), [_name(group) for group in reversed(groups)])
+    names = [plain(str(group.case))[:40] + seed_mark(study, group) for group in reversed(groups)]
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(-0.7, len(groups) - 0.3)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
-    axes.set_xlabel(study.metric.title)
+    axes.set_xlabel(metric_axis(study.metric).title)
 
 
 def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     mean, low, high = span(study, group)
-    look = FP32 if group.is_baseline else WITH_APS
+    style = FP32 if group.is_baseline else WITH_APS
     bars = [[mean - low], [high - mean]] if high > low else None
     line, _, _ = axes.errorbar(
-        mean, y, xerr=bars, capsize=2, elinewidth=0.9, **marker_style(study, group, look)
+        mean, y, xerr=bars, capsize=2, elinewidth=0.9, **marker_style(study, group, style)
     )
     hover(line, describe_group(study, group))
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-        va="center", fontsize=FIGURE_SIZE, color=look.ink, annotation_clip=False,
+        va="center", fontsize=FIGURE_SIZE, color=style.ink, annotation_clip=False,
     )  # fmt: skip
 
 
-def _name(group: Group) -> str:
-    return plain(str(group.case))[:40]
+PLOTS = [
+    Plot(
+        "accuracy_by_case",
+        "{metric} of each case",
+        "The {metric} of each named case, one row per case, with the interval of its gap. A dashed line is the margin.",
+        "runs of named cases",
+        draw,
+        "enough",
+        of_cases=True,
+    )
+]

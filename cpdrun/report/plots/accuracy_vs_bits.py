@@ -5,24 +5,21 @@ with the fewest bits on the left and formats of equal bit width next to each oth
 format of each bit width.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._grid import caption, grid, title
-from cpdrun.report.plots._metric_axis import MetricAxis, bars_text, markers_text
-from cpdrun.report.style import COLUMN_IN, FP32, strategy_styles
+from cpdrun.report.plots import NotDrawnError, Plot
+from cpdrun.report.plots._metric_axis import MetricAxis
+from cpdrun.report.plots._panels import caption, grid, seed_mark, title
+from cpdrun.report.style import COLUMN_IN, FP32, Style, strategy_styles
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.titles import short
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.study import Study
-
-TITLE = "Accuracy against bits"
-QUESTION = "enough"
-ALT = "The metric of each format, fewest bits on the left, a line for each way of scaling; the margin as a band."
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _POINTS_IN_AN_INCH = 72
@@ -60,25 +57,20 @@ def draw(study: Study) -> Figure:
         title(part, facet, facets)
     caption(
         figure,
+        study,
+        "accuracy_vs_bits",
         facets,
-        "line: the best mean of each size",
-        markers_text(study),
-        bars_text(study),
-        "y axis broken" if len(axis.parts) > 1 else "",
-        _hybrid(study),
-        f"{DIVERGED} runs diverged" if any(group.diverged for group in study.groups) else "",
+        is_broken=len(axis.parts) > 1,
+        hybrid="; ".join(dict.fromkeys(group.hybrid for group in study.groups if group.hybrid)),
+        has_diverged=any(group.diverged for group in study.groups),
     )
     return figure
 
 
-def _hybrid(study: Study) -> str:
-    parts = dict.fromkeys(group.hybrid for group in study.groups if group.hybrid)
-    return f"hybrid: {'; '.join(parts)} in fp32" if parts else ""
-
-
-def _slots(names: set) -> dict[str, float]:
+def _slots(names: set[str]) -> dict[str, float]:
     """Return the x coordinate of each format's slot, with a gap between bit widths."""
-    slots, x, last = {}, 0.0, None
+    slots: dict[str, float] = {}
+    x, last = 0.0, None
     for name in sorted(names, key=formats.order):
         bits = formats.bits(name)
         if slots:
@@ -92,7 +84,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
     names_share = (0.1 + _LETTER_IN * max(map(len, facet.strategies))) / (width_in - 0.45)
     left = (0.45 + min(names_share, 0.5) * (last + 0.6)) / (1 - min(names_share, 0.5))
     axis.parts[0].set_xlim(-left, last + 0.6)
-    names = []
+    names: list[tuple[float, Style, Sequence[Group]]] = []
     if facet.baseline is not None:
         axis.band(facet.baseline, (-0.4, last + 0.6))
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
@@ -108,16 +100,16 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
 def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> None:
     study = axis.study
     better = max if study.metric.higher_is_better else min
-    best: dict[int | None, Group] = {}
+    best: dict[float | None, Group] = {}
     for group in groups:
         size = formats.bits(group.format)
         best[size] = better(best.get(size, group), group, key=lambda group: group.mean)
-    look = strategy_styles(study)[groups[0].strategy]
+    style = strategy_styles(study)[groups[0].strategy]
     for here, there in pairwise(best.values()):
-        points = [(_x(study, group, slots), axis.y(group)) for group in (here, there)]
-        axis.segment(*points, look, (here, there))
+        start, end = ((_x(study, group, slots), axis.y(group)) for group in (here, there))
+        axis.segment(start, end, style, (here, there))
     for group in groups:
-        axis.point(_x(study, group, slots), group, look)
+        axis.point(_x(study, group, slots), group, style)
 
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
@@ -132,7 +124,9 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
         for rank, group in enumerate(sorted(here, key=lambda group: group.mean, reverse=True)):
-            text = metric.show(group.mean) + (DIVERGED if group.diverged else "")
+            text = (
+                metric.show(group.mean) + (DIVERGED if group.diverged else "") + seed_mark(axis.study, group)
+            )
             color = strategy_styles(axis.study)[group.strategy].color
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
@@ -162,3 +156,16 @@ def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
             va="top",
             fontweight="bold",
         )
+
+
+PLOTS = [
+    Plot(
+        "accuracy_vs_bits",
+        "{metric} against bits",
+        "The {metric} of each format, with the fewest bits on the left and a line for each way of scaling. A dashed "
+        "line is the margin.",
+        "runs of reduced formats",
+        draw,
+        "enough",
+    )
+]

@@ -8,20 +8,17 @@ its line first crosses a dashed line.
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._grid import caption, grid, title
+from cpdrun.report.plots import NotDrawnError, Plot
+from cpdrun.report.plots._axes import AXES
+from cpdrun.report.plots._panels import Name, caption, grid, title, write_names
 from cpdrun.report.result_text import describe_group
-from cpdrun.report.style import COLUMN_IN, NAME, strategy_styles
-from cpdrun.report.svg import hover, part_of
-from cpdrun.study.groups.group import Facet
+from cpdrun.report.style import COLUMN_IN, strategy_styles
+from cpdrun.report.svg import hover
+from cpdrun.study.axes.titles import short
+from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
-
-TITLE = "Evidence against pairs of runs"
-QUESTION = "sure"
-ALT = "The evidence that each format is within the tolerance, or is not, against the pairs of runs it took."
 
 # The longest line must have at least this many pairs. A table shows fewer pairs just as well.
 FEWEST_PAIRS = 4
@@ -35,48 +32,56 @@ def draw(study: Study) -> Figure:
     Raises:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.
     """
-    facets = [facet for facet in study.facets if any(_lines(study, facet))]
+    facets = [facet for facet in study.facets if _compared(study, facet)]
     longest = max((judged.judgement.pairs for judged in study.judged.values()), default=0)
     if not facets or longest < FEWEST_PAIRS:
         raise NotDrawnError(
             f"it needs {FEWEST_PAIRS} seeds that {study.baseline_name} and another format have in common"
         )
-    figure, parts = grid(facets, COLUMN_IN, 2.6)
+    figure, parts = grid(facets, COLUMN_IN * 1.15, 2.6)
     for part, facet in parts:
         _panel(part.subplots(), study, facet)
         title(part, facet, facets)
-    tolerance = study.metric.show_tolerance(study.tolerance)
-    text = f"above: at most {tolerance} worse than {study.baseline_name}, below: more"
-    caption(figure, facets, f"{text}; dashed: enough at {study.ci:g} %", "an end marked ? is open")
+    caption(figure, study, "evidence_vs_pairs", facets)
     return figure
 
 
-def _lines(study: Study, facet: Facet) -> list:
+def _compared(study: Study, facet: Facet) -> list[Group]:
     groups = [group for groups in facet.strategies.values() for group in groups]
     return [group for group in groups if group in study.judged and study.judged[group].judgement.pairs > 1]
 
 
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
-    groups = _lines(study, facet)
+    groups, names = _compared(study, facet), []
     for group in groups:
-        judged, look = study.judged[group], strategy_styles(study)[group.strategy]
+        judged, style = study.judged[group], strategy_styles(study)[group.strategy]
         heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgement.trace]
-        pairs = range(1, len(heights) + 1)
-        (line,) = axes.plot(pairs, heights, color=look.color, linestyle=look.dash, linewidth=0.9)
-        (end,) = axes.plot(pairs[-1], heights[-1], color=look.color, marker=look.marker, linestyle="")
+        pairs, text = range(1, len(heights) + 1), describe_group(study, group)
+        (line,) = axes.plot(pairs, heights, color=style.color, linestyle=style.dash, linewidth=0.9)
+        (end,) = axes.plot(pairs[-1], heights[-1], color=style.color, marker=style.marker, linestyle="")
         for artist in (line, end):
-            hover(artist, describe_group(study, group))
-        name = axes.annotate(
-            f"{group.name} {MARKS[judged.verdict]}", (pairs[-1], heights[-1]), (3, 0),
-            textcoords="offset points", va="center", color=look.ink, **NAME,
-        )  # fmt: skip
-        part_of(name, describe_group(study, group))
+            hover(artist, text)
+        label = f"{short(group.name, 20)} {MARKS[judged.verdict]}"
+        names.append(Name(pairs[-1], heights[-1], label, style.color, (text,)))
     certify = min(study.judged[group].enough[0] for group in groups)
     refute = min(study.judged[group].enough[1] for group in groups)
     for height in (certify, -refute):
         axes.axhline(height, color="#555555", linewidth=0.7, linestyle=(0, (4, 2)))
     axes.axhline(0, color="#555555", linewidth=0.5)
-    axes.margins(x=0.12)
-    axes.set_xlabel("pairs of runs")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("evidence, powers of ten")
+    axes.margins(x=0.04)
+    AXES["pairs"].apply_to_x(axes, [name.x for name in names])
+    axes.set_ylabel(AXES["evidence"].title)
+    write_names(axes, names)
+
+
+PLOTS = [
+    Plot(
+        "evidence_vs_pairs",
+        "Evidence on the {metric} against pairs of runs",
+        "The evidence that the {metric} of each format is within the margin, or is not, against the number of pairs of "
+        "runs.",
+        f"{FEWEST_PAIRS} seeds that the baseline and another format have in common",
+        draw,
+        "sure",
+    )
+]

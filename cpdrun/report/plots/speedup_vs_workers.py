@@ -5,32 +5,20 @@ sweep's folder. It assumes weak scaling and a direct exchange after the backward
 cpdrun. The plot shows the calibrated formats of the study, with APS if the study has them with APS.
 """
 
-from collections.abc import Iterator
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cpdrun.costmodel import (
-    Calibration,
-    CalibrationError,
-    Network,
-    Setup,
-    speedup,
-)
+from cpdrun.costmodel import Calibration, CalibrationError, Network, Setup, speedup
 from cpdrun.costmodel.calibrated import calibration_of, known_networks
-from cpdrun.report.plots import NotDrawnError
-from cpdrun.report.plots._grid import caption, grid
-from cpdrun.report.plots._metric_axis import apart
-from cpdrun.report.style import COLUMN_IN, FP32, HEADING, NAME, Style, shades
+from cpdrun.report.plots import NotDrawnError, Plot
+from cpdrun.report.plots._axes import AXES
+from cpdrun.report.plots._panels import Name, caption, grid, write_names
+from cpdrun.report.style import COLUMN_IN, FP32, HEADING, Style, shades
 from cpdrun.report.svg import hover
 from cpdrun.study.axes import formats
 from cpdrun.study.collect import FORMAT
 from cpdrun.study.groups.group import Facet
 from cpdrun.study.study import Study
-
-TITLE = "Predicted speed-up against workers"
-QUESTION = "time"
-ALT = "Predicted speed-up against workers, a panel for each network and a line for each format."
 
 WORKERS = [2**i for i in range(11)]
 # The largest number of formats besides fp32. More lines could not be distinguished.
@@ -67,7 +55,7 @@ def picture(
         formats_and_aps: The lines of each panel, as pairs of a format and whether APS is used.
         networks: The panels. By default these are all named networks and the measured network.
     """
-    lines = _with_looks(calibration, formats_and_aps)
+    lines = _with_styles(calibration, formats_and_aps)
     networks = networks or known_networks(calibration)
     panels = [Facet({"network": name}, []) for name in networks]
     figure, parts = grid(panels, COLUMN_IN, 2.1)
@@ -78,11 +66,12 @@ def picture(
     work = calibration.workload
     caption(
         figure,
+        None,
+        "speedup_vs_workers",
         panels,
-        f"predicted, not measured: {work.values:,} parameters",
-        f"{1e3 * work.compute_s:.3g} ms of computing a step ({calibration.about.get('device', 'unknown device')})",
-        "exchange after backward, each worker on a link of its own",
-        "dotted: ideal",
+        parameters=f"{work.values:,}",
+        compute_ms=f"{1e3 * work.compute_s:.3g}",
+        device=calibration.about.get("device", "an unknown device"),
     )
     return figure
 
@@ -92,7 +81,7 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
 
     If the study has a bit width both with and without APS, the format with APS is chosen.
     """
-    chosen: dict[int, tuple[str, bool]] = {}
+    chosen: dict[float, tuple[str, bool]] = {}
     for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.keys[FORMAT]))):
         name = str(group.keys[FORMAT])
         if name in calibration.codecs and not formats.is_baseline(name):
@@ -100,10 +89,10 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
     return [chosen[bits] for bits in sorted(chosen)][:_MOST_LINES]
 
 
-def _with_looks(
+def _with_styles(
     calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
 ) -> list[tuple[str, bool, Style]]:
-    """Return the lines with their looks, dark colors for few bits, followed by fp32 if it was calibrated."""
+    """Return the lines with their styles, dark colors for few bits, followed by fp32 if it was calibrated."""
     lines = [
         (name, aps, Style(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
         for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)
@@ -112,37 +101,36 @@ def _with_looks(
 
 
 def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tuple[str, bool, Style]]) -> None:
-    ends = []
+    names = []
     axes.plot(WORKERS, WORKERS, color=FP32.color, linestyle=":", linewidth=0.7)
-    for name, aps, look in lines:
-        found = list(_speedups(calibration, link, name, aps))
-        axes.plot(WORKERS, found, color=look.color, linestyle=look.dash, zorder=3)
+    for name, aps, style in lines:
+        found = [
+            speedup(Setup(workers, calibration.workload, calibration.codecs[name], link, aps=aps))
+            for workers in WORKERS
+        ]
+        axes.plot(WORKERS, found, color=style.color, linestyle=style.dash, zorder=3)
         for workers, times in zip(WORKERS, found, strict=True):
-            (mark,) = axes.plot([workers], [times], ".", color=look.color, markersize=3, zorder=4)
-            hover(mark, f"{look.label}, {workers} workers: {times:.3g} times one worker")
-        ends.append((found[-1], look))
-    axes.set_xscale("log", base=2)
+            (mark,) = axes.plot([workers], [times], ".", color=style.color, markersize=3, zorder=4)
+            hover(mark, f"{style.label}, {workers} workers: {times:.3g} times one worker")
+        names.append(Name(WORKERS[-1], found[-1], style.label, style.color))
     axes.set_yscale("log", base=2)
-    axes.set_xticks(WORKERS[::2], [str(n) for n in WORKERS[::2]])
+    AXES["workers"].apply_to_x(axes, WORKERS[::2], at_values=True)
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    axes.set_xlabel("workers")
-    axes.set_ylabel("times one worker")
-    _name_lines(axes, ends)
+    axes.yaxis.set_major_formatter(lambda y, _: AXES["speedup"].show(y))
+    axes.set_ylabel(AXES["speedup"].title)
+    axes.set_xlim(WORKERS[0] / 1.2, WORKERS[-1] * 1.2)
+    axes.autoscale(enable=True, axis="y")
+    write_names(axes, names)
 
 
-def _speedups(calibration: Calibration, link: Network, name: str, aps: bool) -> Iterator[float]:
-    for workers in WORKERS:
-        yield speedup(Setup(workers, calibration.workload, calibration.codecs[name], link, aps=aps))
-
-
-def _name_lines(axes: Axes, ends: list[tuple[float, Style]]) -> None:
-    """Write the name of each line at its right end, and move names apart if they would overlap."""
-    to_axes = (axes.transData + axes.transAxes.inverted()).transform
-    heights = sorted(((to_axes((1, y))[1], look) for y, look in ends), key=lambda end: -end[0])
-    moved = apart([y for y, _ in heights], 0.08, 0.0)
-    for y, (_, look) in zip(moved, heights, strict=True):
-        axes.annotate(
-            look.label, (1.0, y), (3, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", color=look.ink, annotation_clip=False, **NAME,
-        )  # fmt: skip
+PLOTS = [
+    Plot(
+        "speedup_vs_workers",
+        "Predicted speed-up against workers",
+        "The predicted speed-up against the number of workers, with a panel for each network and a line for each "
+        "format.",
+        "a calibration of the sweep (`cpdrun doctor --calibrate`)",
+        draw,
+        "time",
+    )
+]

@@ -95,27 +95,6 @@ class BitsAxis:
             return False  # a group with APS is the baseline only if that was requested
         return formats.is_baseline(name) if self.against is None else formats.same(name, self.against)
 
-    @property
-    def said(self) -> list[str]:
-        """Notes for the reader of a report.
-
-        They say how the bits of a choice are counted, which baseline is used if it is not fp32, and which other axes of
-        bits are held fixed.
-        """
-        lines = [f"{axis_title(self.key)}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
-        if self.is_widest:
-            lines.append(
-                f"{self.key} has no fp32: compared with the widest, {self.baseline_name}; "
-                f"--baseline {self.key}=VALUE asks for another"
-            )
-        elif self.baseline_name != FP32:
-            lines.append(f"compared with {self.baseline_name}")
-        for key in self.others:
-            lines.append(
-                f"{key} names formats too, and is held here; --baseline {key}=VALUE compares along it"
-            )
-        return lines
-
 
 def bits_axis(
     runs: pd.DataFrame, axes: Sequence[str], baseline: Mapping[str, Any], along: str | None = None

@@ -25,11 +25,6 @@ from cpdrun.record import RunDir, read_overrides
 from cpdrun.study.axes import formats
 from cpdrun.study.axes.formats import Choice
 
-RULE = "a choice has the bits of the widest format that it rounds to, sums aside; 32 where it rounds nothing"
-OF_RECIPES = (
-    "a recipe has the bits of the narrowest format in which products read activations or gradients; 32 where it rounds "
-    "nothing"
-)
 GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
 RECIPE, PRECISION = "recipe", "precision"
 # The config section of the compressor, if a run uses one. Otherwise an option of the group `compressor` has no effect.
@@ -42,11 +37,6 @@ _FORMAT = "format"
 def section_of(group: str) -> str:
     """Return the section of a run's config that a choice of `group` sets."""
     return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
-
-
-def rule_of(group: str) -> str:
-    """Return the sentence that says how the bits of a choice of `group` are counted."""
-    return OF_RECIPES if group == RECIPE else RULE
 
 
 def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:

@@ -3,10 +3,9 @@
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from cpdrun.stats.tuning import edges
 from cpdrun.study.collect import CASE, SCALING
 
 SWEEP = "run:sweep"  # the column of the sweep's name, which is an axis if a report covers several sweeps
@@ -86,59 +85,3 @@ def hybrid(config: Mapping[str, Any]) -> str:
         if isinstance(count, int | float) and count > 0:
             parts.append(f"the {which} {f'{count:.0f} epochs' if count > 1 else 'epoch'}")
     return " and ".join(parts)
-
-
-def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
-    """Return the tuned keys and the values tried: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
-    titles = short_titles(tried)
-    return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, of))})" for key, of in tried.items())
-
-
-def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool = False) -> str:
-    """Return the chosen values as a suffix for a name, ` at lr 0.1, momentum 0`; "" without values."""
-    text = values_text(values, tried, ends=ends)
-    return f" at {text}" if text else ""
-
-
-def values_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool) -> str:
-    """Return the chosen values, `lr 0.1, momentum 0`.
-
-    Args:
-        values: The chosen value of each key.
-        tried: The values tried for each key.
-        ends: Whether to mark a value that is the largest or the smallest tried: `lr 0.2 (largest tried)`.
-    """
-    titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
-    texts = [f"{titles[key]} {tuned_text(values[key], of.get(key))}" for key in tried if key in values]
-    return ", ".join(texts)
-
-
-def tuned_text(value: Any, end: str | None) -> str:
-    """Return a chosen value, such as `0.1`, or `0.2 (largest tried)` if `end` is "largest"."""
-    return axis_text(value) + (f" ({end} tried)" if end else "")
-
-
-def choice_text(
-    tried: Mapping[str, Sequence[Any]], seeds: Sequence[int], each: Sequence[str], aside: str
-) -> str:
-    """Return a sentence that says how the tuned values were chosen, and which values were chosen.
-
-    Args:
-        tried: The values tried for each key.
-        seeds: The seeds that chose.
-        each: The chosen values of each group, in words.
-        aside: A phrase that says what the choosing seeds are excluded from, such as "in no number here".
-    """
-    return f"Chosen for each by the mean over {seeds_text(seeds)}, {aside}, of {tried_text(tried)}: {'; '.join(each)}."
-
-
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return seeds in words: `seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`.
-
-    Seeds that are not consecutive are all listed.
-    """
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    if len(seeds) > 2 and list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
-        return f"seeds {', '.join(map(str, seeds))}"
-    return f"seeds {seeds[0]} {'and' if len(seeds) == 2 else 'to'} {seeds[-1]}"

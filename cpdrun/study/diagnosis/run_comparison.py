@@ -11,7 +11,7 @@ from cpdrun.study.collect import SEED, identity
 from cpdrun.study.diagnosis.tunables import concerns_sums
 from cpdrun.study.groups.group import Facet, Group
 from cpdrun.study.runs.history import rows_of
-from cpdrun.study.study import Study
+from cpdrun.study.study import BaselineFlaw, BaselineProblem, Study
 
 
 class RunVerdict(StrEnum):
@@ -31,7 +31,7 @@ class RunComparison:
         baseline: The baseline's run of the same seed, or else its first run.
         same_seed: Whether `baseline` has the run's seed.
         epoch: The epoch of both values if the run has not ended.
-        problem: Why there is nothing to compare with; empty if there is.
+        problem: Why there is nothing to compare with; None if there is.
         lost: By how much the run is worse than the baseline, whichever way the metric points.
     """
 
@@ -41,7 +41,7 @@ class RunComparison:
     baseline_value: float
     same_seed: bool
     epoch: int | None = None
-    problem: str = ""
+    problem: BaselineProblem | None = None
     group: Group | None = None
     lost: float = math.nan
 
@@ -89,11 +89,11 @@ def _judged(study: Study, comparison: RunComparison, row: dict[str, Any]) -> Run
     return replace(comparison, verdict=verdict, lost=lost)
 
 
-def _problem(study: Study, facet: Facet | None, fp32: Group | None) -> str:
-    """Return why there is nothing to compare with; empty if there is."""
+def _problem(study: Study, facet: Facet | None, fp32: Group | None) -> BaselineProblem | None:
+    """Return why there is nothing to compare with; None if there is."""
     if facet is None or fp32 is None:
-        return f"no finished {study.baseline_name} run beside it"
-    return (study.baseline_problem(facet) or "") if fp32 is facet.baseline else ""
+        return BaselineProblem(BaselineFlaw.NOT_FINISHED)
+    return study.baseline_problem(facet) if fp32 is facet.baseline else None
 
 
 def _baseline_of(study: Study, facet: Facet | None) -> Group | None:

@@ -7,8 +7,7 @@ all other seeds. While the tuning of a cell is not complete, the cell has no cho
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ import pandas as pd
 from cpdrun.record import State, SweepDir, read_manifest
 from cpdrun.stats.failures import GIVE_UP_AFTER
 from cpdrun.stats.tuning import choose
-from cpdrun.study.axes.titles import at_text, choice_text, plain
 from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
 from cpdrun.study.groups.group import Group
 from cpdrun.study.metric import Metric
@@ -93,31 +91,13 @@ class Tuned:
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the values that were chosen for them added to their keys."""
         return [
-            replace(group, keys=dict.fromkeys(self.keys) | self._of(group) | group.keys) for group in groups
+            replace(group, keys=dict.fromkeys(self.keys) | self.values_of(group) | group.keys)
+            for group in groups
         ]
 
-    def _of(self, group: Group) -> Mapping[str, Any]:
+    def values_of(self, group: Group) -> Mapping[str, Any]:
+        """Return the values that were chosen for a group; empty if none were."""
         return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
-
-    def said(self, groups: Iterable[Group]) -> list[str]:
-        """Return a sentence for each tuning that says how values were chosen and which were chosen for each group."""
-        found = []
-        for tune in {repr(tune): tune for tune in self.by_sweep.values()}.values():
-            if len(tune.arms()) < 2:
-                continue
-            each = [_chosen_text(group, self._of(group), tune) for group in groups]
-            each = list(dict.fromkeys(filter(None, each)))
-            found.append(choice_text(tune.values, tune.seeds, each, "in no number here"))
-        return found
-
-    def notes(self) -> list[str]:
-        """Return a note on how many runs are in no mean because they chose, or because their values were not chosen."""
-        if not self.by_sweep:
-            return []
-        counts = Counter(self.runs[USE].dropna())
-        parts = [f"{counts[CHOOSES]} runs that choose the tuned values"] if counts[CHOOSES] else []
-        parts += [f"{counts[NOT_CHOSEN]} of values that are not chosen"] if counts[NOT_CHOSEN] else []
-        return [f"in no number here: {' and '.join(parts)}"] if parts else []
 
 
 def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
@@ -236,9 +216,3 @@ def _value(row: Row, metric: Metric) -> float | None:
         return math.nan
     value = row.get(f"metric:{metric.name}", math.nan)
     return value if math.isfinite(value) else None
-
-
-def _chosen_text(group: Group, values: Mapping[str, Any], tune: Tune) -> str:
-    name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
-    at = at_text(values, tune.values, ends=True)
-    return f"{plain(name)}{at}" if at else ""

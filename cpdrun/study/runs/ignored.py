@@ -1,6 +1,7 @@
 """Find the settings of a user's script that changed no metric, which the script probably does not read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -11,8 +12,26 @@ PATH, ARGS = "script.path", "script.args."
 FEWEST_SEEDS = 2
 
 
-def ignored(runs: pd.DataFrame) -> list[str]:
-    """Return a line for each argument of a script, and for the seed, that changed nothing.
+@dataclass(frozen=True)
+class IgnoredSetting:
+    """An argument of a script, or the seed, that changed no metric.
+
+    Attributes:
+        key: The config key.
+        values: The values that gave equal metrics, as text.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the argument."""
+        return self.key.removeprefix(ARGS)
+
+
+def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
+    """Return the arguments of a script, and the seed, that changed nothing.
 
     A setting changed nothing if all runs that differ only in this setting have the same values of all logged metrics.
     """
@@ -29,17 +48,20 @@ def ignored(runs: pd.DataFrame) -> list[str]:
         for row in done.to_dict("records")
     ]
     asked = [key for key in keys if key == SEED or key.startswith(ARGS)]
-    return [line for key in asked if (line := _line(key, rows))]
+    return [setting for key in asked if (setting := _ignored_setting(key, rows)) is not None]
 
 
 def _may_matter(key: str) -> bool:
     return not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
 
 
-def _line(key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> str:
-    """Return a line that says that `key` changed nothing.
+def _ignored_setting(
+    key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]
+) -> IgnoredSetting | None:
+    """Return the setting if it changed nothing.
 
-    The result is "" if two runs that differ only in `key` have different metrics, or if there are no two such runs.
+    Returns:
+        None if two runs that differ only in `key` have different metrics, or if there are no two such runs.
     """
     cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for config, measured in rows:
@@ -47,12 +69,5 @@ def _line(key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> s
         cells.setdefault(rest, {})[config[key]] = measured
     compared = [found for found in cells.values() if len(found) >= FEWEST_SEEDS]
     if not compared or any(len(set(found.values())) > 1 for found in compared):
-        return ""
-    values = ", ".join(sorted({value for found in compared for value in found}))
-    if key == SEED:
-        return (
-            f"runs of the seeds {values} measured the same to the last digit: the script seeds itself, and no interval "
-            "over seeds means anything; hand it the run's: script_args='--seed {seed}'"
-        )
-    name = key.removeprefix(ARGS)
-    return f"runs with {name} = {values} measured the same to the last digit: does the script read --{name}?"
+        return None
+    return IgnoredSetting(key, tuple(sorted({value for found in compared for value in found})))

@@ -83,8 +83,7 @@ def _read_study(sweep: SweepDir) -> Study | None:
 
 
 def _alone() -> RunComparison:
-    problem = "no run of its sweep has finished"
-    return RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False, problem=problem)
+    return RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False)
 
 
 def _neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:

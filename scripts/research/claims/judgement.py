@@ -20,6 +20,8 @@ from research.claims.cells import Pair, find_pairs
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
 
+from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
+from cpdrun.report.study_text import baseline_problem_text
 from cpdrun.stats import evidence, quantified
 from cpdrun.stats.evidence import PairsRange, Verdict
 from cpdrun.stats.failures import compare_runs
@@ -155,11 +157,11 @@ def _finding(pair: Pair, errors: tuple[float, float], confidence: float) -> Find
     )
     samples = study.samples(candidate, baseline)
     tested = _test(comparison, metric, gaps, errors, 1 / samples if samples > 0 else 0.0, confidence)
-    notes = [compared.counts.describe(), compared.counts.describe_pairs()]
+    notes = [failures_text(compared.counts), left_out_text(compared.counts)]
     if compared.is_barred and tested["verdict"] is ClaimVerdict.CERTIFIED:
         tested["verdict"] = ClaimVerdict.OPEN
     elif tested["verdict"] is ClaimVerdict.CERTIFIED:
-        notes[0] = compared.counts.describe_bound(100 * confidence)
+        notes[0] = failure_bound_text(compared.counts, 100 * confidence)
     elif len(gaps) < 2:
         notes.append("one pair" if gaps else "no pair")
     elif is_zero(deviation(gaps)):
@@ -171,7 +173,8 @@ def _problem(candidate: Group, baseline: Group, study: Study) -> str | None:
     """Return why two cells cannot be compared; None if they can."""
     if candidate.repeated or baseline.repeated:
         return "several runs of one seed with different results"
-    return study.baseline_problem(Facet({}, [baseline])) if baseline.is_baseline else None
+    problem = study.baseline_problem(Facet({}, [baseline])) if baseline.is_baseline else None
+    return None if problem is None else baseline_problem_text(study, problem)
 
 
 def _largest_bound(comparison: Comparison, metric: Metric) -> float:

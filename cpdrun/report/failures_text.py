@@ -1,0 +1,51 @@
+"""Texts about failed runs and about runs that are equal bit for bit. This module imports no pandas."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpdrun.stats.failures import FailureCounts
+from cpdrun.stats.identical import identical_groups
+
+
+def failures_text(counts: FailureCounts, candidate: str = "") -> str:
+    """Return a text such as `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`; "" if none failed."""
+    if not counts.failed:
+        return ""
+    causes = (
+        (counts.diverged, "diverged"),
+        (counts.stopped_early, "stopped early"),
+        (counts.did_not_learn, "did not learn"),
+        (counts.unknown, "for an unknown reason"),
+    )
+    told = ", ".join(f"{count} {cause}" for count, cause in causes if count)
+    of = f" of {candidate}" if candidate else ""
+    return f"{counts.failed} of {counts.ended} runs{of} failed{f' ({told})' if told else ''}"
+
+
+def failure_bound_text(counts: FailureCounts, confidence: float) -> str:
+    """Return a text such as `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
+    told, bound = failures_text(counts) or f"0 of {counts.ended} runs failed", counts.at_most(confidence)
+    if bound is None:
+        return told
+    return f"{told} (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"
+
+
+def left_out_text(counts: FailureCounts) -> str:
+    """Return a text such as `2 pairs left out because the baseline's run failed`; "" if no pair is left out."""
+    pairs = f"{counts.left_out} pair{'s' if counts.left_out != 1 else ''}"
+    return f"{pairs} left out because the baseline's run failed" if counts.left_out else ""
+
+
+def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
+    """Return a sentence for each group of cells whose runs are equal bit for bit.
+
+    Args:
+        cells: The fingerprints of each cell's runs by seed, by the name of the cell.
+    """
+    sentences = []
+    for *names, last in identical_groups(cells):
+        listed = f"{', '.join(names)} and {last}"
+        sentences.append(
+            f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."
+        )
+    return sentences

@@ -1,0 +1,177 @@
+"""Figures with one panel for each facet of a study: titles, captions, and names that do not touch."""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+
+from cpdrun.report.render import render_lines
+from cpdrun.report.style import CAPTION, HEADING, NAME, ink
+from cpdrun.report.svg import name_of, part_of
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.study import Study
+
+MOST_PANELS = 12
+ONE_SEED = "\N{SUPERSCRIPT ONE}"
+# The caption's characters per inch.
+_LETTERS_PER_IN = 23
+_POINTS_PER_IN = 72
+
+
+@dataclass(frozen=True)
+class Name:
+    """The name of a line or a point, which is written on the right of a panel.
+
+    Attributes:
+        x: The x coordinate of the point or of the end of the line.
+        y: The y coordinate.
+        text: The name.
+        color: The color of the point. The name is darkened if it would be illegible.
+        of: The descriptions of the groups that are named.
+        is_key: Whether the name stays if there is no room for all names.
+    """
+
+    x: float
+    y: float
+    text: str
+    color: str
+    of: tuple[str, ...] = ()
+    is_key: bool = True
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """Return an empty figure whose layout keeps labels apart."""
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)  # With a canvas, the size of a text is computed without drawing the figure.
+    return figure
+
+
+def grid(
+    facets: Sequence[Facet], width_in: float, height_in: float, columns: int = 2
+) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
+    """Return a figure, and its panels with their facets. Only the first 12 facets get a panel.
+
+    Args:
+        facets: The facets to draw.
+        width_in: The width of a panel in inches.
+        height_in: The height of a panel in inches.
+        columns: The largest number of panels in a row.
+    """
+    shown = facets[:MOST_PANELS]
+    columns = min(len(shown), columns)
+    rows = math.ceil(len(shown) / columns)
+    figure = new_figure(width_in * columns, height_in * rows + 0.25)
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(hspace=0.0, h_pad=0.02)  # type: ignore[call-arg]
+    parts = figure.subfigures(rows, columns, squeeze=False).flat
+    return figure, zip(parts, shown, strict=False)
+
+
+def caption(
+    figure: Figure, study: Study | None, plot: str, facets: Sequence[Facet] = (), **values: Any
+) -> None:
+    """Write a caption in small letters below the picture.
+
+    Args:
+        figure: The figure.
+        study: The study that is drawn, or None if the caption needs no study.
+        plot: The name of the caption in the template plot_captions.j2.
+        facets: The facets of the figure, of which only the first have a panel.
+        values: Further values that the caption uses.
+    """
+    if study is not None:
+        judgements = [judged.judgement for judged in study.judged.values()]
+        values |= {
+            "metric": study.metric.name.replace("_", " "),
+            "margin": study.margin_text if study.tolerance > 0 else "",
+            "baseline": study.baseline_name,
+            "ci": f"{study.ci:g}",
+            "one_seed": _one_seed(study),
+            "has_intervals": any(math.isfinite(each.high - each.low) for each in judgements),
+        }
+    left_out = max(0, len(facets) - MOST_PANELS)
+    lines = render_lines("plot_captions.j2", plot=plot, left_out=left_out, **values)
+    width = int(_LETTERS_PER_IN * figure.get_figwidth())
+    figure.supxlabel("\n".join(textwrap.wrap(" ".join(lines), width)), **CAPTION)
+
+
+def _one_seed(study: Study) -> str:
+    """Return whether `all` or `some` groups have a single seed, or "" if none has."""
+    single = [len(group.values) == 1 for group in study.groups if group.values]
+    return "all" if single and all(single) else "some" if any(single) else ""
+
+
+def seed_mark(study: Study, group: Group) -> str:
+    """Return the mark of a group with one seed, or "" if it has several seeds or if all groups have one seed."""
+    return ONE_SEED if len(group.values) == 1 and _one_seed(study) == "some" else ""
+
+
+def title(part: SubFigure, facet: Facet, facets: Sequence[Facet], above: int = 0) -> None:
+    """Write the facet's label above a panel if there are several facets.
+
+    Args:
+        part: The panel.
+        facet: The facet of the panel.
+        facets: All facets of the figure.
+        above: The number of empty lines below the label, for a legend or the titles of subpanels.
+    """
+    if len(facets) > 1:
+        lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
+        part.axes[0].set_title("\n".join(lines), loc="left", **HEADING)
+
+
+def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
+    """Write names on the right of a panel, each at the height of its point, with a thin line to the point.
+
+    Names that would touch are moved apart. If there is no room for all names, only key names are written. The limits
+    of the axes must be final.
+    """
+    height_pt = axes.get_window_extent().height * _POINTS_PER_IN / axes.figure.dpi
+    size_pt = NAME["fontsize"] - (0 if bold else 0.5)
+    line = 1.2 * size_pt / height_pt
+    if len(names) * line > 1.1:
+        names = [name for name in names if name.is_key]
+    to_axes = (axes.transData + axes.transAxes.inverted()).transform
+    places = [float(to_axes((name.x, name.y))[1]) for name in names]
+    for name, place in zip(names, spread(places, line, 0.0, 1.0), strict=True):
+        text = axes.annotate(
+            name.text, (name.x, name.y), (1.03, place), xycoords="data", textcoords="axes fraction", va="center",
+            fontsize=size_pt, fontweight=NAME["fontweight"] if bold else "normal", color=ink(name.color),
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": name.color, "linewidth": 0.35, "alpha": 0.5, "shrinkB": 2},
+        )  # fmt: skip
+        (part_of if len(name.of) == 1 else name_of)(text, *name.of)
+
+
+def spread(
+    places: Sequence[float], least: float, low: float = -math.inf, high: float = math.inf
+) -> list[float]:
+    """Move places apart until neighbors are at least `least` apart, and return them in their original order.
+
+    Places that are too close to each other form a crowd, which keeps its common middle. A crowd that would leave the
+    range from `low` to `high` is moved inside.
+    """
+
+    def middle(crowd: list[float]) -> float:
+        half = least * (len(crowd) - 1) / 2
+        return max(min(sum(crowd) / len(crowd), high - half), low + half)
+
+    crowds: list[list[float]] = []
+    order = sorted(range(len(places)), key=places.__getitem__)
+    for i in order:
+        crowds.append([places[i]])
+        while len(crowds) > 1 and middle(crowds[-1]) - middle(crowds[-2]) < least * (
+            len(crowds[-1]) / 2 + len(crowds[-2]) / 2
+        ):
+            last = crowds.pop()
+            crowds[-1] += last
+    moved = [
+        middle(crowd) + least * (k - (len(crowd) - 1) / 2) for crowd in crowds for k in range(len(crowd))
+    ]
+    return [place for _, place in sorted(zip(order, moved, strict=True))]

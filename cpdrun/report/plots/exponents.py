@@ -1,0 +1,409 @@
+"""Plots of exponents next to the ranges of formats, which show why a format fails and how a scale helps.
+
+`exponent_ranges` shows the gradients of each layer. The left panel is a heat map with the powers of two between the
+smallest and the largest gradient, with one line per epoch from the first at the top to the last at the bottom. The bars
+above it show the unscaled range of each format. The blue lines show to where APS shifts the range of the narrowest
+format: the top of the range moves to the largest gradient of the layer (shift = emax - E). The right panel shows the
+share of gradients that underflow in each format. The plot reads `layers` in metrics.jsonl: {name: {"exponent_min",
+"exponent_max", "underflow", "overflow"}}. The exponents are floor(log2 |g|) of the smallest and largest nonzero
+gradient. The other figures are shares from 0 to 1.
+
+`tensor_ranges` shows every kind of tensor of one observed run, one row per role. The bars show the share of all values
+in each binade, floor(log2 |x|), over the observed steps and layers. The left column shows the unscaled values. In the
+right column, each layer of each step is multiplied by the power of two with which it just fits the format. Gradients
+are scaled as APS scales them, which leaves room for the sum of the workers in one chain (Han et al., arXiv 1911.08907:
+shift = emax - max ceil(log2 |g N|)). The other roles are scaled by the largest value of each tensor alone. If the runs
+do not round a role, the plot shows the range of the gradients' format, to which the role could be rounded. For a format
+with scales, it shows the range of its elements. The plot reads the observed.npz of the baseline (observe=N), or of
+another run if the baseline was not observed.
+"""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cpdrun.record import EpochRow
+from cpdrun.report.plots import NotDrawnError, Plot
+from cpdrun.report.plots._axes import AXES
+from cpdrun.report.plots._panels import caption, new_figure
+from cpdrun.report.result_text import describe_group
+from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS, strategy_styles
+from cpdrun.report.svg import hover
+from cpdrun.study.axes import formats
+from cpdrun.study.axes.titles import plain, short
+from cpdrun.study.diagnosis.addition_chain import workers_per_scale
+from cpdrun.study.diagnosis.run_comparison import row_of
+from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.runs.observed import Observed, ObservedStep, read_observed
+from cpdrun.study.study import Study
+
+# ---- the gradients of each layer
+
+_MOST_LAYERS = 24
+# The page replaces pure white and black by the colors of its theme, so these colors differ from both a little.
+_ON_DARK, _ON_LIGHT = "#fefefe", "#010101"
+# The recorded figures of one epoch, by layer and key.
+Layers = dict[str, dict[str, Any]]
+
+
+def draw_gradients(study: Study) -> Figure:
+    """Return the figure for the first facet whose runs recorded exponents.
+
+    Raises:
+        NotDrawnError: No run recorded the exponents of its layers, or all exponents are unknown.
+    """
+    facet, recorded = _first_recorded(study)
+    source = max(recorded, key=lambda group: (formats.bits(group.format) or 0, not group.aps))
+    epochs = _layers(study.history(source, 1))  # The heat map shows a single run.
+    every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
+    layers = list(epochs[-1])[::every]
+    compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]
+    reduced = [group for group in compared if formats.is_floating(group.format)]
+    names = sorted({group.format for group in reduced}, key=formats.order)
+    figure, top, left, right = _layout(len(names), len(layers))
+    _heat_map(left, epochs, layers)
+    if names:
+        _format_bars(top, names)
+        _shifted_layer_range(left, epochs, layers, names[0])
+        _lost(right, study, [(group, recorded[group]) for group in reduced], layers)
+    heading = f"gradients of {describe_group(study, source).split(':')[0][:90]}"
+    top.set_title(heading, loc="left", fontsize=6.5)
+    caption(figure, study, "exponent_ranges", [facet], narrowest=names[0] if names else "", every=every)
+    return figure
+
+
+def _layout(n_formats: int, n_layers: int) -> tuple[Figure, Axes, Axes, Axes]:
+    """Return the figure and its axes: for the format bars, for the heat map and for the shares.
+
+    Without formats, all three are the same.
+    """
+    height_in = 1.3 + 0.11 * n_formats + 0.2 * n_layers
+    if not n_formats:
+        figure = new_figure(1.4 * COLUMN_IN, height_in)
+        axes = figure.subplots()
+        return figure, axes, axes, axes
+    figure = new_figure(2 * COLUMN_IN, height_in)
+    heights = [0.11 * n_formats + 0.1, 0.2 * n_layers]
+    (top, corner), (left, right) = figure.subplots(2, 2, height_ratios=heights, width_ratios=[3, 2])
+    corner.remove()
+    top.sharex(left)
+    return figure, top, left, right
+
+
+def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
+    for facet in study.facets:
+        found = {group: layers for group in facet.groups if (layers := _layers(study.history(group)))}
+        if found:
+            return facet, found
+    raise NotDrawnError("no run recorded its layers' exponents")
+
+
+def _layers(history: list[EpochRow]) -> list[Layers]:
+    """Return the recorded layers of each epoch that has any."""
+    recorded = [row.layers or {} for row in history]
+    epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
+    return [layers for layers in epochs if layers]
+
+
+def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
+    ranges = [[_layer_range(epoch, layer) for epoch in epochs] for layer in layers]
+    known = [pair for row in ranges for pair in row if pair]
+    if not known:
+        raise NotDrawnError("the layers' exponents are all unknown")
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    n = len(epochs)
+    image = np.full((len(layers) * n, high - low + 1), np.nan)
+    for i, row in enumerate(ranges):
+        for j, pair in enumerate(row):
+            if pair:
+                image[i * n + j, pair[0] - low : pair[1] - low + 1] = 0.35 + 0.5 * (j + 1) / n
+    extent = (low - 0.5, high + 0.5, len(layers) - 0.5, -0.5)
+    axes.imshow(image, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
+    axes.hlines(np.arange(len(layers) - 1) + 0.5, *extent[:2], color="white", linewidth=1.5)
+    axes.set_yticks(range(len(layers)), [plain(layer[-28:]) for layer in layers])
+    axes.set_xlabel(AXES["exponent"].title.replace("value", "gradient"))
+    axes.grid(visible=False)
+
+
+def _layer_range(epoch: Layers, layer: str) -> tuple[int, int] | None:
+    """Return the exponents of the smallest and largest gradient, or None for a layer without nonzero gradients."""
+    values = epoch.get(layer) or {}
+    low, high = values.get("exponent_min"), values.get("exponent_max")
+    return None if low is None or high is None else (int(low), int(high))
+
+
+def _format_bars(axes: Axes, names: list[str]) -> None:
+    """Draw the range of each format, from its smallest subnormal to its largest value."""
+    for i, name in enumerate(names):
+        low, high = _range(name)
+        bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
+        hover(bar, f"{name}: from 2^{low} to below 2^{high + 1}")
+        axes.annotate(
+            short(name),
+            (high, i),
+            (2, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=FIGURE_SIZE,
+        )
+    axes.set_yticks([])
+    axes.tick_params(axis="x", length=0, labelbottom=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.grid(visible=False)
+
+
+def _shifted_layer_range(axes: Axes, epochs: list[Layers], layers: list[str], name: str) -> None:
+    low, high = _range(name)
+    for i, layer in enumerate(layers):
+        if pair := _layer_range(epochs[-1], layer):
+            y, right = i + 0.28, pair[1] + 0.5
+            line = axes.plot(
+                [right - (high - low) - 1, right], [y, y], "|-", color=WITH_APS.color, linewidth=1.6
+            )[0]
+            hover(
+                line,
+                f"{plain(layer)}: {name} with APS reaches from 2^{pair[1] - (high - low)} to 2^{pair[1]}",
+            )
+    axes.autoscale(enable=True, axis="x")
+
+
+def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], layers: list[str]) -> None:
+    names = list(strategy_styles(study))
+    columns = sorted(
+        recorded, key=lambda pair: (names.index(pair[0].strategy), formats.order(pair[0].format))
+    )
+    lost = np.full((len(layers), len(columns)), np.nan)
+    for j, (_, epochs) in enumerate(columns):
+        shares = defaultdict(list)
+        for epoch in epochs:
+            for layer, values in epoch.items():
+                if isinstance(values.get("underflow"), int | float):
+                    shares[layer].append(values["underflow"])
+        lost[:, j] = [np.mean(shares[layer]) if shares[layer] else np.nan for layer in layers]
+    axes.imshow(lost, cmap="cividis_r", vmin=0, vmax=1, aspect="auto")
+    for (i, j), share in np.ndenumerate(lost):
+        if np.isfinite(share):
+            color = _ON_DARK if share > 0.5 else _ON_LIGHT
+            axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
+    axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
+    for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
+        tick.set_color(strategy_styles(study)[group.strategy].color)
+    axes.set_yticks(range(len(layers)), [])
+    axes.set_xlabel("lost as too small, %; " + ", ".join(strategy_styles(study)))
+    axes.grid(visible=False)
+
+
+# ---- every tensor of one run
+
+_NAMES = {
+    "gradient": "gradients",
+    "weight": "weights",
+    "activation": "activations",
+    "output_gradient": "output gradients",
+    "update": "updates",
+}
+_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors", "update": "update"}
+_IN_RULES = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
+# A rule that rounds to at least this many bits hardly changes a tensor, so its format is not shown.
+_WIDE_BITS = 16
+# The share of the smallest values that the x axis leaves out.
+_LEAST = 1e-3
+
+
+class Limits(NamedTuple):
+    """The range of a format.
+
+    Attributes:
+        name: The name of the format.
+        low: The exponent of the smallest subnormal value.
+        high: The exponent of the largest value.
+        is_used: Whether the run rounds the role to the format.
+    """
+
+    name: str
+    low: int
+    high: int
+    is_used: bool
+
+
+def draw_tensors(study: Study) -> Figure:
+    """Return the figure, with a row for each observed role.
+
+    Raises:
+        NotDrawnError: No run was observed, or no format has a range of exponents.
+    """
+    observed = _first_observed(study)
+    source = _narrowest(study)
+    row = row_of(study, source.runs[0]) if source is not None and source.runs else {}
+    drawn = [(role, limits) for role in observed.looks if (limits := _limits(role, row, source)) is not None]
+    if not drawn:
+        raise NotDrawnError("no format that these runs round to has a range of exponents")
+    figure = new_figure(2 * COLUMN_IN, 0.55 + 0.78 * len(drawn))
+    axes = figure.subplots(len(drawn), 2, squeeze=False)
+    for (role, limits), pair in zip(drawn, axes, strict=True):
+        workers = _room(role, row, observed.workers)
+        before, after = _counts(observed.looks[role], limits.high, workers)
+        ends = _ends(before, after, limits)
+        for each, counts in zip(pair, (before, after), strict=True):
+            _histogram(each, counts, limits, ends)
+        name = f"{_NAMES[role]}\n{limits.name}{'' if limits.is_used else ', as if'}"
+        pair[0].set_ylabel(name, fontsize=6, rotation=0, ha="right", va="center")
+    axes[0][0].set_title("without a scale", loc="left", fontsize=7)
+    axes[0][1].set_title("with a power of two as a scale for each layer", loc="left", fontsize=7)
+    for each in axes[-1]:
+        each.set_xlabel(AXES["exponent"].title)
+    caption(figure, study, "tensor_ranges", steps=observed.steps)
+    return figure
+
+
+def _first_observed(study: Study) -> Observed:
+    """Return what the baseline observed, or what another run observed if the baseline was not observed.
+
+    Raises:
+        NotDrawnError: No run was observed.
+    """
+    runs = [run for group in sorted(study.groups, key=lambda one: not one.is_baseline) for run in group.runs]
+    folders = {run.sweep.path: run.sweep for run in runs}
+    beside = [run for sweep in folders.values() for run in sweep.prediction.runs()]
+    for run in (*runs, *beside):
+        if run.observed.is_file() and (found := read_observed(run)) is not None and found.looks:
+            return found
+    raise NotDrawnError(
+        "no run was observed: `cpdrun predict exp=NAME` observes one, or observe=16 in a sweep"
+    )
+
+
+def _narrowest(study: Study) -> Group | None:
+    """Return the group that rounds to the fewest bits, or None if no group rounds."""
+    rounding = [group for group in study.groups if not group.is_baseline and group.runs]
+    return min(rounding, key=lambda group: (group.bits or math.inf, not group.aps), default=None)
+
+
+def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits | None:
+    """Return the range to draw for a role: of its format, of the run's format or of the group's format."""
+    used = _format_of(role, row)
+    for name in (used or str(row.get("format")), str(source.format) if source is not None else ""):
+        if _has_range(name):
+            return Limits(short(name), *_range(name), is_used=used is not None and _has_range(used))
+    return None
+
+
+def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
+    """Return the format to which a run's config rounds a role, or None if the config does not round the role."""
+    if role == "gradient":
+        return None if formats.is_baseline(row.get("format")) else str(row.get("format"))
+    name = row.get(f"precision.{_KEYS[role]}")
+    if isinstance(name, str) and not formats.is_baseline(name):
+        return name
+    rules = row.get("precision.rules")
+    for rule in json.loads(rules) if isinstance(rules, str) else ():
+        roles = rule.get("role")
+        named = roles if isinstance(roles, list) else [roles]
+        if _IN_RULES.get(role) in named and (formats.bits(rule.get("format")) or _WIDE_BITS) < _WIDE_BITS:
+            return str(rule["format"])
+    return None
+
+
+def _element(name: str) -> Any:
+    """Return a format, or the elements of a format with scales."""
+    fmt = formats.parse(name)
+    return getattr(fmt, "element", None) or fmt
+
+
+def _has_range(name: str) -> bool:
+    """Return whether a name is that of a reduced format with a range of exponents."""
+    return getattr(_element(name), "exponent_bits", None) is not None and not formats.is_baseline(name)
+
+
+def _range(name: str) -> tuple[int, int]:
+    """Return the exponents of the smallest subnormal and of the largest value of a format, or of its elements."""
+    fmt = _element(name)
+    return fmt.emin - fmt.mantissa_bits, fmt.emax
+
+
+def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
+    """Return the number of workers for whose sum a scale leaves room."""
+    if role != "gradient":
+        return 1
+    return workers_per_scale({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
+
+
+def _counts(layers: Mapping[str, list[ObservedStep]], high: int, workers: int) -> tuple[Counter, Counter]:
+    before: Counter[int] = Counter()
+    after: Counter[int] = Counter()
+    for look in (look for looks in layers.values() for look in looks if look.largest > 0):
+        shift = high - math.ceil(math.log2(look.largest * workers))
+        for k, count in look.counts.items():
+            before[k] += count
+            after[k + shift] += count
+    return before, after
+
+
+def _ends(before: Counter, after: Counter, limits: Limits) -> tuple[float, float]:
+    """Return the limits of the x axis that both histograms share.
+
+    The axis contains the range of the format and all values but the smallest, whose share is below `_LEAST`.
+    """
+    low = min(_quantile(before), _quantile(after), limits.low)
+    high = max(max(before, default=limits.high), max(after, default=limits.high), limits.high)
+    return low - 1.5, high + 1.5
+
+
+def _quantile(counts: Counter) -> int:
+    total, so_far = sum(counts.values()), 0.0
+    for k in sorted(counts):
+        so_far += counts[k]
+        if so_far > _LEAST * total:
+            return k
+    return 0
+
+
+def _histogram(axes: Axes, counts: Counter, limits: Limits, ends: tuple[float, float]) -> None:
+    total = sum(counts.values()) or 1
+    axes.axvspan(limits.low - 0.5, limits.high + 0.5, color=FP32.color, alpha=0.16, linewidth=0)
+    for k, count in sorted(counts.items()):
+        if k >= ends[0]:
+            inside = limits.low <= k <= limits.high
+            color = WITH_APS.color if inside else WITHOUT_APS.color
+            bar = axes.bar(k, 100 * count / total, width=0.9, color=color)[0]
+            hover(
+                bar, f"2^{k}: {100 * count / total:.2g} % of the values, {'in' if inside else 'out of'} range"
+            )
+    below = sum(count for k, count in counts.items() if k < limits.low) / total
+    above = sum(count for k, count in counts.items() if k > limits.high) / total
+    text = f"{100 * below:.0f} % below" + (f", {100 * above:.2g} % above" if above > 0 else "")
+    axes.text(0.02, 0.95, text, transform=axes.transAxes, va="top", fontsize=FIGURE_SIZE)
+    axes.set_xlim(*ends)
+    axes.grid(visible=False)
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+
+
+PLOTS = [
+    Plot(
+        "exponent_ranges",
+        "Why: the exponents of the gradients",
+        "The powers of two that the gradients of each layer span, epoch by epoch, next to the range of each format, "
+        "and the share of gradients that became 0.",
+        "runs that recorded the exponents of their layers",
+        draw_gradients,
+        "why",
+    ),
+    Plot(
+        "tensor_ranges",
+        "Why: the exponents of every tensor",
+        "The share of gradients, weights, activations, output gradients and updates in each power of two, next to the "
+        "range of their format, without and with a scale.",
+        "a run that was observed (`cpdrun predict exp=NAME`, or observe=16 in a sweep)",
+        draw_tensors,
+        "why",
+        of_cases=None,
+    ),
+]
