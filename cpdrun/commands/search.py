@@ -4,7 +4,6 @@ It finds the smallest format that is at most a margin worse than the baseline, a
 """
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_mode, add_overrides
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
     from cpdrun.shell.output import Output
+
+DOCUMENTS = {"search": "cpdrun.report.search_text:SearchDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -170,7 +171,7 @@ def _show_results(
     Raises:
         UserError: The report could not be written. The error is raised after the results have been printed.
     """
-    from cpdrun.report.search_text import describe_results, make_table, next_step
+    from cpdrun.report.search_text import SearchDocument, describe_results, make_table, next_step
     from cpdrun.report.study_text import margin_text
     from cpdrun.search.results import search_result
 
@@ -186,15 +187,15 @@ def _show_results(
         output.console.print(make_table(results))
     _print(output, [*lines[chains:], *forecast, *([report] if report else []), next_step(results)])
     output.set_result(
-        {
-            **asdict(search_result(results)),
-            "margin": margin_text(results.margin, results.metric),
-            "says": lines,
-            "dry_run": arguments.dry_run,
-            "forecast": forecast,
-            "summaries": [summary.facts() for summary in summaries],
-            "notes": output.notes,
-        }
+        SearchDocument(
+            **vars(search_result(results)),
+            margin=margin_text(results.margin, results.metric),
+            says=lines,
+            dry_run=arguments.dry_run,
+            forecast=forecast,
+            summaries=[summary.document() for summary in summaries],
+            notes=output.notes,
+        )
     )
     if trouble is not None:
         raise trouble

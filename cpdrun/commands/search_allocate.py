@@ -4,7 +4,6 @@ It finds the layers and roles that need more bits, and allocates bits to them.
 """
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_overrides
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
-# The kind of the command's JSON document.
-DOCUMENT = "screen"
+DOCUMENTS = {"screen": "cpdrun.report.allocation_text:ScreenDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -89,18 +87,19 @@ def _show_question(
 ) -> "list[PlannedRun]":
     """Print what a round varies and how many of its runs are done, and return the runs that are not."""
     from cpdrun.record import State
-    from cpdrun.report.allocation_text import describe_round
+    from cpdrun.report.allocation_text import ScreenDocument, describe_round
     from cpdrun.search.allocate.results import screen_result
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.run_states import run_states
 
     output = arguments.output
     _print(output.console, describe_round(question))
-    found = standing(question.plan)
+    found = run_states(question.plan)
     to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
     _print(output.console, [f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
     for text in found.odd.values():  # Runs with unreadable records are not counted.
         output.note(text, kind="error")
-    output.set_result({**asdict(screen_result(question, rounds, None, None)), "dry_run": arguments.dry_run})
+    result = screen_result(question, rounds, None, None)
+    output.set_result(ScreenDocument(**vars(result), dry_run=arguments.dry_run))
     return to_run
 
 
@@ -142,7 +141,7 @@ def _launch(
 
 def _show_allocation(rounds: "list[Round]", arguments: argparse.Namespace) -> None:
     """Print the allocation and the command that certifies it."""
-    from cpdrun.report.allocation_text import describe_allocation
+    from cpdrun.report.allocation_text import ScreenDocument, describe_allocation
     from cpdrun.search.allocate.results import choose_allocation, screen_result, write_allocation
 
     output = arguments.output
@@ -153,4 +152,5 @@ def _show_allocation(rounds: "list[Round]", arguments: argparse.Namespace) -> No
         with writing(question.directory.path):
             command = write_allocation(rounds, chosen)
         _print(output.console, [f"To certify it: {command}"])
-    output.set_result({**asdict(screen_result(question, rounds, chosen, command)), "dry_run": False})
+    result = screen_result(question, rounds, chosen, command)
+    output.set_result(ScreenDocument(**vars(result), dry_run=False))

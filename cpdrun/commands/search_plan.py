@@ -5,7 +5,6 @@ It lists the runs that a search would start next, and the candidates whose verdi
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from cpdrun.arguments import add_json, add_overrides
@@ -14,8 +13,7 @@ from cpdrun.errors import OK, UserError
 # Keys that the search chooses itself or that follow from the folder.
 IMPLIED = ("seed", "name", "results_dir")
 
-# The kind of the command's JSON document.
-DOCUMENT = "next"
+DOCUMENTS = {"next": "cpdrun.report.search_text:NextDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -34,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.report.search_text import describe_plan, make_plan_table
+    from cpdrun.report.search_text import NextDocument, describe_plan, make_plan_table
     from cpdrun.search.plan import plan_runs
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = Results(ask(words, arguments.config_dir, imports=False))
     plan = plan_runs(results, limit, words)
     output, lines = arguments.output, describe_plan(results, plan)
-    output.set_result({**asdict(plan), "says": lines})
+    output.set_result(NextDocument(**vars(plan), says=lines))
     if plan.runs:
         output.console.print(make_plan_table(plan))
     for line in lines:

@@ -6,6 +6,7 @@ the screen's confidence. An interval holds for its own factor only.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
@@ -13,11 +14,22 @@ from rich.text import Text
 from cpdrun.report.render import render_lines
 from cpdrun.search.allocate.allocation import Allocation
 from cpdrun.search.allocate.question import ScreenQuestion
-from cpdrun.search.allocate.results import Round, RoundResult, level_name, uniform_prices
+from cpdrun.search.allocate.results import Round, RoundResult, ScreenResult, level_name, uniform_prices
 from cpdrun.search.settings import GRADIENT
 from cpdrun.stats.screening import Sensitivity
 
 STYLES = {Sensitivity.SENSITIVE: "red", Sensitivity.HARMLESS: "green", Sensitivity.OPEN: "yellow"}
+
+
+@dataclass(kw_only=True)
+class ScreenDocument(ScreenResult):
+    """The results of a screen, as `cpdrun search --allocate --json` prints them.
+
+    Attributes:
+        dry_run: Whether no run was started.
+    """
+
+    dry_run: bool
 
 
 def describe_round(question: ScreenQuestion) -> list[str]:

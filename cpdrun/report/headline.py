@@ -17,14 +17,13 @@ from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_s
 from cpdrun.report.style import strategy_styles
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.identical import are_identical
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.stats.failures import are_identical
+from cpdrun.study import formats
+from cpdrun.study.axes import axis_text, axis_title
 from cpdrun.study.collect import identity
-from cpdrun.study.groups.chain_answer import ChainAnswer
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS, ChainAnswer
 
 MOST_PANELS = 3
 # The keys of the order of summation, which says which gradients are added to which, and when.

@@ -7,12 +7,14 @@ certified were not reached and are not mentioned.
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from cpdrun.launch.progress.display import duration
+from cpdrun.launch.summary import SummaryDocument
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, render, render_lines
 from cpdrun.report.result_text import gap_text, more_text, own_interval_text, pairs_text, result_text
@@ -20,16 +22,48 @@ from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin
 from cpdrun.search.chains import Candidate, Chain, ChainState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question
-from cpdrun.search.results import MissingPrediction, Results
+from cpdrun.search.results import MissingPrediction, Results, SearchResult
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.study.axes import choices
-from cpdrun.study.axes.titles import axis_text, short_titles
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study import choices
+from cpdrun.study.axes import axis_text, short_titles
+from cpdrun.study.verdicts import MARKS
 
 # At most this many chains are listed one by one.
 MOST_CHAINS = 4
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
+
+
+@dataclass(kw_only=True)
+class SearchDocument(SearchResult):
+    """The results of a search, as `cpdrun search --json` prints them.
+
+    Attributes:
+        margin: The margin with its origin, as text.
+        says: The answer of each chain and the number of runs, as text.
+        dry_run: Whether no run was started.
+        forecast: What the search may cost, as text.
+        summaries: The numbers of runs of each round by how they ended.
+        notes: What a user should know in addition.
+    """
+
+    margin: str
+    says: list[str]
+    dry_run: bool
+    forecast: list[str]
+    summaries: list[SummaryDocument]
+    notes: list[str]
+
+
+@dataclass(kw_only=True)
+class NextDocument(SearchPlan):
+    """The runs that a search would start now, as `cpdrun search --plan --json` prints them.
+
+    Attributes:
+        says: What the runs would settle, as text.
+    """
+
+    says: list[str]
 
 
 # ---- The question

@@ -6,8 +6,8 @@ A pair is the same seed run with a candidate and with its baseline. Seeds are 0,
 run that ends early, as a diverging run does, counts only after the runs of all smaller seeds have ended.
 
 If keys are tuned (`search.tune`), a cell of the axes has an arm for each combination of the tuned values. Every arm
-runs on the tuning seeds. The arm that does best there (`cpdrun.stats.tuning`) represents the cell, and the test runs
-seeds 0, 1, 2 ... of that arm only. Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.tuning)
+runs on the tuning seeds. The arm that does best there (`cpdrun.stats.means`) represents the cell, and the test runs
+seeds 0, 1, 2 ... of that arm only. Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.means)
 and the seeds of pairs are below it, so the choice reads no pair and is independent of every pair. Given the choice, the
 pairs are those of a search that was typed with the chosen values, so the chance of a wrong certificate is at most alpha
 whatever was chosen. A poor choice costs power, never validity. The certificate compares, over seeds, the candidate with
@@ -26,7 +26,7 @@ from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts
 from cpdrun.stats.ledger import AskedChain, Ledger
-from cpdrun.stats.tuning import choose, edges
+from cpdrun.stats.means import choose, edges
 
 # A candidate with a higher predicted chance of missing the tolerance is not expected to hold it.
 EVEN = 0.5

@@ -20,7 +20,7 @@ from cpdrun.search.settings import Budget
 from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, pairs_needed
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 
 # Multiples of the margin for which a forecast shows the cost.
 TOLERANCES = (0.5, 1.0, 2.0)
@@ -94,7 +94,7 @@ class NextCandidate:
     likely_settled: bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class SearchPlan:
     """The runs that a search would start now.
 

@@ -23,10 +23,9 @@ from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.search.chains import Candidate, Chain, Tuning
 from cpdrun.search.settings import Settings, settings
-from cpdrun.stats.tuning import FIRST_SEED
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.bits_axis import APS, last_words
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.stats.means import FIRST_SEED
+from cpdrun.study import formats
+from cpdrun.study.axes import APS, axis_text, axis_title, last_words
 from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.study.planned_axis import PlannedAxis, read_axis, value_text, values_of
 from cpdrun.study.search_results import Cell

@@ -20,10 +20,9 @@ from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
-from cpdrun.stats.identical import are_identical
+from cpdrun.stats.failures import are_identical
 from cpdrun.study.margin import Course, Margin, choose_margin, with_digits
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import learnt, worst
+from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
 from cpdrun.sweep.manifest import LEDGER, read_ledger
 from cpdrun.whatif.damage import strictness
@@ -376,7 +375,7 @@ class TuneResult:
     runs: int
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class SearchResult:
     """The results of a search.
 

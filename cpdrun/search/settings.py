@@ -15,8 +15,8 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import flatten
 from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.config.overrides import typed_form
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LARGEST
-from cpdrun.stats.tuning import FIRST_SEED
 
 MARGIN_KEY = "search.tolerance"
 # Fewer seeds cannot settle a candidate.

@@ -22,7 +22,7 @@ from cpdrun.search.schedule import wanted_runs
 from cpdrun.search.settings import settings
 from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.tuning import FIRST_SEED, choose
+from cpdrun.stats.means import FIRST_SEED, choose
 from cpdrun.sweep import plan
 
 TYPED = [

@@ -17,6 +17,7 @@ from custom_fp.recipe.rules import Rules
 
 from cpdrun.cli import main
 from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.commands import schema
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
@@ -28,9 +29,8 @@ from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, ask_layers
 from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read, write_rows
 from cpdrun.search.settings import screen_settings
-from cpdrun.shell.output import schema
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
-from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch

@@ -5,7 +5,7 @@ import yaml
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.record import read_json
-from cpdrun.study.axes.choices import choice
+from cpdrun.study.choices import choice
 from cpdrun.study.planned_axis import read_axis
 from cpdrun.sweep import plan
 from cpdrun.train.preflight.look import look

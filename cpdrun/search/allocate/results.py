@@ -18,10 +18,9 @@ from cpdrun.search.allocate.factors import FP32
 from cpdrun.search.allocate.question import CASE, ScreenQuestion, copy_yaml, write_experiment
 from cpdrun.search.settings import Level
 from cpdrun.stats.screening import Effects, Sensitivity, effects
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.margin import choose_margin, course_of
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import worst
+from cpdrun.study.metric import Metric, worst
 
 # The names of cases in the experiment of the search that tests an allocation.
 ALLOCATED, ALL_LOW = "allocated", "all low"
@@ -230,7 +229,7 @@ class AllocationResult:
     case: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class ScreenResult:
     """The results of a screen. Differences are in the metric's own unit, and larger is worse.
 
