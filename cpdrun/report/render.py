@@ -31,6 +31,16 @@ def render(template: str, **values: Any) -> str:
     return " ".join(render_lines(template, **values))
 
 
+def render_file(template: str, **values: Any) -> str:
+    """Render a template and return it with its line breaks and one line break at its end.
+
+    Args:
+        template: The name of a file in `cpdrun/report/templates`, such as `table.tex.j2`.
+        values: The values that the template uses.
+    """
+    return _environment().get_template(template).render(**values).strip("\n") + "\n"
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, such as `1 run` or `3 runs`.
 

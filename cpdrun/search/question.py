@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.identity import belongs_to_identity
+from cpdrun.config.identity import belongs_to_identity, cell_name
 from cpdrun.config.keys import INGREDIENTS, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
@@ -46,7 +46,7 @@ class Question:
         axis: The axis of bits.
         baseline_values: The values that make a run a baseline, by keys of its config.
         chains: The chains of candidates.
-        cells: The runs of each cell, by the name of the cell's run of seed 0.
+        cells: The runs of each cell, by the name of the cell.
         axes: The values of every axis.
         typed: The overrides that the user typed.
         tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
@@ -216,12 +216,12 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """Return the cells of the runs, by the name of each cell's run of seed 0."""
+    """Return the cells of the runs, by the name of each cell in the ledger."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
         found.setdefault(point, {})[run.config[SEED]] = run
-    return {cell[0].name: cell for cell in found.values()}
+    return {cell_name(cell[0].config): cell for cell in found.values()}
 
 
 def _point(run: PlannedRun, keys: Sequence[str]) -> str:
@@ -312,7 +312,7 @@ def _with_arms(
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
     axes = [f"{key}={','.join(map(typed_form, values))}" for key, values in tune.items()]
     axes.append(f"{SEED}={','.join(map(str, (*range(asked.most_seeds), *seeds)))}")
-    names = {_untuned_point(run, tune): run.name for run in untuned}
+    names = {_untuned_point(run, tune): cell_name(run.config) for run in untuned}
     found: dict[str, dict[str, Cell]] = {}
     for of_baseline, texts in words:
         runs = plan([*texts, *axes], config_dir, imports=imports, of_baseline=of_baseline).runs

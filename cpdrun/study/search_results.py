@@ -1,6 +1,6 @@
 """Read the results of planned runs: values, failures, lengths and times, by cell and seed.
 
-A cell is a point of an experiment's axes without its seed. Its name is the name of its run of seed 0.
+A cell is a point of an experiment's axes without its seed. Its name is `cpdrun.config.identity.cell_name`.
 """
 
 import math

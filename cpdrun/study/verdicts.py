@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpdrun.config.identity import run_name
+from cpdrun.config.identity import cell_name
 from cpdrun.record import read_config
 from cpdrun.stats.chain import PairedChain, judge_chains
 from cpdrun.stats.evidence import Judgement, PairsRange, Verdict, differences
@@ -144,10 +144,10 @@ def _chain(
 
 
 def _cell(group: Group) -> str:
-    """Return the name of the group's run of seed 0, whether or not there is one."""
+    """Return the name of the group's cell in the ledger."""
     for run in group.runs[:1]:
         try:
-            return run_name({**read_config(run), "seed": 0})
+            return cell_name(read_config(run))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             break  # another program wrote this run
     return f"{group.name} {group.strategy} {group.keys}"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cpdrun.config.identity import run_name
+from cpdrun.config.identity import hash_in, identity_hash
 from cpdrun.record import (
     RunDir,
     State,
@@ -103,7 +103,7 @@ def _look_at_config(run: RunDir, found: RunStates) -> None:
     """Record a run as edited if its config.yaml does not match its name. A run without config.yaml is skipped."""
     try:
         config = read_config(run)
-        same = isinstance(config, Mapping) and run_name(config) == run.name
+        same = isinstance(config, Mapping) and identity_hash(config) == hash_in(run.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     except (ValueError, KeyError, AttributeError, TypeError):

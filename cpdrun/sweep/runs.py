@@ -7,7 +7,7 @@ The axes are multiplied out. Runs that match an exclusion, and runs with the sam
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from custom_fp.formats.names import parse as parse_format
 from cpdrun.config import recipe, script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.identity import run_name
+from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import Typed, typed_form
 from cpdrun.config.paths import check_path
@@ -37,7 +37,8 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        name: The name of the run, which depends only on its config.
+        name: The name of the run's folder. It depends only on the config, unless a former version of cpdrun has already
+            created the folder under another name.
         config: The resolved config.
         overrides: The overrides that produce the config when typed.
     """
@@ -181,17 +182,19 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
             if any(_matches(rule, config, point) for rule in request.exclusions):
                 continue
         run = _planned(config, request, point, imports)
+        digest = hash_in(run.name)
         if dropped:
-            baselines.setdefault(run.name, run)
+            baselines.setdefault(digest, run)
             continue
-        duplicates += run.name in runs
-        runs.setdefault(run.name, run)
-    baselines = {name: run for name, run in baselines.items() if name not in runs}
-    planned = [*baselines.values(), *runs.values()]
-    if not planned:
+        duplicates += digest in runs
+        runs.setdefault(digest, run)
+    baselines = {digest: run for digest, run in baselines.items() if digest not in runs}
+    if not (planned_by_hash := baselines | runs):
         raise ConfigError("the exclusions leave no run of this sweep")
-    some = planned[-1].config
+    some = next(reversed(planned_by_hash.values())).config
     directory = SweepDir(Path(some["results_dir"]) / some["name"])
+    folders = directory.names_by_hash()
+    planned = [replace(run, name=folders.get(digest, run.name)) for digest, run in planned_by_hash.items()]
     check_path(directory.run(max((run.name for run in planned), key=len)).path)
     return Plan(
         directory=directory,

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from cpdrun.config.identity import hash_in
 from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
 from cpdrun.record import State, cpu, processor, state_of, write_json
@@ -106,3 +107,20 @@ def test_the_processor_is_read_as_linux_tells_it(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(cpu, "CPUINFO", info)
     assert processor.__wrapped__() == ("Test 9000", "sse4_2 avx avx2 avx512f")
+
+
+@pytest.mark.parametrize("word", ["recipe=nvfp4", "sync=gossip_choco"])
+def test_a_finished_run_under_a_former_name_is_found_by_its_hash(tmp_path, word):
+    typed = ["exp=digits_bits", "format=fp32", word, "aps=false", "seed=0,1", f"results_dir={tmp_path}"]
+    sweep = plan(typed)
+    new = sweep.runs[0].name
+    former = f"convnet-fp32-w8-s0-{hash_in(new)}"
+    assert new != former and new.startswith("convnet-")
+    run = sweep.directory.run(former)
+    write_configs([Job(run, sweep.runs[0].config, [])])
+    write_json(run.done, {"status": "finished", "metrics": {}})
+    again = plan(typed)
+    assert [run.name for run in again.runs] == [former, sweep.runs[1].name]
+    found = run_states(again)
+    assert list(found.states.values()) == [State.DONE, State.PENDING] and found.edited == []
+    assert sweep.directory.find(new).name == former
