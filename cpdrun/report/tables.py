@@ -255,7 +255,9 @@ def runs(study: Study) -> pd.DataFrame:
     The columns are the axes, the seed, how the run ended, and all metrics.
     """
     done = finished(study.runs)
-    names = [SWEEP, "run:name", "format", *_axes(study), SEED, USE, "run:status", "run:test_samples"]
+    done = done.assign(**{FORMAT: done[study.bits_axis.key], f"config.{FORMAT}": done[FORMAT]})
+    axes = [f"config.{FORMAT}" if axis == FORMAT else axis for axis in _axes(study)]
+    names = [SWEEP, "run:name", FORMAT, *axes, SEED, USE, "run:status", "run:test_samples"]
     metrics = [name for name in done.columns if name.startswith("metric:")]
     names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
     ours = {name: name.split(":", 1)[-1] for name in names if ":" in name}

@@ -21,7 +21,8 @@ from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import are_identical
-from cpdrun.study.margin import Course, Margin, choose_margin, with_digits
+from cpdrun.stats.means import mean
+from cpdrun.study.margin import Course, Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
 from cpdrun.sweep.manifest import LEDGER, read_ledger
@@ -64,8 +65,9 @@ class Results(RunResults):
 
     @property
     def metric(self) -> Metric:
-        """The metric, with as many digits as the margin needs."""
-        return with_digits(self.compared_metric, self.margin, self._baseline_courses())
+        """The metric, with as many digits as the margin and the means of the cells need."""
+        means = (mean([*values.values()]) for values in self.ended.values.values())
+        return self.compared_metric.with_digits(self.margin.shown, means)
 
     @property
     def margin(self) -> Margin:
