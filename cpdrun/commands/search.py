@@ -213,7 +213,5 @@ def _write_report(results: "Results") -> str:
     from cpdrun.report import write_report
 
     console = Console(quiet=True)  # because the report would print the same answer again
-    files = write_report([results.question.directory], formats=["md", "csv", "html"], console=console).files
-    page = next(file for file in files if file.suffix == ".html")
-    pictures = [file.name for file in files if file.suffix == ".png"]
-    return f"The report with tables and plots: {page}. In the same folder: {', '.join(pictures)}."
+    made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
+    return f"Tables and plots: open {made.page}"

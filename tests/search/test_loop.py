@@ -124,9 +124,7 @@ def test_the_command_says_the_answers_first_and_where_the_report_is(go, monkeypa
     assert main(["search", *words, "--report"]) == 0
     lines = capsys.readouterr().out.splitlines()
     page = results.question.directory.report / "report.html"
-    assert lines[-2].startswith(
-        f"The report with tables and plots: {page}. In the same folder: accuracy_vs_bits.png, "
-    )
+    assert lines[-2] == f"Tables and plots: open {page}"
     assert page.exists() and (page.parent / "accuracy_vs_bits.png").exists()
     page.unlink()
     page.mkdir()  # nothing can be written in its place
