@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
+from cpdrun.costmodel.costs import bit_operations, transistors
+from cpdrun.report.cost import show_bytes, show_count, show_transistors
 from cpdrun.report.result_text import gap_text, own_interval_text
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.means import deviation

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import CalibrationError
-from cpdrun.report.cost.axes import COSTS, Cost
+from cpdrun.report.cost import COSTS, Cost
 from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
 from cpdrun.report.methods.crossover import crossover
 from cpdrun.report.pareto import front_of
