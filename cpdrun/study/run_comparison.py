@@ -289,7 +289,9 @@ def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
 
 
 def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
-    from cpdrun.config.overrides import typed_form  # it imports Hydra, which takes longer than reading a sweep
+    from cpdrun.config.overrides import (
+        typed_form,  # it imports Hydra, which takes longer than reading a sweep
+    )
 
     keys = [key for key in changed if key in _SUFFICIENT]
     keys = keys or [key for key in changed if not key.endswith("_target_")]
