@@ -14,7 +14,7 @@ from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.report import best_of, completeness, headline, pareto, pivot, tables
-from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.cost import COSTS
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study import ReportUsageError

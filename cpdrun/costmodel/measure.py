@@ -1,11 +1,18 @@
-"""What the cost model (cpdrun.costmodel) needs to know, measured: the compute time of a run's model,
-the codec's rate in each format, latency and bandwidth between ranks.
+"""Measure what the cost model needs to know: compute time, codec times, the network between ranks, and compressors.
 
-    [torchrun ...] -m cpdrun.train.calibrate CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
+    [torchrun ...] -m cpdrun.costmodel.measure CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
+    -m cpdrun.costmodel.measure --compressors CONFIGS.json OUT.json [--repeats 9]
 
-CONFIG.json is a run's resolved config; one worker a rank. With torchrun on several machines, the network is
-the one between them. Every number is a median over repetitions, then the slowest rank's: a step waits for
-that one. Nothing here runs the exchange that the model predicts.
+CONFIG.json is the resolved config of a run. Each rank emulates one worker. With torchrun on several machines, the
+network is the one between them. Every number is the median over the repetitions and then the maximum over the ranks,
+because a step waits for the slowest rank. The exchange that the model predicts is never run.
+
+CONFIGS.json contains {compressor_key: resolved config}. All configs have the same model. For each of them, OUT.json
+gets a `Codec`, averaged over all values of the model, because the time of a compressor depends on the sizes of layers.
+This takes one process. The gradients are random, normal with a standard deviation of 1e-3. Error feedback, which takes
+two passes over memory, is included only if the sync itself does it (PowerSGD).
+
+This module needs torch. `cpdrun.launch.machine.calibration` runs it in processes of its own.
 """
 
 import argparse
@@ -24,8 +31,10 @@ import torch
 import torch.distributed as dist
 from custom_fp import Format
 from custom_fp.formats.names import parse
-from torch import Tensor
+from torch import Tensor, nn
 
+from cpdrun.comm.base import GradientSync
+from cpdrun.comm.compressors.compression import Message
 from cpdrun.comm.statistics import count_nonfinite
 from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.magnitudes import largest_magnitude
@@ -36,7 +45,9 @@ from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import write_json
-from cpdrun.train.build import BuildError, Parts, build
+from cpdrun.train.build import BuildError, Parts, build, build_sync
+from cpdrun.train.course import Course
+from cpdrun.train.instantiate import part
 from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.ranks.device import device_of
@@ -44,15 +55,15 @@ from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
-ROTATED_SEGMENTS = 16  # 16 MiB of float32: more than a core's own cache holds, as a gradient is
-SUMMANDS = (2, 8)  # two points of the line  time of a sum = sum_s + summands * add_s
-CHUNK = 1 << 20  # bytes of a message of the bandwidth measurement
-STREAM_S = 0.4  # how long the longer bandwidth measurement lasts
-REFILL_S = 0.06  # an idle token bucket is full again
+ROTATED_SEGMENTS = 16  # 16 MiB of float32, more than a core's own cache, as for a gradient
+SUMMANDS = (2, 8)  # two points of the line: time of a sum = sum_s + summands * add_s
+CHUNK = 1 << 20  # the bytes of a message in the bandwidth measurement
+STREAM_S = 0.4  # the duration of the longer bandwidth measurement
+REFILL_S = 0.06  # the time after which an idle token bucket is full again
 
 
 def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Everything, as `costmodel.Calibration.from_json` reads it. Collective where ranks are initialised."""
+    """Measure everything that `Calibration.from_json` reads. Collective if the ranks are initialized."""
     workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
     ranks = workers.ranks
     device = device_of(config["device"])
@@ -79,7 +90,7 @@ def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dic
 def measure_workload(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """A step of the training loop without its exchange, one worker. Trains `parts.model` a little."""
+    """Measure a training step of one worker without its exchange. `parts.model` is trained by a few steps."""
     parameters = list(trainable(parts.model).values())
     played = SharedModel(parts.model, workers)
     objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
@@ -93,7 +104,7 @@ def measure_workload(
         parts.task.loss_of(parts.model, batch)
 
     def check() -> None:
-        """What AllReduceSync.reduce_stacked does beside the exchange."""
+        """Do what AllReduceSync.reduce_stacked does besides the exchange."""
         fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_WxP]
         count_nonfinite(fresh)
         for parameter, gradient in zip(parameters, fresh, strict=True):
@@ -102,9 +113,10 @@ def measure_workload(
     def update() -> None:
         parts.precision.step(parts.optimizer, parameters)
 
+    # In turns, as in a step, so that each finds the caches as the previous one left them.
     gradients_s, check_s, update_s = alternate(
         [lambda: gradients_of(index_NxB, 0), check, update], device, repeats
-    )  # in turns, as in a step: each finds the caches as the other left them
+    )
     (forward_s,) = alternate([forward], device, repeats)
     return {
         "numels": [parameter.numel() for parameter in parameters],
@@ -119,20 +131,20 @@ def measure_workload(
 
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Seconds a value of each thing that the exchange does to every value, on segments of its size."""
+    """Measure the seconds per value of each operation of the exchange, on segments of its size."""
     if parse(name).has_scales:
         return _measure_scaled(name, device, repeats)
     how, n = Sum(Format.parse(name)), SEGMENT_VALUES
     x_SxV = torch.randn(ROTATED_SEGMENTS, n, device=device) * 1e-3
-    packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * how.fmt.bits, dtype=torch.uint8, device=device)
+    packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * int(how.fmt.bits), dtype=torch.uint8, device=device)
     out_V, out_B = torch.empty_like(x_SxV), torch.empty_like(packed_SxB)
-    shift = 0 if how.fmt.bits == 32 else 5  # fp32 is sent as it is, others scaled by APS
+    shift = 0 if how.fmt.bits == 32 else 5  # APS scales all formats but fp32
 
     def add(summands: int, s: int) -> None:
         payloads = [packed_SxB[(s + i) % ROTATED_SEGMENTS] for i in range(summands)]
         codec.add_packed(payloads, n, how, None, out=out_B[s])
 
-    each = [
+    each: list[Callable[[int], object]] = [
         lambda s: codec.round_and_pack(x_SxV[s], shift, how, None, out=packed_SxB[s]),
         lambda s: custom_fp.unpack(packed_SxB[s], how.fmt, n, shift=-shift, out=out_V[s]),
         lambda s: largest_magnitude(x_SxV[s]),
@@ -158,7 +170,7 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
 
 
 def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """The same of a format with scales of its own, whose summands are decoded and added in float32 (`Decoded`)."""
+    """Measure the same for a format with scales, whose summands are decoded and added in float32 (`Decoded`)."""
     fmt, n = parse(name), SEGMENT_VALUES
     x_V, sum_V = torch.randn(n, device=device) * 1e-3, torch.zeros(n, device=device)
     packed_B = custom_fp.pack(x_V, fmt)
@@ -176,10 +188,10 @@ def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, 
 
 
 def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
-    """Collective: latency, rate in both directions at once, cost of a message, and the burst of a limited link.
+    """Measure latency, rate in both directions at once, cost of a message, and burst of a limited link. Collective.
 
-    Every rank sends to the next and receives from the one before. Two volumes give a line: its slope is the
-    rate, and where it does not begin at the latency, the link let a burst through.
+    Every rank sends to the next rank and receives from the previous one. The times of two volumes give a line. Its
+    slope is the rate. If it does not begin at the latency, the link let a burst through.
     """
     small, large = (torch.zeros(2, 16, size, dtype=torch.uint8, device=device) for size in (8, CHUNK))
 
@@ -202,7 +214,7 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
-    """Messages to the next rank and from the one before, all in flight at once; what they hold does not matter."""
+    """Send messages to the next rank and receive as many from the previous one, all in flight at once."""
     post, rows = Post(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
     before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
@@ -214,7 +226,7 @@ def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
 
 
 def alternate(actions: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Median seconds of each action, done in turn, every rank at the same time; the slowest rank's."""
+    """Return the median seconds of each action on the slowest rank. All ranks do the actions in turn."""
     seconds: list[list[float]] = [[] for _ in actions]
     for repeat in range(WARM_UPS + repeats):
         for of_action, action in zip(seconds, actions, strict=True):
@@ -227,7 +239,7 @@ def alternate(actions: Sequence[Callable[[], object]], device: torch.device, rep
 def _together_s(
     action: Callable[[], object], device: torch.device, repeats: int, pause_s: float = 0.0
 ) -> float:
-    """Collective: as `alternate`, each time begun by all ranks together after `pause_s` of silence."""
+    """Return the median seconds of an action that all ranks begin together after a pause. Collective."""
     seconds = []
     for _ in range(WARM_UPS + repeats):
         dist.barrier()
@@ -246,7 +258,7 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _agreed(value: float) -> Any:
-    """The largest of all ranks."""
+    """Return the maximum over all ranks."""
     if not dist.is_initialized():
         return value
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -257,19 +269,86 @@ def _agreed(value: float) -> Any:
     return tensor.item()
 
 
+# ---- compressors
+
+
+def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dict[str, dict[str, float]]:
+    """Return the numbers of a `Codec` for each config, by the same keys.
+
+    Raises:
+        BuildError: A part of a config cannot be built.
+    """
+    first = next(iter(methods.values()))
+    device = device_of(first["device"])
+    parts = build(first, device)
+    torch.manual_seed(0)
+    gradients = [torch.randn_like(parameter) * 1e-3 for parameter in trainable(parts.model).values()]
+    found = {}
+    for key, config in methods.items():
+        if "compressor" in config["sync"]:
+            found[key] = _measure_messages(config, parts.model, gradients, repeats)
+        else:
+            found[key] = _measure_one_worker(config, parts.model, parts.course, gradients, repeats)
+    return found
+
+
+def _measure_messages(
+    config: dict[str, Any], model: nn.Module, gradients: list[Tensor], repeats: int
+) -> dict[str, float]:
+    """Measure the compression of one worker's message, and the decoding and addition of one message."""
+    compressor = part("compressor", config["sync"]["compressor"])
+    names, numels = tuple(trainable(model)), tuple(g.numel() for g in gradients)
+    message = Message(names, numels, (compressor,) * len(names))
+    stacks = [g.view(1, -1) for g in gradients]
+    sums = [torch.zeros_like(stack_1xn[0]) for stack_1xn in stacks]
+    key = (config["seed"], 0)
+    data = message.compress(stacks, key, [0])
+
+    def decode() -> None:
+        for p, decoded_1xn in message.decompress(data):
+            sums[p] += decoded_1xn[0]
+
+    device, values = gradients[0].device, sum(numels)
+    pack_s, unpack_s = alternate([lambda: message.compress(stacks, key, [0]), decode], device, repeats)
+    return _codec(8 * message.length / values, pack_s / values, unpack_s / values)
+
+
+def _measure_one_worker(
+    config: dict[str, Any], model: nn.Module, course: Course, gradients: list[Tensor], repeats: int
+) -> dict[str, float]:
+    """Measure all that a sync computes in a step of one worker. For PowerSGD, these are the products and the QR."""
+    sync = build_sync(config | {"world_size": 1}, model, course)
+    assert isinstance(sync, GradientSync)
+    stacks = [g.unsqueeze(0) for g in gradients]
+    step = partial(sync.reduce_stacked, stacks, step=0, epoch=0)
+    (seconds,) = alternate([step], gradients[0].device, repeats)
+    return _codec(0.0, seconds / sum(g.numel() for g in gradients), 0.0)
+
+
+def _codec(bits: float, pack_s: float, unpack_s: float) -> dict[str, float]:
+    return {"bits": bits, "pack_s": pack_s, "add_s": 0.0, "sum_s": 0.0, "unpack_s": unpack_s}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cpdrun.train.calibrate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m cpdrun.costmodel.measure", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--compressors", action="store_true")
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args(argv)
-    config = json.loads(arguments.config.read_text(encoding="utf-8"))
+    given = json.loads(arguments.config.read_text(encoding="utf-8"))
+    config = next(iter(given.values())) if arguments.compressors else given
     configure_torch(config)
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("nccl" if device_of(config["device"]).type == "cuda" else "gloo")
-        found = measure(config, arguments.formats.split(","), arguments.repeats)
+        if arguments.compressors:
+            found = measure_compressors(given, arguments.repeats)
+        else:
+            found = measure(config, arguments.formats.split(","), arguments.repeats)
         if int(os.environ.get("RANK", "0")) == 0:
             write_json(arguments.out, found)
     except BuildError as error:

@@ -20,21 +20,55 @@ start.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpdrun.config.overrides import typed_form
-from cpdrun.record import read_manifest
-from cpdrun.search.schedule import EVEN, Chain
+from cpdrun.record import RunDir, read_manifest
+from cpdrun.search.chains import EVEN, Candidate, Chain
+from cpdrun.search.question import Question
 from cpdrun.search.settings import FEWEST_SEEDS, PREDICTED, WIDEST
 from cpdrun.stats.ledger import read_starts
-
-if TYPE_CHECKING:
-    from cpdrun.search.question import Question
+from cpdrun.whatif.effects import NoEffectsError, is_observed
+from cpdrun.whatif.forecast import Subject, forecast_all
+from cpdrun.whatif.observation import OBSERVE, SubjectChain, effects_of
 
 KEY = "search.start"
-OBSERVE = "observe"
 # A recorded start is valid only for a question that agrees in these keys.
-SAME = ("tolerance", "baseline")
+SAME_KEYS = ("tolerance", "baseline")
+
+
+def subject_chain(question: Question, chain: Chain) -> SubjectChain:
+    """Return the candidates of a chain as a forecast reads them."""
+    subjects = (
+        Subject(c.name, c.label, c.bits, question.config(c.name)) for width in chain.widths for c in width
+    )
+    return SubjectChain(chain.label, chain.baseline, tuple(subjects))
+
+
+def with_chances(question: Question, chain: Chain, run: RunDir, strictness: float) -> Chain | None:
+    """Return the chain with the predicted chance that each candidate fails, the likeliest to hold the tolerance first.
+
+    The order is set within each width. The chance is the mean over the levels that an unseen network may have. Results
+    of candidates are not used, because the start of a chain must not depend on the pairs that are tested. Return None
+    if `run`, a run of the chain's baseline, was not observed or if the effects cannot be computed.
+    """
+    if not is_observed(run):
+        return None
+    subjects = subject_chain(question, chain).subjects
+    try:
+        effects = effects_of(run, subjects, question.directory)
+    except (NoEffectsError, OSError):
+        return None
+    found = forecast_all(subjects, effects, strictness)
+
+    def logit(candidate: Candidate) -> float:
+        return found[candidate.name].logit
+
+    widths = (
+        tuple(replace(c, chance=found[c.name].chance.mean) for c in sorted(width, key=logit))
+        for width in chain.widths
+    )
+    return replace(chain, widths=tuple(widths))
 
 
 def predicted_width(chain: Chain, most: float = EVEN) -> int:
@@ -43,10 +77,13 @@ def predicted_width(chain: Chain, most: float = EVEN) -> int:
     At least one candidate of that width must miss the tolerance with probability `most` or less. The index is 0 if no
     width qualifies, or if any candidate has no prediction.
     """
-    chances = [[candidate.chance for candidate in width] for width in chain.widths]
-    if any(chance is None for width in chances for chance in width):
-        return 0
-    return max((i for i, width in enumerate(chances) if min(width) <= most), default=0)
+    found = 0
+    for i, width in enumerate(chain.widths):
+        chances = [candidate.chance for candidate in width if candidate.chance is not None]
+        if len(chances) < len(width):
+            return 0
+        found = i if min(chances) <= most else found
+    return found
 
 
 def start_at(chain: Chain, width: int, seed: int | None) -> Chain:
@@ -58,7 +95,7 @@ def start_at(chain: Chain, width: int, seed: int | None) -> Chain:
 
 
 @dataclass(frozen=True)
-class Begun:
+class Starts:
     """How the chains of a question start.
 
     Attributes:
@@ -80,22 +117,22 @@ class Begun:
         return chain if self.by == WIDEST else None
 
 
-def begun(question: "Question") -> Begun:
+def choose_starts(question: Question) -> Starts:
     """Return how the chains of a question start.
 
     If the same question was searched in this folder before, its sweep.yaml decides, unless the user typed
     `search.start`. Otherwise the settings decide. All chains start at their widest width if `search.most_seeds` is at
     most FEWEST_SEEDS, because no seed is left for a prediction, or if runs cannot be observed.
     """
-    asked, before = question.settings, _before(question)
+    asked, before = question.settings, _recorded_starts(question)
     is_typed = any(text.split("=")[0] == KEY for text in question.typed)
     by = asked.start if is_typed or before is None else before.by
     if asked.most_seeds <= FEWEST_SEEDS or OBSERVE not in question.config(question.chains[0].baseline):
-        return Begun(WIDEST)
-    return Begun(by, before.chains if before is not None and before.by == by == PREDICTED else {})
+        return Starts(WIDEST)
+    return Starts(by, before.chains if before is not None and before.by == by == PREDICTED else {})
 
 
-def _before(question: "Question") -> Begun | None:
+def _recorded_starts(question: Question) -> Starts | None:
     """Return the starts that sweep.yaml records for this question, or None if it records none."""
     try:
         manifest = read_manifest(question.directory)
@@ -103,14 +140,14 @@ def _before(question: "Question") -> Begun | None:
         return None
     block = manifest.get("search") if isinstance(manifest, Mapping) else None
     if not isinstance(block, Mapping) or any(
-        typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME
+        typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME_KEYS
     ):
         return None
     chains = {each.chain: (each.bits, each.aside) for each in read_starts(block.get("start"))}
-    return Begun(PREDICTED if "start" in block else WIDEST, chains)
+    return Starts(PREDICTED if "start" in block else WIDEST, chains)
 
 
-def recorded(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def starts_record(by: str, chains: Sequence[Chain], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what sweep.yaml records about the chains whose start was predicted.
 
     Each entry has the bits, the seed that no pair uses, and the cells of the candidates, or of their arms, by which a

@@ -17,11 +17,18 @@ from rich.console import Console
 from cpdrun.cli import main
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
-from cpdrun.search.drive import at_once
-from cpdrun.search.forecast import forecast
+from cpdrun.report.search_text import (
+    describe_candidates,
+    describe_cost,
+    describe_results,
+    make_table,
+    next_step,
+    report_command,
+)
+from cpdrun.search.loop import parallel_runs
+from cpdrun.search.plan import forecast_cost
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results
-from cpdrun.search.words import candidates_text, facts, report_command, sentences, table
+from cpdrun.search.results import Results, search_result
 from cpdrun.sweep.manifest import read_ledger
 
 TYPED = [
@@ -34,7 +41,7 @@ TYPED = [
 
 
 def answers(results):
-    return [chain["smallest"] for chain in facts(results)["chains"]]
+    return [chain.smallest for chain in search_result(results).chains]
 
 
 def names(results):
@@ -44,21 +51,25 @@ def names(results):
 def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
     results, printed, codes = go()
     assert answers(results) == ["e4m3 without APS", "e3m0 with APS"] and codes == [0]
-    plain, aps, took = sentences(results)
+    plain, aps, took = describe_results(results)
     assert plain.startswith(
-        "Without APS: 8 bits (e4m3) are enough, certified at 95 % to be at most 1 point worse "
+        "CERTIFIED: e4m3 (8 bits) without APS is at most 1 point worse than fp32 in the mean "
     )
-    assert "6 bits are not: refuted (e3m2 −" in plain
-    assert "4 bits (e3m0) are enough" in aps and "3 bits are not: refuted (e2m0 −" in aps
-    assert took.startswith(f"{results.runs} runs; the grid of all 9 cells at ")
+    assert "Refuted: 6 bits (e3m2 −" in plain
+    assert aps.startswith("CERTIFIED: e3m0 (4 bits) with APS is") and "Refuted: 3 bits (e2m0 −" in aps
+    assert took.startswith(f"{results.runs} runs; a grid of all 9 cells with ")
     assert printed.count("✓") == 4 and printed.count("✗") == 2
+    lines = printed.splitlines()
+    assert sum(line.startswith("finished ") for line in lines) == results.runs
+    assert "smallest certified format so far: e3m0 with APS (4 bits)" in printed and " left for " in printed
+    assert "no format is certified yet" in printed and lines[-1].endswith("nothing is left to settle")
     assert results.runs == len(names(results)) <= 9 * 16 / 2
 
 
 def test_in_eighty_columns_no_name_and_no_figure_is_cut(go):
     results, _, _ = go()
     drawn = io.StringIO()
-    Console(file=drawn, width=80, force_terminal=False).print(table(results))
+    Console(file=drawn, width=80, force_terminal=False).print(make_table(results))
     assert "…" not in drawn.getvalue()
     for candidate in ("e4m3 without APS", "e3m2 without APS", "e3m0 with APS"):
         assert candidate in drawn.getvalue()
@@ -86,8 +97,8 @@ def shown(renderable):
 
 def test_one_pair_is_no_pairs_and_the_candidates_are_named(go):
     results, *_ = go(budget=4)
-    assert " after 1 pair, too noisy to say yet" in " ".join(sentences(results))
-    assert candidates_text(results.question) == (
+    assert " after 1 pair, too noisy to say yet" in " ".join(describe_results(results))
+    assert describe_candidates(results.question) == (
         "8 candidates: without APS e4m3, e3m2, e3m0, e2m0; with APS the same"
     )
 
@@ -95,29 +106,31 @@ def test_one_pair_is_no_pairs_and_the_candidates_are_named(go):
 def test_typed_again_it_has_nothing_to_do_and_says_the_same(go):
     first, *_ = go()
     again, _, codes = go()
-    assert sentences(again) == sentences(first) and codes == []
+    assert describe_results(again) == describe_results(first) and codes == []
     assert report_command(again).endswith("/here/found")
 
 
-def test_the_command_says_the_answers_last_and_where_the_report_is(go, monkeypatch, capsys):
+def test_the_command_says_the_answers_first_and_where_the_report_is(go, monkeypatch, capsys):
     results, *_ = go()
     monkeypatch.setattr(Session, "warm_up", lambda self: None)
     monkeypatch.setattr("cpdrun.search.question.ask", lambda *args, **kwargs: results.question)
-    words, answers = ["format=e4m3"], sentences(results)[:-1]  # it is planned already
+    words, answers = ["format=e4m3"], describe_results(results)[:-1]  # it is planned already
     assert main(["search", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-4:] == [report_command(results), sentences(results)[-1], *answers]
+    assert [lines[i] for i in range(3, 5)] == answers and lines[-2:] == [
+        describe_results(results)[-1],
+        report_command(results),
+    ]
     assert main(["search", *words, "--report"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3:] == [sentences(results)[-1], *answers]
     page = results.question.directory.report / "report.html"
-    assert lines[-4].startswith(f"Tables and pictures: open {page}; beside it accuracy_vs_bits.png, ")
+    assert lines[-2] == f"Tables and plots: open {page}"
     assert page.exists() and (page.parent / "accuracy_vs_bits.png").exists()
     page.unlink()
     page.mkdir()  # nothing can be written in its place
     assert main(["search", *words, "--report"]) != 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[-2:] == answers and "cannot write" in said.err
+    assert said.out.splitlines()[3:5] == answers and "cannot write" in said.err
 
 
 def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
@@ -134,7 +147,7 @@ def test_twenty_power_cuts_change_neither_the_verdict_nor_the_runs(go):
     Instant.cut_after = math.inf
     results, *_ = go(slots=1)
     assert cuts == 20
-    assert sentences(results) == sentences(undisturbed)
+    assert describe_results(results) == describe_results(undisturbed)
     assert [run.name for run in results.question.directory.runs() if run.done.exists()] == names(undisturbed)
 
 
@@ -151,7 +164,7 @@ def test_the_formats_of_a_width_keep_their_order_however_often_the_power_goes(go
     Instant.cut_after = math.inf
     results, *_ = go(*widths, slots=1)
     assert [run.name for run in results.question.directory.runs() if run.done.exists()] == ran
-    assert sentences(results) == sentences(undisturbed)
+    assert describe_results(results) == describe_results(undisturbed)
 
 
 def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
@@ -164,7 +177,11 @@ def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
 def test_a_budget_ends_it_and_what_is_open_is_said(go):
     results, *_ = go(budget=9)
     assert results.runs == 9
-    assert "are open" in sentences(results)[1] and "more" in sentences(results)[1]
+    assert describe_results(results)[1].startswith(
+        "OPEN: no format with APS is certified to be at most 1 point"
+    )
+    assert "Most likely " in describe_results(results)[1] and "more pair" in describe_results(results)[1]
+    assert next_step(results).startswith("To continue: cpdrun search format=fp32,e4m3,e3m2,e3m0,e2m0 ")
     hours, *_ = go(folder="hours", budget="1min")
     assert hours.runs == 15  # of 4 s
 
@@ -173,38 +190,45 @@ def test_a_format_with_a_failed_run_is_not_certified_and_one_that_always_fails_i
     Instant.failing = ("e4m3-w8",)
     results, _, codes = go()
     assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
-    assert "8 bits are open: all 2 runs of e4m3 failed." in sentences(results)[0]
-    assert "open, all runs failed" in shown(table(results))
+    assert "All 2 runs of e4m3 (8 bits) without APS failed." in describe_results(results)[0]
+    assert "open, all runs failed" in shown(make_table(results))
     Instant.failing = ("aps-w8-s1",)
     results, _, codes = go(folder="one")
     assert codes == [1] and answers(results) == ["e4m3 without APS", None]
     assert (
-        "8 bits are open: 1 of " in sentences(results)[1]
-        and " runs of e4m3 failed (1 for an" in sentences(results)[1]
+        "e4m3 (8 bits) with APS: " in describe_results(results)[1]
+        and " runs failed (1 for an" in describe_results(results)[1]
     )
 
 
 def test_a_baseline_that_diverges_is_nothing_to_compare_with(go):
     results, *_ = go("search.baseline={format: e4m1, aps: false}")
     assert answers(results) == [None, None] and results.runs < 12
-    assert "no answer, for the baseline itself diverged in" in sentences(results)[0]
+    assert "NO ANSWER without APS: the baseline itself diverged in" in describe_results(results)[0]
 
 
 def test_a_case_is_spoken_of_by_its_name_not_by_its_bits(launch, tmp_path, monkeypatch):
     question = ask(["exp=hybrid_bits_small", "case=fp32,e3m0,e4m3 but both", "search.tolerance=1"])
     results, *_ = launch(question, tmp_path / "found")
-    one, other, _ = sentences(results)
+    one, other, _ = describe_results(results)
     assert one.startswith(
-        "e3m0 (4 bits): certified at 95 % to be at most 1 point worse than fp32 in the mean over seeds: +"
+        "CERTIFIED: e3m0 (4 bits) is at most 1 point worse than fp32 in the mean over seeds, with 95 % confidence: +"
     )
     assert one.endswith(" 0 of 4 runs failed (with 95 % confidence at most 53 % fail).")
-    assert other.startswith("e4m3 but both (8 bits): certified at 95 % ")
+    assert other.startswith("CERTIFIED: e4m3 but both (8 bits) is at most ")
     monkeypatch.setitem(GAPS, ("e3m0", True), -0.6)
     refuted, *_ = launch(question, tmp_path / "refuted")
-    assert re.match(r"e3m0 \(4 bits\): refuted, −(59|60)\S* \[.*\] after \d pairs\.", sentences(refuted)[0])
+    assert re.match(
+        r"REFUTED: e3m0 \(4 bits\) is more than 1 point worse than fp32: e3m0 \(4 bits\): −(59|60)\S* points "
+        r"\[.*\] after \d pairs\.",
+        describe_results(refuted)[0],
+    )
     Instant.failing = ("e3m0",)
     failed, *_ = launch(question, tmp_path / "failed")
-    assert sentences(failed)[0] == "e3m0 (4 bits): open, all 2 runs failed."
+    assert describe_results(failed)[0] == (
+        "OPEN: e3m0 (4 bits) is not certified to be at most 1 point worse than fp32. All 2 runs of e3m0 (4 bits) "
+        "failed."
+    )
 
 
 def test_loss_is_compared_the_other_way_round(go):
@@ -214,12 +238,12 @@ def test_loss_is_compared_the_other_way_round(go):
 
 def test_a_forecast_tells_the_noise_and_the_cost(go, asked):
     results, *_ = go(budget=12)
-    lines = "\n".join(forecast(results, 2))
-    assert "noise: paired differences have sd 0." in lines and "after about" in lines
-    assert "minutes with 2 at once" in lines
+    lines = "\n".join(describe_cost(results, forecast_cost(results, 2), 2))
+    assert "Noise: the standard deviation of a paired difference is 0." in lines and "after about" in lines
+    assert " with 2 at a time" in lines
     empty = Results(replace(asked(), directory=SweepDir(Path("/nonexistent/found"))))
-    assert "can be said from two pairs on" in next(forecast(empty, 2))
-    assert at_once(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
+    assert "once there are two pairs" in describe_cost(empty, forecast_cost(empty, 2), 2)[0]
+    assert parallel_runs(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
 
 
 def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back(

@@ -13,12 +13,15 @@ from instant_executor import Instant, PowerCutError
 from made_up_world import BASELINE, RULES, World, chain
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
+from cpdrun.search.chains import chain_states
+from cpdrun.search.initial_width import predicted_width, start_at
 from cpdrun.search.question import ask
-from cpdrun.search.schedule import Ended, stand, wanted
-from cpdrun.search.start import predicted_width, start_at
-from cpdrun.search.words import facts, sentences
+from cpdrun.search.results import search_result
+from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.chain import settle
+from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.ledger import START_SHARE, AskedChain, Ledger
 from cpdrun.study.reader import read_study
@@ -103,16 +106,16 @@ def test_the_seed_of_the_prediction_is_in_no_pair():
     values = {
         name: {seed: 98.0 + 0.01 * seed * i for seed in range(6)} for i, name in enumerate((BASELINE, "e3m0"))
     }
-    (with_it,) = stand([CHAIN], Ended(values), RULES)
-    (without,) = stand([start_at(CHAIN, 3, 2)], Ended(values), RULES)
+    (with_it,) = chain_states([CHAIN], EndedRuns(values), RULES)
+    (without,) = chain_states([start_at(CHAIN, 3, 2)], EndedRuns(values), RULES)
     assert (with_it.widths[3].judgements[0].pairs, without.widths[3].judgements[0].pairs) == (6, 5)
     assert without.widths[3].judgements[0].mean == pytest.approx(0.01 * (0 + 1 + 3 + 4 + 5) / 5)
 
 
 def test_while_the_start_is_not_known_the_baseline_alone_runs():
     waiting = replace(CHAIN, is_started=False)
-    standings = stand([waiting], Ended(), RULES)
-    assert {name for name, _ in wanted(standings, Ended(), set(), RULES)} == {BASELINE}
+    standings = chain_states([waiting], EndedRuns(), RULES)
+    assert {name for name, _ in wanted_runs(standings, EndedRuns(), set(), RULES)} == {BASELINE}
 
 
 def test_the_predicted_width_is_the_narrowest_that_is_rather_enough():
@@ -146,7 +149,7 @@ def formats_run(results):
 
 
 def told(results):
-    rows = [row for standing in results.standings() for row in standing]
+    rows = [row for standing in results.states() for row in standing]
     return {c.label: (w.verdict_of(j), j.pairs, round(j.low, 9)) for c, j, w in rows if j.pairs}
 
 
@@ -161,10 +164,10 @@ def reported(results):
 def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predictions, go):
     results, *_ = go()
     assert formats_run(results) == {"fp32", "e3m0", "e2m0"}
-    said = sentences(results)[0]
-    assert "4 bits (e3m0) are enough, certified" in said and "3 bits are not: refuted" in said
+    said = describe_results(results)[0]
+    assert said.startswith("CERTIFIED: e3m0 (4 bits)") and "Refuted: 3 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
-    assert [chain["started_at"] for chain in facts(results)["chains"]].count(4)
+    assert [chain.started_at for chain in search_result(results).chains].count(4)
     theirs, study = reported(results)
     assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
     assert "with APS: started at 4 bits, as predicted" in " ".join(question_notes(study))
@@ -181,8 +184,8 @@ def test_a_search_without_a_prediction_says_so_once(go):
 def test_a_wrong_prediction_costs_runs_and_no_claim(predictions, go, monkeypatch):
     monkeypatch.setattr("instant_executor.GAPS", {("e3m0", True): -0.3, ("e2m0", True): math.nan})
     results, *_ = go()
-    said = sentences(results)[0]
-    assert "6 bits (e3m2) are enough, certified" in said and "4 bits are not: refuted" in said
+    said = describe_results(results)[0]
+    assert said.startswith("CERTIFIED: e3m2 (6 bits)") and "Refuted: 4 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 bits were not tested.")
     theirs, _ = reported(results)
     assert theirs == told(results)
@@ -201,7 +204,9 @@ def test_the_start_stays_what_it_was_however_often_the_power_goes_and_whatever_i
             predictions.update(dict.fromkeys(predictions, 0.99))  # of another model
     Instant.cut_after = math.inf
     results, *_ = go(slots=1)
-    assert sentences(results) == sentences(undisturbed) and formats_run(results) == formats_run(undisturbed)
+    assert describe_results(results) == describe_results(undisturbed) and formats_run(results) == formats_run(
+        undisturbed
+    )
     (started,) = yaml.safe_load(results.question.directory.manifest.read_text())["search"]["start"]
     assert (started["bits"], started["aside"]) == (4, 0)
     other, *_ = go("search.tolerance=2", slots=1)  # another question, at its own start
@@ -211,10 +216,10 @@ def test_the_start_stays_what_it_was_however_often_the_power_goes_and_whatever_i
 def test_widest_is_as_it_was_and_a_folder_that_began_there_goes_on_so(predictions, go):
     results, *_ = go("search.start=widest", slots=1)
     assert formats_run(results) == {"fp32", "e4m3", "e3m2", "e3m0", "e2m0"}
-    assert "It started" not in sentences(results)[0]
+    assert "It started" not in describe_results(results)[0]
     assert "start" not in yaml.safe_load(results.question.directory.manifest.read_text())["search"]
     again, *_ = go(slots=1)
-    assert sentences(again) == sentences(results) and again.chains[0].start == 0
+    assert describe_results(again) == describe_results(results) and again.chains[0].start == 0
     typed, *_ = go("search.start=predicted", slots=1)
     assert typed.chains[0].start == 2 and typed.chains[0].aside == 0
     fewest, *_ = go("search.most_seeds=3", folder="fewest", slots=1)

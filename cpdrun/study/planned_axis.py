@@ -1,4 +1,4 @@
-"""Find the axis of bits of an experiment and the baseline of that axis.
+"""Find the axis of bits of planned runs and the baseline of that axis.
 
 The rules are those of a report (cpdrun.study.axes), applied before any run exists.
 """
@@ -29,7 +29,7 @@ from cpdrun.sweep import Plan, PlannedRun
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlannedAxis:
     """The axis of bits, or `case` if the runs are named cases.
 
     Attributes:
@@ -77,19 +77,8 @@ class Axis:
         against = _as_named(self.key, self.baseline[self.key]) if self.key in self.baseline else None
         return BitsAxis(against=against, elsewhere=beside, has_value=against is not None).baseline_name
 
-    @property
-    def said(self) -> list[str]:
-        """Sentences about the choice of this axis, for the user."""
-        lines = [f"{self.key}: {choices.rule_of(self.key)}"] if self.key in choices.GROUPS else []
-        lines += [f"{self.key} has no fp32: {self.baseline_name} is the widest"] if self.is_widest else []
-        for key in self.held:
-            lines.append(
-                f"{key} names formats too, and is held: search.baseline={{{key}: VALUE}} searches along it"
-            )
-        return lines
 
-
-def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
+def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> PlannedAxis:
     """Return the axis of bits of an experiment.
 
     Args:
@@ -107,7 +96,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
     cases = {str(name) for name in first.axes.get(CASE, ())}
     if CASE in given or FP32 in cases:
         baseline = {CASE: given.get(CASE, FP32)} | {k: v for k, v in given.items() if USUAL.get(k) != v}
-        return Axis(CASE, baseline, [key for key in varies if key != CASE], ())
+        return PlannedAxis(CASE, baseline, [key for key in varies if key != CASE], ())
     values = {FORMAT: first.axes.get(FORMAT, [FP32]), **_of_bits(first, [*varies, *given])}
     key = chosen_axis(values, given)
     held = tuple(other for other in values if other != key and len(values[other]) > 1)
@@ -127,7 +116,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Axis:
             (raw for raw in first.axes.get(key, ()) if formats.same(_as_named(key, raw), found)), found
         )
         baseline = {**given, key: raw}
-    return Axis(key, baseline, [other for other in varies if other != key], held, is_widest)
+    return PlannedAxis(key, baseline, [other for other in varies if other != key], held, is_widest)
 
 
 def named_value(run: PlannedRun, key: str) -> str:
@@ -148,7 +137,7 @@ def value_text(run: PlannedRun, key: str) -> Any:
     return value.get("_target_", key) if typed is None else typed
 
 
-def values_of(axis: Axis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
+def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
     """Return the values of the baseline by the keys under which run records store them, for a report.
 
     A record names the choice of a group only for the axis of bits. For other groups, return the keys of the config in
@@ -206,7 +195,7 @@ def _check(key: str, names: Sequence[Any]) -> None:
     if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
         return
     if is_own(wrong[0]):
-        raise ConfigError(f"{key}={wrong[0]}: a format of your own is searched as format=, not as {key}=")
+        raise ConfigError(f"{key}={wrong[0]}: search a format of your own with format=, not with {key}=")
     try:
         parse_any(wrong[0])
     except ValueError as error:
