@@ -96,6 +96,7 @@ def test_wheels_have_portable_tags_and_package_data(wheels):
         "cpdrun/py.typed",
         "cpdrun/conf/config.yaml",
         "cpdrun/whatif/fitted.json",
+        "cpdrun/report/page/page.html.j2",
         "cpdrun/report/page/page.js",
         "cpdrun/starter/project/waves/network.py",
         "custom_fp/py.typed",

@@ -6,10 +6,9 @@ separated by an empty line. Each paragraph becomes one line of output, so long s
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from cpdrun.report.result_text import join_first
 
 if TYPE_CHECKING:
     import jinja2
@@ -52,6 +51,12 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
+    """Join the first few items of a list, and say how many more there are."""
+    more = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
+
+
 def capital(text: str) -> str:
     """Return a text with a capital first letter. The other letters are kept."""
     return text[:1].upper() + text[1:]
@@ -68,6 +73,6 @@ def _environment() -> "jinja2.Environment":
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {"join_first": join_first, "count": count, "capital": capital}
+    environment.filters |= {"join_first": join_first, "count": count, "capital": capital, "exp": math.exp}
     environment.tests |= {"finite": math.isfinite, "nan": math.isnan}
     return environment
