@@ -2,9 +2,8 @@
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from rich.console import Console
 
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, NotCalibratedError, network
-from cpdrun.record import SweepDir, check_inside, read_manifest, write_text
-from cpdrun.report import best_of, completeness, export, headline, pareto, pivot, tables
+from cpdrun.record import SweepDir, check_inside, write_text
+from cpdrun.report import answers_text, best_of, completeness, export, pareto, pivot, tables
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
-from cpdrun.stats.evidence import Verdict
+from cpdrun.study import answers
 from cpdrun.study.axes.titles import plain
 from cpdrun.study.collect import sweep_names
 from cpdrun.study.errors import ReportError, ReportUsageError
@@ -37,9 +36,10 @@ class Report:
     """The results of a report and the files that it wrote.
 
     Attributes:
-        verdicts: A row for each chain with its verdict, as `headline.verdicts` returns them. A chain holds the
-            candidates of one facet that share a way of scaling.
-        next_command: The search command that adds pairs. It is empty if no verdict is open or the command is not known.
+        verdicts: The fields of `cpdrun.study.answers.ChainVerdict` for each chain. A chain holds the candidates of one
+            facet that share a way of scaling.
+        next_command: The search command that adds pairs. It is empty if more pairs settle nothing or the command is not
+            known.
         sentences: The answer.
         notes: What is missing, failed, mixed or left out, one note an item.
         table: The columns of table.csv.
@@ -134,10 +134,10 @@ def write_report(
         baseline=baseline,
     )
     pivoted = pivot.complete(study, rows, cols) if rows or cols else None
-    (first, matrix), notes = headline.headline(study), completeness.notes(study, sweeps)
-    verdicts = headline.verdicts(study)
-    next_command = _next_command(sweeps, verdicts)
-    first += [f"For more pairs: {next_command}"] if next_command else []
+    next_command = answers.next_command(study, sweeps)
+    first, matrix = answers_text.headline(study, next_command)
+    notes = completeness.notes(study, sweeps)
+    verdicts = [asdict(verdict) for verdict in answers.chain_verdicts(study)]
     answer = [*first, *pareto.sentences(study, costs), *comparison.fewest(study)]
     best = best_of.shown(study)
     _print(console, study, answer, [each for each in (matrix, best) if each is not None], notes)
@@ -189,22 +189,6 @@ def write_report(
     return Report(*said, tables.frame(study), files, found, numbers, fronts)
 
 
-def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
-
-    Returns:
-        The command, or "" if no verdict is open, if there are several sweeps, or if the overrides cannot be read.
-    """
-    if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
-        return ""
-    try:
-        typed = read_manifest(sweeps[0])["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
-    return " ".join(["cpdrun search", *words]) if isinstance(typed, list) and words else ""
-
-
 def _check(
     formats: Sequence[str],
     ci: float | None,
@@ -251,8 +235,8 @@ def _answers_by_question(
     """Return the sentences and the tables that the page shows next to the pictures, by key of `plots.QUESTIONS`."""
     why = worse_groups(study)
     said = {
-        "sure": headline.counts(study),
-        "workers": headline.compare_orders(study),
+        "sure": answers_text.counts(study),
+        "workers": answers_text.order_sentences(study),
         "cost": [*pareto.sentences(study, costs), *comparison.fewest(study)],
         "time": fastest[0] if fastest else [],
         "why": why[0] if why else [],
