@@ -161,9 +161,9 @@ def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, file in {**{name: name for name in COMMANDS}, **MODES}.items():
+    for file in (*COMMANDS, *MODES.values()):
         module = import_module(f"cpdrun.commands.{file}")
-        module.add(commands).set_defaults(run=module.run, command=getattr(module, "DOCUMENT", name))
+        module.add(commands).set_defaults(run=module.run, command=next(iter(module.DOCUMENTS)))
     return parser, commands.choices
 
 

@@ -6,7 +6,7 @@
 Each experiment of explain_fixes.yaml is trained in fp32 and as the file says, both observed. The second run is
 explained, and each proposed fix becomes a further run of the same seed. Then the run is explained again, so that what
 was computed is now measured. A fix works if the run comes within half a point of fp32. It helps if it gives back a
-fifth of what was lost (as `cpdrun.study.diagnosis.neighbors` counts it). Otherwise it does not help. There is one
+fifth of what was lost (as `cpdrun.study.run_comparison` counts it). Otherwise it does not help. There is one
 seed of 360 test samples, of which 3.6 make a point.
 
 All runs are of one commit; a working tree that differs from it is refused. Runs land in results/explain_fixes-COMMIT. A
@@ -27,7 +27,7 @@ import yaml
 from made_by import clean_commit, write_made_by
 
 from cpdrun.record import SweepDir, git_commit, write_json
-from cpdrun.study.axes.titles import plain
+from cpdrun.study.axes import plain
 
 DATA = Path(__file__).with_suffix(".yaml")
 REFERENCE = Path("results/reference/explain")

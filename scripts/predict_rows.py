@@ -28,8 +28,7 @@ from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
 from cpdrun.stats.evidence import differences
 from cpdrun.study.margin import DEFAULT_POINTS
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import worst
+from cpdrun.study.metric import Metric, worst
 from cpdrun.whatif.damage import damage, shown_effects, strictness
 from cpdrun.whatif.effects import ask as ask_effects
 from cpdrun.whatif.failure_model import failure_chance

@@ -35,7 +35,7 @@ from cpdrun.search.settings import WIDEST
 from cpdrun.search.start import predicted_width, start_at
 from cpdrun.stats.evidence import differences
 from cpdrun.stats.ledger import Ledger
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.metric import Metric
 
 COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")

@@ -362,7 +362,7 @@ def test_the_shell_completes_commands_experiments_and_keys(cpdrun, tmp_path, typ
     assert set(offered) <= set(answer.read_text().split("\n"))
 
 
-def test_the_doctor_names_what_is_there_and_what_mends_the_rest(cpdrun):
+def test_the_doctor_names_what_is_there_and_what_fixes_the_rest(cpdrun):
     result = cpdrun("doctor")
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("torch", "custom_fp", "digits", "cores", "Slurm"):

@@ -1,11 +1,12 @@
 """The command `cpdrun doctor`, which reports what this machine has and lacks, and the commands that fix it."""
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 from cpdrun.arguments import add_json, add_mode
 from cpdrun.errors import UserError
+
+DOCUMENTS = {"doctor": "cpdrun.launch.machine.doctor:DoctorDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -18,12 +19,12 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.machine.doctor import examine, print_findings
+    from cpdrun.launch.machine.doctor import DoctorDocument, examine, print_findings
     from cpdrun.record import split_results_dir
 
     results_dir, unknown = split_results_dir(arguments.names)
     if unknown:
         raise UserError(f"cannot read {unknown[0]!r}: doctor takes only results_dir=PATH")
     findings = examine(arguments.results_dir or results_dir)
-    arguments.output.set_result({"findings": [asdict(finding) for finding in findings]})
+    arguments.output.set_result(DoctorDocument(findings))
     return print_findings(arguments.output.console, findings)

@@ -9,8 +9,7 @@ from typing import Any
 from cpdrun.arguments import add_json, add_overrides, positive, several
 from cpdrun.errors import OK, UserError
 
-# The kind of the command's JSON document.
-DOCUMENT = "calibrate"
+DOCUMENTS = {"calibrate": "cpdrun.costmodel.table:CalibrateDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -45,6 +44,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.script import is_script
     from cpdrun.costmodel import forecast, network, print_forecast, read_calibration
+    from cpdrun.costmodel.table import CalibrateDocument
     from cpdrun.launch.machine.calibration import calibrate
     from cpdrun.sweep import plan
 
@@ -67,19 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not networks:
         measured = calibration.network
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
-    output, facts = arguments.output, []
+    output, document = arguments.output, CalibrateDocument(path, calibration, [])
     for name, link in networks.items():
         rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
         print_forecast(output.console, f"{name}, {arguments.algorithm}", rows)
-        facts += [{"network": name, "algorithm": arguments.algorithm, **row.facts()} for row in rows]
-    output.set_result({"calibration": str(path), "measured": calibration.as_json(), "forecast": facts})
+        document.forecast += [row.document(name, arguments.algorithm) for row in rows]
+    output.set_result(document)
     return OK
 
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the first config of each compressor, by the name that a report uses for the compressor."""
     from cpdrun.config.keys import flatten
-    from cpdrun.study.axes.method import method_of
+    from cpdrun.study.group import method_of
 
     found: dict[str, dict[str, Any]] = {}
     for config in configs:

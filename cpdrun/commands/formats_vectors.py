@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,8 +36,22 @@ class NoVectorsError(UserError):
     exit_code = FAILED
 
 
-# The kind of the command's JSON document.
-DOCUMENT = "vectors"
+@dataclass
+class VectorsDocument:
+    """Test vectors of a number format or an accumulator.
+
+    Attributes:
+        file: The file to which the vectors were written, or null if the document contains them.
+        about: What the vectors are, or null if they were written to a file.
+        vectors: The vectors, or null if they were written to a file.
+    """
+
+    file: Path | None
+    about: dict[str, Any] | None
+    vectors: list[Any] | None
+
+
+DOCUMENTS = {"vectors": VectorsDocument}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -96,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked.write_text(json.dumps(request), encoding="utf-8")
         _compute(arguments.name, asked, made)
         if out is not None or arguments.output.as_json:
-            arguments.output.set_result(_facts(made, out))
+            arguments.output.set_result(_document(made, out))
         if out is None and arguments.output.as_json:
             return OK
         if out is None:
@@ -109,12 +124,12 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _facts(made: Path, out: Path | None) -> dict[str, Any]:
-    """Return the data of the JSON document: the vectors, or the file to which they were written."""
+def _document(made: Path, out: Path | None) -> VectorsDocument:
+    """Return the document with the vectors, or with the file to which they were written."""
     if out is not None:
-        return {"file": str(out), "about": None, "vectors": None}
+        return VectorsDocument(out, None, None)
     about, *lines = made.read_text(encoding="utf-8").splitlines()
-    return {"file": None, "about": json.loads(about), "vectors": [json.loads(line) for line in lines]}
+    return VectorsDocument(None, json.loads(about), [json.loads(line) for line in lines])
 
 
 def _request_of_format(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,27 @@
 """The command `cpdrun init`, which writes a starter project."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from cpdrun.arguments import add_json, add_mode
 from cpdrun.errors import OK
+
+
+@dataclass
+class InitDocument:
+    """A starter project that was written.
+
+    Attributes:
+        folder: The folder of the project.
+        files: The paths of its files.
+    """
+
+    folder: Path
+    files: list[Path]
+
+
+DOCUMENTS = {"init": InitDocument}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -29,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Composer() as composer:
         schema = json_text(experiment_schema(composer))
     files = write(arguments.folder, schema)
-    arguments.output.set_result({"folder": str(arguments.folder), "files": [str(file) for file in files]})
+    arguments.output.set_result(InitDocument(arguments.folder, files))
     for file in files:
         arguments.output.print(str(file))
     arguments.output.print(

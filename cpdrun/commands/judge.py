@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, positive
 from cpdrun.errors import OK, UserError
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cpdrun.study.judge.candidates import Boundary, JudgedArm, JudgeQuestion
     from cpdrun.study.judge.session import Decision, SessionState
 
+DOCUMENTS = {"judge": "cpdrun.commands.judge_document:JudgeDocument"}
 # The decision about an idea, by its verdict.
 DECISIONS = {"certified": "keep", "refuted": "drop", "open": "undecided"}
 # The sentence about how runs were paired, by the kind of pairing.
@@ -73,6 +74,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from cpdrun.commands.judge_document import JudgeDocument, candidate_documents, session_document
     from cpdrun.study.judge.candidates import checked_margin, judge_candidates
     from cpdrun.study.judge.session import judge_ideas
     from cpdrun.study.judge.table import Columns, read_table
@@ -95,22 +97,20 @@ def run(arguments: argparse.Namespace) -> int:
     sentences = list(_sentences(question, margin, judged, standing))
     for line in sentences:
         arguments.output.print(line)
-    facts = {
-        "file": table.name,
-        "baseline": question.baseline,
-        "target": question.target,
-        "lower_is_better": question.lower_is_better,
-        "margin": margin,
-        "confidence": question.confidence,
-        "candidates": [_facts(each, question.confidence) for each in judged],
-        "session": None if standing is None else _session_facts(arguments.session, standing),
-        "says": sentences,
-        "notes": arguments.output.notes,
-    }
-    if standing is not None:
-        for row, decision in zip(facts["candidates"], standing.decisions, strict=True):
-            row |= _decision_facts(decision)
-    arguments.output.set_result(facts)
+    arguments.output.set_result(
+        JudgeDocument(
+            file=table.name,
+            baseline=question.baseline,
+            target=question.target,
+            lower_is_better=question.lower_is_better,
+            margin=margin,
+            confidence=question.confidence,
+            candidates=candidate_documents(judged, question.confidence, standing),
+            session=None if standing is None else session_document(arguments.session, standing),
+            says=sentences,
+            notes=arguments.output.notes,
+        )
+    )
     return OK
 
 
@@ -203,7 +203,7 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
     from cpdrun.report.failures_text import failure_bound_text
 
     judgement, counts = judged.judgement, judged.pairs.counts
-    word = str(judged.verdict) if decision is None else DECISIONS[_verdict_of(decision)]
+    word = str(judged.verdict) if decision is None else DECISIONS[decision.verdict]
     parts = [f"{judged.candidate}: {word}."]
     pairs = f"{judgement.pairs} pair{'s' if judgement.pairs != 1 else ''}"
     if question.target is not None:
@@ -227,12 +227,6 @@ def _answer(judged: "JudgedArm", question: "JudgeQuestion", decision: "Decision 
             f"Its evidence is {_power(decision.idea.log_evidence)}; it needs {_power(decision.required)}."
         )
     return " ".join(parts)
-
-
-def _verdict_of(decision: "Decision") -> str:
-    if decision.idea.is_kept:
-        return "certified"
-    return "refuted" if decision.is_dropped else "open"
 
 
 def _interval(low: float, high: float) -> str:
@@ -279,56 +273,6 @@ def _assumptions(question: "JudgeQuestion", judged: "list[JudgedArm]", *, is_ses
     if any(each.pairs.failed for each in judged):
         worst = "the worst value of the table" if question.worst is None else f"{question.worst:g}"
         yield f"In the gap, a failed run counts as {worst} (--worst)."
-
-
-def _facts(judged: "JudgedArm", confidence: float) -> dict[str, Any]:
-    """Return the verdict on an arm as plain data for programs."""
-    judgement, counts, prior = judged.judgement, judged.pairs.counts, judged.judgement.prior
-    more = judgement.more
-    return {
-        "candidate": judged.candidate,
-        "verdict": str(judged.verdict),
-        "pairs": judgement.pairs,
-        "pairing": str(judged.pairs.pairing),
-        "difference": judgement.mean,
-        "low": judgement.low,
-        "high": judgement.high,
-        "own_low": judgement.own_low,
-        "own_high": judgement.own_high,
-        "deviation": judgement.deviation,
-        "prior": {"deviation": prior.deviation, "degrees": prior.degrees} if prior.degrees else None,
-        "is_conditional": math.isinf(prior.degrees),
-        "margin": judged.margin,
-        "error_probability": judged.errors.certify,
-        "more": None if more is None else {"likely": more.likely, "low": more.low, "high": more.high},
-        "runs": counts.ended,
-        "runs_failed": counts.failed,
-        "at_most_fail": counts.at_most(confidence),
-        "pairs_left_out": counts.left_out,
-        "runs_unmatched": judged.pairs.unmatched,
-    }
-
-
-def _decision_facts(decision: "Decision") -> dict[str, Any]:
-    verdict = _verdict_of(decision)
-    return {
-        "verdict": verdict,
-        "decision": DECISIONS[verdict],
-        "idea": decision.idea.name,
-        "number": decision.idea.number,
-        "log_evidence": decision.idea.log_evidence,
-        "log_evidence_required": decision.required,
-    }
-
-
-def _session_facts(path: str, standing: "SessionState") -> dict[str, Any]:
-    return {
-        "file": path,
-        "ideas": standing.ideas,
-        "planned": standing.settings.planned,
-        "kept": standing.kept,
-        "also_kept": standing.also_kept,
-    }
 
 
 def _number(text: str) -> float:

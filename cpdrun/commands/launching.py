@@ -127,7 +127,7 @@ def may_start(
     Raises:
         UserError: The runs cannot be trained. The message has a line for each problem.
     """
-    from cpdrun.sweep.needs import missing_folders, twin
+    from cpdrun.sweep.requirements import missing_folders, smaller_experiment
 
     if _was_cancelled(sweep, cancelled_before, output):
         return False
@@ -135,7 +135,7 @@ def may_start(
         problems, notes = session.preflight(configs, options)
         if problems:
             if any(missing_folders(config) for config in configs):
-                problems[-1] += f". Without it: {twin(configs[0].get('exp'), config_dir)}"
+                problems[-1] += f". Without it: {smaller_experiment(configs[0].get('exp'), config_dir)}"
             raise UserError(*problems)
     for note in notes:
         output.note(note)

@@ -2,10 +2,37 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from cpdrun.arguments import add_json, add_names, count
 from cpdrun.errors import OK, UserError
 from cpdrun.shell.sanitize import visible_line
+
+
+@dataclass
+class RunLog:
+    """The output of a run.
+
+    Attributes:
+        run: The name of the run.
+        log: The file of the output.
+        lines: The lines of the file.
+    """
+
+    run: str
+    log: Path
+    lines: list[str]
+
+
+@dataclass
+class LogsDocument:
+    """The output of the named runs."""
+
+    runs: list[RunLog]
+
+
+DOCUMENTS = {"logs": LogsDocument}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -21,26 +48,19 @@ def run(arguments: argparse.Namespace) -> int:
     from cpdrun.launch.progress.logs import lines, log_of
     from cpdrun.record import find_runs
 
-    output = arguments.output
+    output, rank = arguments.output, arguments.rank
     if arguments.follow and output.as_json:
         raise UserError("--json prints one document and --follow keeps printing, so type only one of them")
     if output.as_json:
-        output.set_result(
-            {
-                "runs": [
-                    {
-                        "run": run.name,
-                        "log": str(log_of(run, arguments.rank)),
-                        "lines": [line.rstrip("\r\n") for line in lines(run, arguments.rank)],
-                    }
-                    for run in find_runs(arguments.names)
-                ]
-            }
-        )
+        found = [
+            RunLog(run.name, log_of(run, rank), [line.rstrip("\r\n") for line in lines(run, rank)])
+            for run in find_runs(arguments.names)
+        ]
+        output.set_result(LogsDocument(found))
         return OK
     try:
         for run in find_runs(arguments.names):
-            for line in lines(run, arguments.rank, follow=arguments.follow):
+            for line in lines(run, rank, follow=arguments.follow):
                 print(visible_line(line) if sys.stdout.isatty() else line, end="", flush=arguments.follow)
     except BrokenPipeError:  # `cpdrun logs RUN | head`
         sys.stderr.close()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
 
+DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
 # The maximum width of a table, in characters.
 WIDEST = 1000
 
@@ -136,7 +137,7 @@ def _show(
     console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
     """Print the table and then the sentences, so that the answer is at the end of the screen."""
-    from cpdrun.report.prediction import make_table, summarize, to_document
+    from cpdrun.report.prediction import make_table, predict_document, summarize
 
     table = make_table(chains)
     if not console.is_terminal:  # because a file has no maximum width
@@ -147,18 +148,17 @@ def _show(
     for line in summarize(chains, context):
         console.print(line, soft_wrap=True, markup=False)
     output = arguments.output
-    output.set_result({"dry_run": False, **to_document(chains, context), "notes": output.notes})
+    output.set_result(predict_document(chains, context, output.notes))
 
 
 def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
+    from cpdrun.report.prediction import ObservedRun, PredictDocument
+
     for each in found:
         how = "is trained and observed" if each.is_there else "would be trained and observed"
         console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
-    runs = [
-        {"run": str(each.folder.path), "is_there": each.is_there, "serves": list(each.serves)}
-        for each in found
-    ]
-    arguments.output.set_result({"dry_run": True, "runs": runs, "notes": arguments.output.notes})
+    runs = [ObservedRun(str(each.folder.path), each.is_there, list(each.serves)) for each in found]
+    arguments.output.set_result(PredictDocument(dry_run=True, notes=arguments.output.notes, runs=runs))
 
 
 def _train(

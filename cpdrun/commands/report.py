@@ -10,6 +10,7 @@ from typing import Any
 from cpdrun.arguments import add_json, add_names, several
 from cpdrun.errors import OK, UserError
 
+DOCUMENTS = {"report": "cpdrun.report.document:ReportDocument"}
 # The help of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
         console=arguments.output.console,
     )
-    arguments.output.set_result(made.as_json())
+    arguments.output.set_result(made.document())
     return OK
 
 

@@ -9,8 +9,7 @@ from cpdrun.errors import OK, UserError
 if TYPE_CHECKING:
     from cpdrun.record import RunDir
 
-# The kind of the command's JSON document.
-DOCUMENT = "explain"
+DOCUMENTS = {"explain": "cpdrun.report.diagnosis.explanation:Explanation"}
 
 
 def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
@@ -32,7 +31,7 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
     if len(runs) != 1:
         raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")
     found = explain(diagnose(runs[0]))
-    arguments.output.set_result(found.as_json(), DOCUMENT)
+    arguments.output.set_result(found, "explain")
     for line in found.sentences:
         arguments.output.print(line)
     return OK

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
 
+DOCUMENTS = {"search": "cpdrun.search.documents:SearchDocument"}
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     search = commands.add_parser(
@@ -155,7 +157,7 @@ def _say_what_was_found(
     went = {
         "dry_run": arguments.dry_run,
         "forecast": forecast,
-        "summaries": [summary.facts() for summary in summaries],
+        "summaries": [summary.document() for summary in summaries],
     }
     output.set_result({**facts(results), **went, "notes": output.notes})
     if trouble is not None:

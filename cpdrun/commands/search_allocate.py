@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
-# The kind of the command's JSON document.
-DOCUMENT = "screen"
+DOCUMENTS = {"screen": "cpdrun.search.documents:ScreenDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -54,7 +53,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     from cpdrun.search.allocate.results import Round, read
     from cpdrun.search.allocate.words import asked_lines, facts
     from cpdrun.sweep import listed
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.run_states import run_states
 
     with before_a_start():
         if not arguments.dry_run:
@@ -66,7 +65,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     while True:
         for line in asked_lines(question):
             console.print(line, soft_wrap=True, markup=False)
-        found = standing(question.plan)
+        found = run_states(question.plan)
         to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
         console.print(
             f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 # Keys that the search chooses itself or that follow from the folder.
 IMPLIED = ("seed", "name", "results_dir")
 
-# The kind of the command's JSON document.
-DOCUMENT = "next"
+DOCUMENTS = {"next": "cpdrun.search.documents:NextDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:

@@ -5,6 +5,8 @@ import argparse
 from cpdrun.arguments import add_json, add_names
 from cpdrun.errors import OK, UserError
 
+DOCUMENTS = {"status": "cpdrun.launch.progress.status:StatusDocument"}
+
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show the progress of a sweep, run by run")
@@ -15,14 +17,14 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.progress.status import facts, print_status
+    from cpdrun.launch.progress.status import StatusDocument, print_status, sweep_document
     from cpdrun.record import find_sweeps
 
     output = arguments.output
     if arguments.watch and arguments.json:
         raise UserError("--json prints one document and --watch keeps printing, so type only one of them")
     sweeps = find_sweeps(arguments.names)
-    output.set_result({"sweeps": [facts(sweep) for sweep in sweeps]})
+    output.set_result(StatusDocument([sweep_document(sweep) for sweep in sweeps]))
     if not output.as_json:
         for sweep in sweeps:
             print_status(output.console, sweep, watch=arguments.watch)

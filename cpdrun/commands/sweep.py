@@ -2,8 +2,7 @@
 
 import argparse
 import math
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from cpdrun.study.metric import Metric
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
-    from cpdrun.sweep.standing import Standing
+    from cpdrun.sweep.run_states import RunStates
+
+DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -58,11 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     """Plan the sweep, train the runs that are not done, and return the exit code."""
+    from cpdrun.commands.sweep_document import SweepDocument
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
     from cpdrun.sweep import listed, plan, write_manifest
-    from cpdrun.sweep.dry_run import facts, print_config, print_dry_run
-    from cpdrun.sweep.standing import standing
+    from cpdrun.sweep.dry_run import describe_sweep, print_config, print_dry_run
+    from cpdrun.sweep.run_states import run_states
 
     options, output = options_of(arguments), arguments.output
 
@@ -86,7 +88,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     runs = [(sweep.directory.run(run.name), run.config) for run in sweep.runs]
     for line in read_metrics_again(runs, dry_run=arguments.dry_run):
         output.print(line)
-    found = standing(sweep)
+    found = run_states(sweep)
     not_done = set(State) - {State.DONE}
     wanted = {"failed": {State.FAILED}, "all": set(State), "changed": not_done, None: not_done}
     again = set(found.changed) if arguments.rerun == "changed" else set()
@@ -102,9 +104,11 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     odd = [text for name, text in found.odd.items() if arguments.rerun != "all" or name not in found.states]
     for text in odd:
         output.note(text, kind="error")
-    planned = facts(sweep, found, to_run, options)
-    planned |= {"dry_run": arguments.dry_run, "summary": None, "seed_power": None}
-    output.set_result({**planned, "notes": output.notes})
+    description = describe_sweep(sweep, found, to_run, options)
+    document = SweepDocument(
+        **vars(description), dry_run=arguments.dry_run, summary=None, seed_power=None, notes=output.notes
+    )
+    output.set_result(document)
     if arguments.dry_run:
         if not output.as_json:
             print_dry_run(sweep, found, to_run, options, arguments.config_dir)
@@ -113,7 +117,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
         if sweep.question:
             with writing(sweep.directory.path):
                 write_manifest(sweep)
-        output.set_result({**planned, "seed_power": _conclude(sweep, output), "notes": output.notes})
+        document.seed_power = _conclude(sweep, output)
         output.print(f"Nothing to do. For the report: cpdrun report {sweep.directory.path}")
         return FAILED if odd else OK
     anew = {r.name for r in to_run} if arguments.rerun == "all" else again
@@ -121,13 +125,13 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     if summary is None:
         return INTERRUPTED
     has_ended = options.wait and summary.exit_code != INTERRUPTED
-    power = _conclude(sweep, output) if has_ended else None
+    document.summary = summary.document()
+    document.seed_power = _conclude(sweep, output) if has_ended else None
     if summary.exit_code == OK and options.wait:
         output.print(f"For the report: cpdrun report {sweep.directory.path}")
-    after = facts(sweep, standing(sweep), to_run, options)
-    kept = {key: planned[key] for key in ("to_run", "seconds", "scripts", "problem")}
-    told = {**planned, **after, **kept, "summary": summary.facts(), "seed_power": power}
-    output.set_result({**told, "notes": output.notes})
+    after = describe_sweep(sweep, run_states(sweep), to_run, options)
+    document.plan, document.done, document.missing = after.plan, after.done, after.missing
+    document.runs = after.runs
     return summary.exit_code or (FAILED if odd else OK)
 
 
@@ -157,8 +161,7 @@ def _launch(
     from cpdrun.launch.first_run import FirstRun
     from cpdrun.record import forget
     from cpdrun.report.study_text import ignored_texts
-    from cpdrun.study.collect import collect
-    from cpdrun.study.runs.ignored import ignored
+    from cpdrun.study.collect import collect, ignored
     from cpdrun.sweep import write_manifest
 
     output = arguments.output
@@ -186,13 +189,13 @@ def _launch(
     return summary
 
 
-def _conclude(sweep: "Plan", output: "Output") -> dict[str, Any] | None:
+def _conclude(sweep: "Plan", output: "Output") -> "SeedPower | None":
     """Record the tested hypotheses in sweep.yaml, and print which differences the seeds can settle.
 
     Returns:
-        The power of the seeds as plain data for programs, or None if no runs are compared.
+        The power of the seeds, or None if no runs are compared.
     """
-    from cpdrun.study.errors import ReportError
+    from cpdrun.study import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
     from cpdrun.sweep.manifest import write_ledger
@@ -209,7 +212,7 @@ def _conclude(sweep: "Plan", output: "Output") -> dict[str, Any] | None:
     if power is None:
         return None
     output.print(describe_seed_power(power, study.metric))
-    return asdict(power) | {"limited_by_test_set": power.is_limited_by_test_set}
+    return power
 
 
 def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
@@ -223,7 +226,7 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
         return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))
 
     margin = metric.show_tolerance(power.margin * metric.scale)
-    if power.is_limited_by_test_set:
+    if power.limited_by_test_set:
         return (
             f"{power.test_samples:.0f} test samples cannot settle {margin} with any number of seeds, only differences "
             f"of about {show(power.test_set_settles)}."
@@ -239,13 +242,13 @@ def describe_seed_power(power: "SeedPower", metric: "Metric") -> str:
 
 
 def _notes(
-    sweep: "Plan", found: "Standing", to_run: "list[PlannedRun]", options: "LaunchOptions"
+    sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
     """Return notes that the user should read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
-    from cpdrun.sweep.idle import idle_settings
+    from cpdrun.sweep.ignored_settings import ignored_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
@@ -253,7 +256,7 @@ def _notes(
     if jobs:
         of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
-    idle = idle_settings(sweep.given, [run.config for run in sweep.runs])
+    idle = ignored_settings(sweep.given, [run.config for run in sweep.runs])
     seeds = seed_note(sweep.runs[0].config, sweep.typed)
     return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from cpdrun.launch import Session, Summary
     from cpdrun.record import SweepDir
 
-# The kind of the command's JSON document.
-DOCUMENT = "work"
+DOCUMENTS = {"work": "cpdrun.launch.summary:WorkDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -35,16 +34,17 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.compose import Composer
     from cpdrun.launch import Session
+    from cpdrun.launch.summary import JoinedSweep, WorkDocument
     from cpdrun.record import find_sweeps
 
     with Composer() as composer:
         launcher = composer.file("launcher", "local")
-    code, went = OK, list[dict[str, Any]]()
-    arguments.output.set_result({"sweeps": went, "notes": arguments.output.notes})
+    code, document = OK, WorkDocument([], arguments.output.notes)
+    arguments.output.set_result(document)
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
             worked, summary = _work(sweep, launcher, arguments, session)
-            went.append({"sweep": str(sweep.path), "summary": summary and summary.facts()})
+            document.sweeps.append(JoinedSweep(str(sweep.path), summary and summary.document()))
             if worked == INTERRUPTED:
                 return INTERRUPTED
             code = code or worked

@@ -6,6 +6,7 @@ the script's code but not the settings that say where its metrics are.
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -63,13 +64,65 @@ UNUSED: dict[str, Any] = {
 
 
 def run_name(config: Mapping[str, Any]) -> str:
-    """Return `<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a or train-fp32-nvfp4-w1-s0-5a11c0ffee."""
-    script = is_script(config)
-    model = stem(config["script"]) if script else config["model"]["_target_"].rsplit(".", 1)[-1].lower()
+    """Return the name of a run, `<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a.
+
+    The slug is for people. It contains the model or script, the format of the gradients, the recipe, the method of
+    synchronization if it is not a plain all-reduce, the case, the number of workers and the seed. A recipe replaces the
+    format of the gradients if that is fp32. The hash identifies the run: folders with an older slug are found by it.
+    """
+    model = stem(config["script"]) if is_script(config) else _class_name(config["model"])
+    recipe = config.get("recipe")
+    recipes = [recipe] if isinstance(recipe, str) and recipe != "fp32" else []
+    formats = [config["format"]] if config["format"] != "fp32" or not recipes else []
+    aps = ["aps"] if config["aps"] else []
+    case = [_slug(str(config["case"]))] if config.get("case") is not None else []
+    numbers = [f"w{config['world_size']}", f"s{config['seed']}"]
+    slug = [model, *formats, *aps, *recipes, *_sync_slug(config), *case, *numbers]
+    return f"{'-'.join(filter(None, slug))}-{identity_hash(config)}"
+
+
+def cell_name(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's cell, which is all runs that differ in the seed only.
+
+    The ledger of hypotheses in sweep.yaml contains these names, so their form must never change.
+    """
+    script, config = is_script(config), {**config, "seed": 0}
+    model = stem(config["script"]) if script else _class_name(config["model"])
     aps = ["aps"] if config["aps"] else []
     recipe = [str(config["recipe"])] if script and config.get("recipe") else []
-    slug = [model, config["format"], *aps, *recipe, f"w{config['world_size']}", f"s{config['seed']}"]
+    slug = [model, config["format"], *aps, *recipe, f"w{config['world_size']}", "s0"]
     return f"{'-'.join(slug)}-{identity_hash(config)}"
+
+
+def hash_in(name: str) -> str:
+    """Return the hash at the end of a run's name, or "" if the name has none."""
+    match = re.search(r"-([0-9a-f]{10})$", name)
+    return match[1] if match else ""
+
+
+def _sync_slug(config: Mapping[str, Any]) -> list[str]:
+    """Return the parts of a slug that say how workers synchronize, or none for a plain all-reduce."""
+    sync = config.get("sync")
+    if not isinstance(sync, Mapping) or not isinstance(sync.get("_target_"), str):
+        return []
+    name = _class_name(sync)
+    parts = [] if name == "allreducesync" else [name.removesuffix("sync")]
+    compressor = sync.get("compressor")
+    if isinstance(compressor, Mapping) and isinstance(compressor.get("_target_"), str):
+        parts += [kind] if (kind := _class_name(compressor)) != "rounded" else []
+    for key, usual in (("order", "hierarchical"), ("rounding", "nearest_even")):
+        if (value := sync.get(key, usual)) != usual:
+            parts.append(_slug(str(value)))
+    return parts + ["kahan"] * bool(sync.get("kahan"))
+
+
+def _class_name(section: Mapping[str, Any]) -> str:
+    return section["_target_"].rsplit(".", 1)[-1].lower()
+
+
+def _slug(text: str) -> str:
+    """Return a text as a part of a folder's name: at most 24 lower-case letters, digits and underscores."""
+    return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_.")[:24]
 
 
 def identity_hash(config: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Print predicted step times and speed-ups by the number of workers, with a column for each format."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -22,10 +22,54 @@ class CostForecast:
     cost: StepCost
     speedup: float
 
-    def facts(self) -> dict[str, Any]:
-        """Return the row for programs. Times are in seconds per step."""
-        cost = {**asdict(self.cost), "total_s": self.cost.total_s}
-        return {"format": self.format, "workers": self.workers, **cost, "speedup": self.speedup}
+    def document(self, network: str, algorithm: str) -> "ForecastRow":
+        """Return the forecast as a part of a command's document."""
+        times = {**vars(self.cost), "total_s": self.cost.total_s}
+        return ForecastRow(network, algorithm, self.format, self.workers, **times, speedup=self.speedup)
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """The predicted cost of a step of one format with one number of workers. Times are in seconds per step.
+
+    Attributes:
+        network: The name of the network.
+        algorithm: How gradients are added.
+        format: The name of the format.
+        workers: The number of workers.
+        compute_s: The worker's own computation.
+        agreement_s: The time to agree on scales, with APS.
+        exchange_s: The time to pack, send, add and unpack.
+        exposed_s: The part of agreement and exchange that computation does not hide.
+        total_s: The time of the step.
+        speedup: The speed-up over a single worker.
+    """
+
+    network: str
+    algorithm: str
+    format: str
+    workers: int
+    compute_s: float
+    agreement_s: float
+    exchange_s: float
+    exposed_s: float
+    total_s: float
+    speedup: float
+
+
+@dataclass
+class CalibrateDocument:
+    """A measurement of this machine, and the predicted time of a step on other networks.
+
+    Attributes:
+        calibration: The file with the measurement.
+        measured: The measurement.
+        forecast: The predictions.
+    """
+
+    calibration: Path
+    measured: Calibration
+    forecast: list[ForecastRow]
 
 
 def forecast(

@@ -1,7 +1,7 @@
 """What is launched, and the one interface of everything that can launch it."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -58,12 +58,24 @@ class Event:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `cpdrun doctor`: `no` is absent and not needed; `broken` keeps runs from working."""
+    """A line of `cpdrun doctor`.
+
+    Attributes:
+        what: The part of the machine, such as "torch" or "results".
+        state: Whether the part is there. "no" means that it is absent and not needed, and "broken" that runs fail.
+        text: What was found.
+        fix: The command or setting that fixes it, or "".
+        mend: The former name of `fix`, for one release.
+    """
 
     what: str
     state: Literal["ok", "no", "broken"]
     text: str
-    mend: str = ""
+    fix: str = ""
+    mend: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mend", self.fix)
 
 
 class Executor(ABC):

@@ -2,11 +2,89 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 from cpdrun.launch.base import Event, Job
 from cpdrun.record import Ending, RunDir
+
+
+@dataclass
+class FailedRun:
+    """A run that failed.
+
+    Attributes:
+        run: The name of the run.
+        reason: Why it failed.
+    """
+
+    run: str
+    reason: str
+
+
+@dataclass
+class LeftRunning:
+    """Processes that outlive their run.
+
+    Attributes:
+        run: The name of the run.
+        processes: The processes as text.
+    """
+
+    run: str
+    processes: str
+
+
+@dataclass
+class SummaryDocument:
+    """The numbers of runs of a launch by how they ended.
+
+    Attributes:
+        done: The number of runs that finished.
+        diverged: The number of runs that diverged.
+        did_not_learn: The number of runs that did not learn.
+        failed: The runs that failed.
+        interrupted: The number of runs that are left to do because the launch was stopped.
+        submitted: The number of runs that were handed to a scheduler. Their results are not known yet.
+        wall_seconds: How long the launch took.
+        left_running: Processes that outlive their runs.
+        training_share: The share of the core-seconds that was training. None if no run ended on this machine.
+    """
+
+    done: int
+    diverged: int
+    did_not_learn: int
+    failed: list[FailedRun]
+    interrupted: int
+    submitted: int
+    wall_seconds: float
+    left_running: list[LeftRunning]
+    training_share: float | None
+
+
+@dataclass
+class JoinedSweep:
+    """A sweep whose waiting runs were trained.
+
+    Attributes:
+        sweep: The folder of the sweep.
+        summary: The numbers of runs by how they ended, or null if no run was left.
+    """
+
+    sweep: str
+    summary: SummaryDocument | None
+
+
+@dataclass
+class WorkDocument:
+    """The runs that `cpdrun sweep --join` has trained.
+
+    Attributes:
+        sweeps: The sweeps that were named.
+        notes: What a user should know in addition.
+    """
+
+    sweeps: list[JoinedSweep]
+    notes: list[str]
 
 
 @dataclass
@@ -29,11 +107,11 @@ class Summary:
             return FAILED
         return INTERRUPTED if self.interrupted else OK
 
-    def facts(self) -> dict[str, Any]:
-        """For programs; of runs that were handed to a scheduler nothing is known yet."""
-        failed = [{"run": run.name, "reason": reason} for run, reason in self.failed]
-        left_running = [{"run": run.name, "processes": processes} for run, processes in self.left_running]
-        return {**vars(self), "failed": failed, "left_running": left_running}
+    def document(self) -> SummaryDocument:
+        """Return the summary as a part of a command's document."""
+        failed = [FailedRun(run.name, reason) for run, reason in self.failed]
+        left_running = [LeftRunning(run.name, processes) for run, processes in self.left_running]
+        return SummaryDocument(**{**vars(self), "failed": failed, "left_running": left_running})
 
 
 class Tally:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cpdrun.config.identity import hash_in
 from cpdrun.record.entries import EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
@@ -309,6 +310,28 @@ class SweepDir:
 
     def run(self, name: str) -> RunDir:
         return RunDir(self.runs_folder / name)
+
+    def find(self, name: str) -> RunDir:
+        """Return the run with this name. If it has no folder, return the run whose folder has the same hash, if any."""
+        run = self.run(name)
+        return run if run.path.exists() else self.run(self.names_by_hash().get(hash_in(name), name))
+
+    def names_by_hash(self) -> dict[str, str]:
+        """Return the names of all folders of runs, by the hash in the name.
+
+        The hash identifies a run, because former versions of cpdrun gave it another slug. If several folders have the
+        same hash, a finished one takes precedence.
+        """
+        try:
+            names = sorted(path.name for path in self.runs_folder.iterdir())
+        except OSError:
+            return {}
+        found: dict[str, str] = {}
+        for name in names:
+            digest = hash_in(name)
+            if digest and (digest not in found or self.run(name).done.exists()):
+                found[digest] = name
+        return found
 
     @property
     def is_there(self) -> bool:

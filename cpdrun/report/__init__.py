@@ -10,7 +10,7 @@ from cpdrun.shell.callable_package import is_function_too
 
 if TYPE_CHECKING:
     from cpdrun.report.write import Report, write_report
-    from cpdrun.study.errors import ReportError, ReportUsageError
+    from cpdrun.study import ReportError, ReportUsageError
 
 __all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     if name in ("Report", "write_report"):
         from cpdrun.report import write as source
     elif name in ("ReportError", "ReportUsageError"):
-        from cpdrun.study import errors as source
+        import cpdrun.study as source
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(source, name)

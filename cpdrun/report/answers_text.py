@@ -10,11 +10,11 @@ from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_s
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study import answers
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study.axes import axis_text, axis_title
 from cpdrun.study.completeness import mixed_code
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 
 def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:

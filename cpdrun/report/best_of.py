@@ -2,7 +2,7 @@
 
 A facet with one learning rate compares formats at a value that may suit only one of them. A fair comparison gives each
 format and the baseline its own value. This module chooses the value with the best mean over the compared seeds
-(`cpdrun.stats.tuning`). This choice makes every row look better than it is, so the table certifies nothing.
+(`cpdrun.stats.means`). This choice makes every row look better than it is, so the table certifies nothing.
 `cpdrun search` with search.tune chooses the value on other seeds and certifies.
 
 Tuned axes are the keys of `optim` that have numbers: lr, momentum and weight_decay. They are tuned for each training
@@ -20,15 +20,15 @@ import pandas as pd
 
 from cpdrun.report.study_text import tuned_text
 from cpdrun.report.tables import Shown, column
-from cpdrun.stats.tuning import choose, edges
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import (
+from cpdrun.stats.means import choose, edges
+from cpdrun.study import formats
+from cpdrun.study.axes import (
     axis_text,
     axis_title,
     short_titles,
 )
 from cpdrun.study.collect import FORMAT, identity
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 SECTION = "optim"

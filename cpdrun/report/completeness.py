@@ -8,9 +8,8 @@ from custom_fp.formats.synonyms import naming_notes
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.result_text import join_first
 from cpdrun.report.study_text import ignored_texts, question_notes
-from cpdrun.study.axes.formats import bits
-from cpdrun.study.collect import SEED, UNREADABLE, finished, sweep_names
-from cpdrun.study.runs.ignored import ignored
+from cpdrun.study.collect import SEED, UNREADABLE, finished, ignored, sweep_names
+from cpdrun.study.formats import bits
 from cpdrun.study.study import Study
 
 # The largest number of unreadable runs that get their own line.

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.stats.failures import FailureCounts
-from cpdrun.stats.identical import identical_groups
+from cpdrun.stats.failures import FailureCounts, identical_groups
 
 
 def failures_text(counts: FailureCounts, candidate: str = "") -> str:

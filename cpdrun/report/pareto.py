@@ -8,7 +8,7 @@ from cpdrun.report.cost.axes import COSTS, Cost
 from cpdrun.report.cost.front import front, knee
 from cpdrun.report.methods.comparison import label
 from cpdrun.report.result_text import gap_text, join_first
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 # The largest number of facets that get sentences. The pictures show all facets.

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cpdrun.report.tables import Shown, column
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study import ReportUsageError, formats
+from cpdrun.study.axes import axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, FORMAT, identity
-from cpdrun.study.errors import ReportUsageError
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.group import Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 
 def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:

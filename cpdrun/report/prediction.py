@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.whatif.failure_model import Chance, fitted_model
+from cpdrun.shell.document import optional
+from cpdrun.whatif.damage import Damage
+from cpdrun.whatif.failure_model import Chance, Outcome, fitted_model
 from cpdrun.whatif.forecast import ChainForecast, Forecast, ranked
 
 MOST_NAMED, MOST_RANKED = 3, 12
@@ -150,38 +151,149 @@ def _style(chance: Chance) -> str:
     return "green" if chance.high <= HARDLY_FAILS else "red" if chance.low >= SURELY_FAILS else "yellow"
 
 
-def to_document(chains: Sequence[ChainForecast], context: Context) -> dict[str, Any]:
-    """Return the prediction as plain data, with None for numbers that are not known."""
-    return {
-        "tolerance": context.margin,
-        "baseline": context.baseline,
-        "observed": list(context.observed),
-        "chains": [_chain_document(chain) for chain in chains],
-        "ranking": [forecast.subject.label for forecast in ranked(chains)],
-        "says": summarize(chains, context),
-    }
+@dataclass
+class PredictedCandidate:
+    """The prediction for a candidate. Figures that are not known are null.
+
+    Attributes:
+        candidate: The label of the candidate.
+        run: The name of the candidate in the forecast.
+        bits: The bits per value.
+        probability: The probability that it fails, which means that it is worse by more than the margin. It is a mean
+            over networks.
+        low: The lower end of the 80 % range of this probability.
+        high: The upper end of this range.
+        underflow: The share of gradients that become zero.
+        saturation: The share of gradients that exceed the largest value.
+        snr_db: The signal-to-noise ratio of the gradients in decibels.
+        bias: The relative bias of the gradients.
+        cosine: The cosine between the gradients and their rounded values.
+        sum_error: The relative error of the sum over workers.
+        growth: How much the error grows with the workers.
+        update_lost: The share of updates that are lost.
+        features: The damage from which the probability follows, in log10 odds.
+        not_seen: The parts of the configuration that the observation does not cover.
+        trained: What the candidate's own runs showed, or null if it was not trained.
+    """
+
+    candidate: str
+    run: str
+    bits: float
+    probability: float | None
+    low: float | None
+    high: float | None
+    underflow: float | None
+    saturation: float | None
+    snr_db: float | None
+    bias: float | None
+    cosine: float | None
+    sum_error: float | None
+    growth: float | None
+    update_lost: float | None
+    features: Damage
+    not_seen: list[str]
+    trained: Outcome | None
 
 
-def _chain_document(chain: ChainForecast) -> dict[str, Any]:
-    ends = {"smallest": chain.narrowest(), "from": chain.narrowest("low"), "to": chain.narrowest("high")}
-    return {
-        "chain": chain.label,
-        **{key: end.subject.label if end else None for key, end in ends.items()},
-        **{f"{key}_bits": end.subject.bits if end else None for key, end in ends.items()},
-        "candidates": [_candidate_document(forecast) for forecast in chain],
-    }
+@dataclass
+class PredictedChain:
+    """The predictions for the candidates that share a way of scaling.
+
+    Attributes:
+        chain: The way of scaling.
+        smallest: The narrowest format that is likely good enough.
+        from_: The narrowest format that may be good enough, at the optimistic end of the 80 % range.
+        to: The narrowest format that is good enough at the other end of this range.
+        smallest_bits: The bits of `smallest`.
+        from_bits: The bits of `from`.
+        to_bits: The bits of `to`.
+        candidates: The candidates.
+    """
+
+    chain: str
+    smallest: str | None
+    from_: str | None
+    to: str | None
+    smallest_bits: float | None
+    from_bits: float | None
+    to_bits: float | None
+    candidates: list[PredictedCandidate]
 
 
-def _candidate_document(forecast: Forecast) -> dict[str, Any]:
-    return {
-        "candidate": forecast.subject.label,
-        "run": forecast.subject.name,
-        "bits": forecast.subject.bits,
-        "probability": forecast.chance.mean,
-        "low": forecast.chance.low,
-        "high": forecast.chance.high,
+@dataclass
+class ObservedRun:
+    """A run that is trained and observed.
+
+    Attributes:
+        run: The folder of the run.
+        is_there: Whether it is trained already.
+        serves: The candidates whose prediction uses it.
+    """
+
+    run: str
+    is_there: bool
+    serves: list[str]
+
+
+@dataclass
+class PredictDocument:
+    """The ranking of formats and their probability of failing. A dry run only has the runs that would be trained.
+
+    Attributes:
+        dry_run: Whether the runs were only planned.
+        notes: What a user should know in addition.
+        runs: For a dry run: the runs that would be observed.
+        tolerance: The margin as it is shown.
+        baseline: The name of the baseline.
+        observed: The folders of the observed runs.
+        chains: The predictions.
+        ranking: The candidates in the order of their probability of failing, the most likely to be good enough first.
+        says: The answer in sentences.
+    """
+
+    dry_run: bool
+    notes: list[str]
+    runs: list[ObservedRun] | None = optional()
+    tolerance: str | None = optional()
+    baseline: str | None = optional()
+    observed: list[str] | None = optional()
+    chains: list[PredictedChain] | None = optional()
+    ranking: list[str] | None = optional()
+    says: list[str] | None = optional()
+
+
+def predict_document(chains: Sequence[ChainForecast], context: Context, notes: list[str]) -> PredictDocument:
+    """Return the document of a prediction for programs."""
+    return PredictDocument(
+        dry_run=False,
+        notes=notes,
+        tolerance=context.margin,
+        baseline=context.baseline,
+        observed=list(context.observed),
+        chains=[_predicted_chain(chain) for chain in chains],
+        ranking=[forecast.subject.label for forecast in ranked(chains)],
+        says=list(summarize(chains, context)),
+    )
+
+
+def _predicted_chain(chain: ChainForecast) -> PredictedChain:
+    ends = [
+        end and end.subject for end in (chain.narrowest(), chain.narrowest("low"), chain.narrowest("high"))
+    ]
+    labels, bits = [end and end.label for end in ends], [end and end.bits for end in ends]
+    return PredictedChain(chain.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in chain])
+
+
+def _predicted_candidate(forecast: Forecast) -> PredictedCandidate:
+    return PredictedCandidate(
+        candidate=forecast.subject.label,
+        run=forecast.subject.name,
+        bits=forecast.subject.bits,
+        probability=forecast.chance.mean,
+        low=forecast.chance.low,
+        high=forecast.chance.high,
         **forecast.measured,
-        "features": asdict(forecast.damage),
-        "not_seen": list(forecast.uncovered),
-        "trained": None if forecast.outcome is None else asdict(forecast.outcome),
-    }
+        features=forecast.damage,
+        not_seen=list(forecast.uncovered),
+        trained=forecast.outcome,
+    )

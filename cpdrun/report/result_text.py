@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
-from cpdrun.study.axes.titles import axis_text, axis_title, is_strategy
+from cpdrun.study.axes import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE
 from cpdrun.study.metric import Metric
 from cpdrun.study.outlook import Outlook, outlook
 
 if TYPE_CHECKING:
-    from cpdrun.study.groups.group import Group
+    from cpdrun.study.group import Group
     from cpdrun.study.study import Study
 
 

@@ -5,19 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.stats.ledger import Start
-from cpdrun.stats.tuning import edges
-from cpdrun.study.axes.bits_axis import FP32, BitsAxis
-from cpdrun.study.axes.choices import GROUPS, RECIPE
-from cpdrun.study.axes.titles import axis_text, axis_title, plain, short_titles
-from cpdrun.study.collect import SEED
-from cpdrun.study.groups.tuned import CHOOSES, NOT_CHOSEN, USE, Tune
+from cpdrun.stats.means import edges
+from cpdrun.study.axes import FP32, BitsAxis, axis_text, axis_title, plain, short_titles
+from cpdrun.study.choices import GROUPS, RECIPE
+from cpdrun.study.collect import SEED, IgnoredSetting
 from cpdrun.study.margin import Margin
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.ignored import IgnoredSetting
-from cpdrun.study.runs.learnt import guess
+from cpdrun.study.metric import Metric, guess
+from cpdrun.study.search_record import CHOOSES, NOT_CHOSEN, USE, Tune
 
 if TYPE_CHECKING:
-    from cpdrun.study.groups.group import Group
+    from cpdrun.study.group import Group
     from cpdrun.study.study import BaselineProblem, Study
 
 

@@ -76,7 +76,7 @@ def shades(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
-# The looks of the families of methods (cpdrun.study.axes.method) by name. The colors are those of Okabe and Ito and two
+# The looks of the families of methods (cpdrun.study.group) by name. The colors are those of Okabe and Ito and two
 # of Tol's, and each marker occurs once.
 METHODS = {
     look.label: look

@@ -8,13 +8,13 @@ import pandas as pd
 from cpdrun.report.cost.axes import bit_operations, show_bytes, show_count, show_transistors, transistors
 from cpdrun.report.result_text import gap_text, own_interval_text
 from cpdrun.stats.evidence import Judgement, Verdict
-from cpdrun.stats.moments import deviation
-from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.stats.means import deviation
+from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.tuned import USE
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.group import Group
+from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 # The figures of what a worker keeps in memory, by heading.
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}

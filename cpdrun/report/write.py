@@ -16,13 +16,14 @@ from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import answers_text, best_of, completeness, export, pareto, pivot, tables
 from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.diagnosis.worse_groups import worse_groups
+from cpdrun.report.document import ReportDocument
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.report.page import html, markup, pictures
 from cpdrun.report.page.table_files import TABLES
-from cpdrun.study import answers
-from cpdrun.study.axes.titles import plain
+from cpdrun.study import ReportError, ReportUsageError, answers
+from cpdrun.study.answers import ChainVerdict
+from cpdrun.study.axes import plain
 from cpdrun.study.collect import sweep_names
-from cpdrun.study.errors import ReportError, ReportUsageError
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 
@@ -59,18 +60,18 @@ class Report:
     crossover: pd.DataFrame | None
     fronts: list[dict[str, Any]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data, with None for numbers that are not known."""
-        return {
-            "verdicts": self.verdicts,
-            "next_command": self.next_command or None,
-            "sentences": self.sentences,
-            "notes": self.notes,
-            "table": _records(self.details),
-            "fronts": self.fronts,
-            "crossover": [] if self.crossover is None else _records(self.crossover),
-            "files": [str(file) for file in self.files],
-        }
+    def document(self) -> ReportDocument:
+        """Return the document of the report for programs."""
+        return ReportDocument(
+            verdicts=[ChainVerdict(**row) for row in self.verdicts],
+            next_command=self.next_command or None,
+            sentences=self.sentences,
+            notes=self.notes,
+            table=_records(self.details),
+            fronts=self.fronts,
+            crossover=[] if self.crossover is None else _records(self.crossover),
+            files=self.files,
+        )
 
 
 def write_report(

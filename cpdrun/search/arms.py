@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.identity import belongs_to_identity
+from cpdrun.config.identity import belongs_to_identity, cell_name
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.search.schedule import Chain
 from cpdrun.search.settings import Settings
 from cpdrun.search.tune import Tuning
-from cpdrun.stats.tuning import FIRST_SEED
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study.collect import SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 
@@ -79,7 +79,7 @@ def with_arms(
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
     axes = [f"{key}={_axis(values)}" for key, values in asked.tune.items()]
     axes.append(f"{SEED}={','.join(map(str, (*range(asked.most_seeds), *seeds)))}")
-    of_point = {_point(run, asked.tune): run.name for run in untuned}
+    of_point = {_point(run, asked.tune): cell_name(run.config) for run in untuned}
     found: dict[str, dict[tuple[str, ...], Cell]] = {}
     for of_baseline, texts in words:
         for run in plan([*texts, *axes], config_dir, imports=imports, of_baseline=of_baseline).runs:
@@ -90,7 +90,7 @@ def with_arms(
     values: dict[str, dict[str, Any]] = {}
     for name in question.cells:
         for of_arm, cell in found[name].items():
-            arm = cell[0].name
+            arm = cell_name(cell[0].config)
             cells[arm] = cell
             values[arm] = _read(of_arm, asked.tune)
             arms[tuned(name)] = (*arms.get(tuned(name), ()), arm)

@@ -1,6 +1,6 @@
 """Find the axis of bits of an experiment and the baseline of that axis.
 
-The rules are those of a report (cpdrun.study.axes.bits_axis), applied before any run exists.
+The rules are those of a report (cpdrun.study.axes), applied before any run exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.format_facts import format_facts
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.study.axes import choices, formats
-from cpdrun.study.axes.bits_axis import (
+from cpdrun.study import choices, formats
+from cpdrun.study.axes import (
     APS,
     FP32,
     USUAL,

@@ -10,7 +10,7 @@ from statistics import fmean
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, Standing
 from cpdrun.stats.evidence import Verdict, pairs_needed
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 
 # Multiples of the tolerance for which the cost is shown.
 TOLERANCES = (0.5, 1.0, 2.0)

@@ -55,7 +55,7 @@ class Observation:
     @property
     def folder(self) -> RunDir:
         """The folder of the run."""
-        return self.sweep.run(self.run.name)
+        return self.sweep.find(self.run.name)
 
     @property
     def is_there(self) -> bool:
@@ -118,7 +118,8 @@ def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> Plann
         return run
     config = {**run.config, OBSERVE: run.config.get(OBSERVE) or STEPS, **(further or {})}
     words = [f"{key}={value}" for key, value in (further or {}).items()]
-    return PlannedRun(run_name(config), config, [*run.overrides, *words, f"{OBSERVE}={config[OBSERVE]}"])
+    name = run_name(config) if further else run.name
+    return PlannedRun(name, config, [*run.overrides, *words, f"{OBSERVE}={config[OBSERVE]}"])
 
 
 def _gradients(config: Mapping[str, Any]) -> str:

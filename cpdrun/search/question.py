@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.identity import cell_name
 from cpdrun.config.keys import INGREDIENTS, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
@@ -23,9 +24,8 @@ from cpdrun.search.axes import Axis, read_axis, value_text, values_of
 from cpdrun.search.schedule import Candidate, Chain
 from cpdrun.search.settings import Settings, settings
 from cpdrun.search.tune import Tuning
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.bits_axis import APS, last_words
-from cpdrun.study.axes.titles import axis_text, axis_title
+from cpdrun.study import formats
+from cpdrun.study.axes import APS, axis_text, axis_title, last_words
 from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
 
@@ -186,12 +186,12 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """Return the cells of the runs, by the name of each cell's run of seed 0."""
+    """Return the cells of the runs, by the name of each cell in the ledger."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
         found.setdefault(point, {})[run.config[SEED]] = run
-    return {cell[0].name: cell for cell in found.values()}
+    return {cell_name(cell[0].config): cell for cell in found.values()}
 
 
 def _point(run: PlannedRun, keys: Sequence[str]) -> str:

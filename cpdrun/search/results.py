@@ -14,11 +14,9 @@ from cpdrun.search.question import Question
 from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.search.start import begun, predicted_width, start_at
-from cpdrun.stats.failures import Failure
-from cpdrun.stats.identical import are_identical
+from cpdrun.stats.failures import Failure, are_identical
 from cpdrun.study.margin import Course, Margin, choose_margin, course_of, with_digits
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import learnt, worst
+from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.sweep.manifest import read_ledger
 from cpdrun.whatif.damage import strictness
 

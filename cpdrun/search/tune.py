@@ -2,9 +2,9 @@
 
 The functions are pure. A cell of the axes has an arm for each combination of the tuned values (`search.tune`; the
 product, if several keys are tuned). Every arm runs on the tuning seeds. The arm that does best there
-(`cpdrun.stats.tuning`) represents the cell, and the test runs seeds 0, 1, 2 ... of that arm only.
+(`cpdrun.stats.means`) represents the cell, and the test runs seeds 0, 1, 2 ... of that arm only.
 
-Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.tuning) and the seeds of pairs are below it,
+Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.means) and the seeds of pairs are below it,
 so the two sets never meet. The choice reads tuning seeds only and is therefore independent of every pair. Given the
 choice, the pairs are those of a search that was typed with the chosen values, so the chance of a wrong certificate is
 at most alpha whatever was chosen. A poor choice costs power, never validity. The certificate compares, over seeds, the
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.stats.tuning import choose, edges
+from cpdrun.stats.means import choose, edges
 
 if TYPE_CHECKING:
     from cpdrun.search.schedule import Ask, Ended

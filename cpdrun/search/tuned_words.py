@@ -8,7 +8,7 @@ from cpdrun.report.study_text import at_text, choice_text, seeds_text, tried_tex
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import Standing
 from cpdrun.search.start import recorded
-from cpdrun.study.axes.titles import axis_text, short_titles
+from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.sweep.manifest import LEDGER
 
 MARGIN = {"largest": "max", "smallest": "min"}

@@ -21,8 +21,8 @@ from cpdrun.search.schedule import Candidate, Chain, Standing
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.failures import FailureCounts
-from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.metric import Metric
+from cpdrun.study.verdicts import MARKS
 
 # At most this many chains are listed one by one.
 MOST_CHAINS = 4

@@ -4,48 +4,23 @@ A document looks like this:
 
     {"schema": "cpdrun.sweep/1", "exit_code": 0, ...}
 
-docs/json.md describes the documents, and cpdrun/schemas/*.json has their JSON Schemas. Only this module makes
-documents. With `--json`, a command prints its document on stdout and nothing else. A call from Python (`cpdrun.api`)
-returns the same document.
+docs/json.md describes the documents, and `cpdrun.shell.document` generates their JSON Schemas. With `--json`, a command
+prints its document on stdout and nothing else. A call from Python (`cpdrun.api`) returns the same document.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.errors import UserError
+from cpdrun.shell.document import ErrorDocument, FailureDocument, schema_name, to_plain
 from cpdrun.shell.sanitize import visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ERROR = "error"
-# The version of each kind of document. It rises when a key is removed or changes its meaning, but not when a key is
-# added.
-VERSIONS = {
-    "sweep": 1,
-    "search": 1,
-    "next": 1,
-    "screen": 1,
-    "predict": 1,
-    "judge": 1,
-    "report": 1,
-    "explain": 2,
-    "status": 1,
-    "logs": 1,
-    "cancel": 1,
-    "work": 1,
-    "calibrate": 1,
-    "formats": 1,
-    "format": 1,
-    "vectors": 1,
-    "doctor": 1,
-    "init": 1,
-    "schema": 1,
-    ERROR: 1,
-}
 
 
 class Output:
@@ -74,7 +49,7 @@ class Output:
         self.notes: list[str] = []
         self._words = words
         self._progress = progress
-        self._facts: dict[str, Any] | None = None
+        self._result: object = None
         self._kind = command
 
     @cached_property
@@ -117,45 +92,30 @@ class Output:
         else:
             print(visible_line(line), file=sys.stderr, flush=True)
 
-    def set_result(self, facts: Mapping[str, Any], kind: str | None = None) -> None:
-        """Set the result, as plain data for programs. A later call replaces it."""
-        self._facts, self._kind = dict(facts), kind or self.command
+    def set_result(self, document: object, kind: str | None = None) -> None:
+        """Set the result of the command. A later call replaces it.
+
+        Args:
+            document: A dataclass that defines a kind of document (`cpdrun.shell.document`).
+            kind: The kind of the document, if it is not that of the command.
+        """
+        self._result, self._kind = document, kind or self.command
 
     def document(self, exit_code: int, error: UserError | None = None) -> dict[str, Any]:
-        """Return the command's result as a document with the name of its schema.
+        """Return the command's result as plain data, with the name of its schema.
 
         If the command stopped before it had a result, return an error document instead.
         """
-        from cpdrun.record.files import finite
-
-        failed = None if error is None else {"lines": error.told()}
-        if self._facts is None:
-            lines = ["interrupted"] if failed is None else failed["lines"]
-            return {
-                "schema": schema_name(ERROR),
-                "exit_code": exit_code,
-                "command": self.command,
-                "lines": lines,
-            }
-        found = {"schema": schema_name(self._kind), "exit_code": exit_code, **finite(self._facts)}
-        return found if failed is None else found | {ERROR: failed}
+        lines = ["interrupted"] if error is None else error.told()
+        kind, result, failure = self._kind, self._result, error and {ERROR: FailureDocument(lines)}
+        if result is None:
+            kind, result, failure = ERROR, ErrorDocument(self.command, lines), None
+        envelope = {"schema": schema_name(kind, type(result)), "exit_code": exit_code}
+        return envelope | to_plain(result) | to_plain(failure or {})
 
 
 def print_document(document: Mapping[str, Any]) -> None:
     """Print a document as JSON on stdout."""
     from cpdrun.record import json_text
 
-    print(json_text(dict(document)), flush=True)
-
-
-def schema_name(kind: str) -> str:
-    """Return the name of the schema of a kind of document, such as `cpdrun.sweep/1`."""
-    return f"cpdrun.{kind}/{VERSIONS[kind]}"
-
-
-def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of document, in its current version."""
-    from importlib.resources import files
-
-    text = files("cpdrun").joinpath("schemas", f"{kind}-{VERSIONS[kind]}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    print(json_text(document), flush=True)

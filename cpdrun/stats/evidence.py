@@ -34,7 +34,7 @@ from numbers import Real
 from statistics import fmean
 from typing import Any
 
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 
 # The effects in standard deviations. Small effects settle a question after many pairs, large effects after few. The
 # largest is for broken formats: three pairs refute them even if four chains share the error probability.

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean, variance
 
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 
 MOST_DEGREES = 4  # the largest number of degrees of freedom of a prior
 FEWEST_CELLS = 3  # the smallest number of other cells that give a prior

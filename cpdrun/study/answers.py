@@ -12,15 +12,14 @@ from typing import Any
 
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.identical import are_identical, identical_groups
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.method import WITH_APS, WITHOUT_APS
+from cpdrun.stats.failures import are_identical, identical_groups
+from cpdrun.study import formats
 from cpdrun.study.collect import identity, sweep_names
-from cpdrun.study.groups.chain_answer import ChainAnswer
-from cpdrun.study.groups.finite_test_set import FiniteTestSet
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
+from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
+from cpdrun.study.verdicts import ChainAnswer
 
 # The largest number of facets that are answered one by one. More facets are summarized.
 MOST_FACETS = 3
@@ -34,35 +33,37 @@ VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
 @dataclass(frozen=True)
 class ChainVerdict:
-    """The answer of one chain, for programs. Gaps are in the metric's own unit, and None means unknown.
+    """The answer for the candidates of one facet that share a way of scaling, for programs.
+
+    The values after `bits` are null if no candidate is compared. Differences are in the metric's own unit.
 
     Attributes:
-        facet: The values of the axes other than the format and its scaling, as text.
-        scaling: The way of scaling.
-        verdict: The verdict on the chain.
-        candidate: The certified format with the fewest bits, or else the one that is most likely to be certified, or
-            else the one with the best mean.
-        bits: The bit width of the candidate.
-        pairs: The number of seeds that the candidate shares with the baseline.
-        mean: The mean gap to the baseline. Positive is better.
+        facet: The values of the axes other than the format and its scaling.
+        scaling: How the gradients are scaled.
+        verdict: The verdict.
+        candidate: The certified format with the fewest bits, or else the one that is most likely to be
+            certified, or else the one with the best mean.
+        bits: The bits per value of the candidate.
+        pairs: The number of pairs.
+        mean: The mean difference to the baseline. Positive is better.
         low: The lower end of its interval.
         high: The upper end of its interval.
         own_low: The lower end of the interval from the candidate's own pairs alone.
-        own_high: The upper end of the interval from the candidate's own pairs alone.
-        more: The number of further pairs that are likely to settle an open verdict.
-        more_range: The range of this number.
-        runs_ended: The number of the candidate's runs that have ended.
-        runs_failed: The number of the candidate's runs that failed.
+        own_high: The upper end of this interval.
+        more: About how many further pairs settle an open question, or null if it cannot be said.
+        more_range: The range that holds for 80 % of questions.
+        runs_ended: The number of runs that have ended.
+        runs_failed: The number of runs that failed.
         at_most_fail: The upper confidence limit of the share of runs that fail.
-        is_identical: Whether the candidate's runs are equal to those of the baseline bit for bit.
+        is_identical: Whether its runs equal the baseline's bit for bit, so that they are no evidence.
     """
 
     facet: str
     scaling: str
-    verdict: str
+    verdict: Verdict
     candidate: str | None = None
     bits: float | None = None
-    pairs: int = 0
+    pairs: int | None = None
     mean: float | None = None
     low: float | None = None
     high: float | None = None
@@ -70,10 +71,10 @@ class ChainVerdict:
     own_high: float | None = None
     more: int | None = None
     more_range: list[int] | None = None
-    runs_ended: int = 0
-    runs_failed: int = 0
+    runs_ended: int | None = None
+    runs_failed: int | None = None
     at_most_fail: float | None = None
-    is_identical: bool = False
+    is_identical: bool | None = None
 
 
 def chain_verdicts(study: Study) -> list[ChainVerdict]:
@@ -89,7 +90,7 @@ def chain_verdicts(study: Study) -> list[ChainVerdict]:
 def _chain_verdict(study: Study, facet: Facet, scaling: str, answer: ChainAnswer) -> ChainVerdict:
     group = answer.certified or answer.likely or answer.best
     if group is None:
-        return ChainVerdict(facet.label, scaling, str(answer.verdict))
+        return ChainVerdict(facet.label, scaling, answer.verdict)
     judged = study.judged[group]
     found, failed = judged.judgement, judged.failures
     more = found.more if answer.judgement is None else answer.judgement.more
@@ -97,7 +98,7 @@ def _chain_verdict(study: Study, facet: Facet, scaling: str, answer: ChainAnswer
     return ChainVerdict(
         facet.label,
         scaling,
-        str(answer.verdict),
+        answer.verdict,
         group.full_name,
         group.bits,
         found.pairs,

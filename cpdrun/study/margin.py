@@ -16,8 +16,7 @@ from decimal import ROUND_FLOOR, Decimal
 
 from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import guess
+from cpdrun.study.metric import Metric, guess
 
 DEFAULT = "2%"  # the default margin for metrics that are not shares
 DEFAULT_POINTS = 0.5  # the default margin for shares, in points

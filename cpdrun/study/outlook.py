@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cpdrun.stats.evidence import Judgement, PairsRange
-from cpdrun.stats.moments import is_zero
+from cpdrun.stats.means import is_zero
 
 # The largest number of further pairs that is advised. Larger numbers would not help anyone.
 MOST_ADVISED = 100

@@ -10,9 +10,9 @@ from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.costmodel import Network
 from cpdrun.record import SweepDir
 from cpdrun.record.measure import MEASURES, known_judge, known_measure
-from cpdrun.study.axes.bits_axis import bits_axis
-from cpdrun.study.axes.choices import with_choices
-from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study import ReportError, ReportUsageError
+from cpdrun.study.axes import SWEEP, bits_axis
+from cpdrun.study.choices import with_choices
 from cpdrun.study.collect import (
     CORE_AXES,
     SEED,
@@ -23,13 +23,11 @@ from cpdrun.study.collect import (
     sweep_names,
     why_none,
 )
-from cpdrun.study.errors import ReportError, ReportUsageError
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.grouping import facet_axes, failed_runs, make_groups
-from cpdrun.study.groups.tuned import Tuned, read_tuned
+from cpdrun.study.group import Group
+from cpdrun.study.grouping import facet_axes, failed_runs, make_groups
 from cpdrun.study.margin import Course, choose_margin, course_of, with_digits
 from cpdrun.study.metric import Metric
-from cpdrun.study.search_question import CONFIDENCE, asked, baseline_of
+from cpdrun.study.search_record import CONFIDENCE, Tuned, asked, baseline_of, read_tuned
 from cpdrun.study.study import Study
 
 

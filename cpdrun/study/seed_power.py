@@ -1,12 +1,12 @@
 """The smallest margins that the seeds of a study and its test set can settle, given the noise of paired differences."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
-from cpdrun.stats.identical import are_identical
-from cpdrun.study.groups.group import Group
+from cpdrun.stats.failures import are_identical
+from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
 MOST_PAIRS = 1000  # the largest number of pairs for which `pairs_needed` is computed
@@ -29,6 +29,7 @@ class SeedPower:
             examples.
         test_set_settles: The smallest margin that the test set settles with any number of seeds. NaN if the runs did
             not record which examples they answered right, or if there is a single pair.
+        limited_by_test_set: Whether no number of seeds settles the margin for test sets other than this one.
     """
 
     metric: str
@@ -40,11 +41,10 @@ class SeedPower:
     pairs_needed: int | None
     test_samples: float
     test_set_settles: float
+    limited_by_test_set: bool = field(init=False)
 
-    @property
-    def is_limited_by_test_set(self) -> bool:
-        """Whether no number of seeds settles the margin for test sets other than this one."""
-        return self.margin < self.test_set_settles
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limited_by_test_set", self.margin < self.test_set_settles)
 
 
 def seed_power(study: Study) -> SeedPower | None:

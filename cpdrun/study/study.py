@@ -14,19 +14,15 @@ from cpdrun.record import EpochRow, ExampleOutcomes
 from cpdrun.stats.evidence import Judgement, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
 from cpdrun.stats.ledger import Hypothesis, Ledger, Start
-from cpdrun.study.axes.bits_axis import BitsAxis
+from cpdrun.study.axes import BitsAxis
 from cpdrun.study.collect import SEED
-from cpdrun.study.groups.chain_answer import ChainAnswer, answer_chain
-from cpdrun.study.groups.finite_test_set import FiniteTestSet, finite_test_set, read_outcomes
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.groups.grouping import make_facets
-from cpdrun.study.groups.tuned import Tuned
-from cpdrun.study.groups.verdicts import Judged, judge_groups
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.grouping import make_facets
 from cpdrun.study.margin import Margin
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.history import rows_of, unit_of
-from cpdrun.study.runs.learnt import CLASSES_IF_UNKNOWN, learnt, worst
-from cpdrun.study.search_question import Asked
+from cpdrun.study.metric import CLASSES_IF_UNKNOWN, Metric, learnt, worst
+from cpdrun.study.records import FiniteTestSet, finite_test_set, read_outcomes, rows_of, unit_of
+from cpdrun.study.search_record import Asked, Tuned
+from cpdrun.study.verdicts import ChainAnswer, Judged, answer_chain, judge_groups
 
 
 class BaselineFlaw(StrEnum):

@@ -5,6 +5,7 @@ Nothing is started, and no module that a configuration names is imported.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.sanitize import visible_line
 from cpdrun.shell.terminal import Terminal
-from cpdrun.sweep.asked import CASE
-from cpdrun.sweep.in_common import OURS, bytes_lines, class_name, recipe_lines, shown
-from cpdrun.sweep.needs import missing_folders, twin
+from cpdrun.sweep.request import CASE
+from cpdrun.sweep.requirements import missing_folders, smaller_experiment
+from cpdrun.sweep.run_states import RunStates
 from cpdrun.sweep.runs import Plan, PlannedRun
-from cpdrun.sweep.standing import Standing
+from cpdrun.sweep.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 
 # How the table and the forecast name the states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
@@ -38,7 +39,7 @@ WIDEST = 1000
 
 def print_dry_run(
     sweep: Plan,
-    found: Standing,
+    found: RunStates,
     to_run: Sequence[PlannedRun],
     options: LaunchOptions,
     config_dir: Path | None,
@@ -84,46 +85,91 @@ def print_config(run: PlannedRun, of: int) -> None:
     print(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), end="")
 
 
-def facts(
-    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
-) -> dict[str, Any]:
-    """Return the description of a sweep as plain data for programs.
+@dataclass
+class SweepRun:
+    """A run of a sweep.
 
-    The dictionary has the numbers of runs, each run with its state, overrides and metrics, the missing folders, and
-    the scripts that the launcher would write, by path.
+    Attributes:
+        name: The name of the run.
+        state: Its state, or null if its record cannot be read.
+        to_run: Whether the command trains it.
+        problem: What is wrong with its record.
+        overrides: The overrides of the run, as they are typed.
+        status: How a run that is done ended: finished, diverged or did not learn.
+        metrics: The metrics of a run that is done.
     """
+
+    name: str
+    state: State | None
+    to_run: bool
+    problem: str | None
+    overrides: list[str]
+    status: str | None
+    metrics: dict[str, float | None]
+
+
+@dataclass
+class SweepDescription:
+    """A sweep and the state of its runs.
+
+    Attributes:
+        sweep: The folder of the sweep.
+        plan: The axes and the number of runs as text.
+        done: The number of runs that are done.
+        to_run: The number of runs that the command trains.
+        seconds: How long they are expected to take. None if no run has ended.
+        missing: The folders of data that do not exist.
+        scripts: The scripts that the launcher would write, by path.
+        problem: Why the launcher would refuse the runs.
+        runs: The runs of the sweep.
+    """
+
+    sweep: str
+    plan: str
+    done: int
+    to_run: int
+    seconds: float | None
+    missing: list[str]
+    scripts: dict[str, str]
+    problem: str | None
+    runs: list[SweepRun]
+
+
+def describe_sweep(
+    sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
+) -> SweepDescription:
+    """Return the description of a sweep for programs."""
     wanted = {run.name for run in to_run}
     runs = [
-        {
-            "name": run.name,
-            "state": found.states.get(run.name),
-            "to_run": run.name in wanted,
-            "problem": found.odd.get(run.name),
-            "overrides": run.overrides,
-            **_measured(sweep, run, found),
-        }
+        SweepRun(
+            run.name,
+            found.states.get(run.name),
+            run.name in wanted,
+            found.odd.get(run.name),
+            run.overrides,
+            *_result(sweep, run, found),
+        )
         for run in sweep.runs
     ]
     slots = _at_once(sweep, to_run, options) or 1
     scripts, problem = _scripts(sweep, to_run, options)
-    return {
-        "sweep": str(sweep.directory.path),
-        "plan": sweep.describe(),
-        "done": found.count(State.DONE),
-        "to_run": len(to_run),
-        "seconds": estimate_seconds(sweep.directory.runs(), len(to_run), slots) if to_run else 0.0,
-        "missing": _missing_folders(sweep),
-        "scripts": {str(path): script for path, script in scripts.items()},
-        "problem": problem,
-        "runs": runs,
-    }
+    return SweepDescription(
+        sweep=str(sweep.directory.path),
+        plan=sweep.describe(),
+        done=found.count(State.DONE),
+        to_run=len(to_run),
+        seconds=estimate_seconds(sweep.directory.runs(), len(to_run), slots) if to_run else 0.0,
+        missing=_missing_folders(sweep),
+        scripts={str(path): script for path, script in scripts.items()},
+        problem=problem,
+        runs=runs,
+    )
 
 
-def _measured(sweep: Plan, run: PlannedRun, found: Standing) -> dict[str, Any]:
+def _result(sweep: Plan, run: PlannedRun, found: RunStates) -> tuple[str | None, dict[str, float | None]]:
+    """Return the status and the metrics of a run, or None and an empty dictionary if the run is not done."""
     done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
-    if done is None:
-        return {"status": None, "metrics": {}}
-    return {"status": str(done.status), "metrics": done.metrics}
+    return (None, {}) if done is None else (str(done.status), dict(done.metrics))
 
 
 def _width(console: Terminal, table: Table) -> int:
@@ -146,7 +192,7 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
 
 
 def _forecast(
-    sweep: Plan, found: Standing, to_run: Sequence[PlannedRun], options: LaunchOptions
+    sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> Iterator[str]:
     """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`.
 
@@ -184,7 +230,7 @@ def _missing(sweep: Plan, config_dir: Path | None) -> Iterator[str]:
     for what in missing:
         yield f"missing: {what} is not there"
     if missing:
-        yield f"without it: {twin(sweep.runs[0].config['exp'], config_dir)}"
+        yield f"without it: {smaller_experiment(sweep.runs[0].config['exp'], config_dir)}"
 
 
 def _missing_folders(sweep: Plan) -> list[str]:
@@ -217,7 +263,7 @@ def _scripts(
         return {}, str(error)
 
 
-def _table(sweep: Plan, found: Standing, to_run: Sequence[PlannedRun]) -> Table:
+def _table(sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun]) -> Table:
     """Return the table with one row per run: the values of the axes, the state, and the name of the run."""
     keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
     if sweep.baselines and "aps" not in keys:
@@ -255,5 +301,5 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     )
 
 
-def _states(found: Standing, runs: Sequence[PlannedRun]) -> list[State]:
+def _states(found: RunStates, runs: Sequence[PlannedRun]) -> list[State]:
     return [found.states[run.name] for run in runs]

@@ -16,7 +16,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.secrets import mask_text, masked
 from cpdrun.record import VERSION, NewerRecordError, SweepDir, git_commit, locked, read_manifest, write_text
 from cpdrun.stats.ledger import Hypothesis, Ledger
-from cpdrun.sweep.asked import SEARCH
+from cpdrun.sweep.request import SEARCH
 from cpdrun.sweep.runs import Plan
 
 LEDGER = "ledger"

@@ -1,13 +1,13 @@
 """Planning of the runs of a sweep.
 
 The axes are multiplied out. Runs that match an exclusion, and runs with the same config as another run, are dropped.
-`asked.py` reads and checks the request.
+`request.py` reads and checks the request.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ from custom_fp.formats.names import parse as parse_format
 from cpdrun.config import recipe, script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.identity import run_name
+from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import Typed, typed_form
 from cpdrun.config.paths import check_path
 from cpdrun.config.scaling import spell_out, with_short_form
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
-from cpdrun.sweep.asked import CASE, SCREEN, SEARCH, TUNE, Asked, Axes, Rule, is_of_question, read
 from cpdrun.sweep.initial_weights import find_initial_weights
+from cpdrun.sweep.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 
 BASELINE = "fp32"
 # Planning more runs than this takes seconds.
@@ -37,7 +37,8 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        name: The name of the run, which depends only on its config.
+        name: The name of the run's folder. It depends only on the config, unless a former version of cpdrun has already
+            created the folder under another name.
         config: The resolved config.
         overrides: The overrides that produce the config when typed.
     """
@@ -152,13 +153,13 @@ def plan(
         ConfigError: The overrides or the experiment are wrong, or no run is left.
     """
     with Composer(config_dir) as composer:
-        asked = read(composer, texts, of_baseline=of_baseline)
-        if on_many is not None and asked.count() > MANY:
-            on_many(asked.count())
-        return _multiply(composer, asked, imports, of_baseline)
+        request = read(composer, texts, of_baseline=of_baseline)
+        if on_many is not None and request.count() > MANY:
+            on_many(request.count())
+        return _multiply(composer, request, imports, of_baseline)
 
 
-def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool) -> Plan:
+def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_baseline: bool) -> Plan:
     """Multiply out the axes and return the plan.
 
     Excluded runs and duplicates are dropped. If an excluded run has format fp32 and APS, the same run without APS is
@@ -167,43 +168,45 @@ def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
     baselines: dict[str, PlannedRun] = {}
-    excluded = [0] * len(asked.exclusions)
+    excluded = [0] * len(request.exclusions)
     duplicates = 0
-    for point in asked.points():
-        config = _config(composer, groups, asked, point, of_baseline)
-        dropped = [i for i, rule in enumerate(asked.exclusions) if _matches(rule, config, point)]
+    for point in request.points():
+        config = _config(composer, groups, request, point, of_baseline)
+        dropped = [i for i, rule in enumerate(request.exclusions) if _matches(rule, config, point)]
         if dropped:
             excluded[dropped[0]] += 1
             if config.get("format") != BASELINE or not config.get("aps"):
                 continue
             point["aps"] = False
-            config = _config(composer, groups, asked, point, of_baseline)
-            if any(_matches(rule, config, point) for rule in asked.exclusions):
+            config = _config(composer, groups, request, point, of_baseline)
+            if any(_matches(rule, config, point) for rule in request.exclusions):
                 continue
-        run = _planned(config, asked, point, imports)
+        run = _planned(config, request, point, imports)
+        digest = hash_in(run.name)
         if dropped:
-            baselines.setdefault(run.name, run)
+            baselines.setdefault(digest, run)
             continue
-        duplicates += run.name in runs
-        runs.setdefault(run.name, run)
-    baselines = {name: run for name, run in baselines.items() if name not in runs}
-    planned = [*baselines.values(), *runs.values()]
-    if not planned:
+        duplicates += digest in runs
+        runs.setdefault(digest, run)
+    baselines = {digest: run for digest, run in baselines.items() if digest not in runs}
+    if not (planned_by_hash := baselines | runs):
         raise ConfigError("the exclusions leave no run of this sweep")
-    some = planned[-1].config
+    some = next(reversed(planned_by_hash.values())).config
     directory = SweepDir(Path(some["results_dir"]) / some["name"])
+    folders = directory.names_by_hash()
+    planned = [replace(run, name=folders.get(digest, run.name)) for digest, run in planned_by_hash.items()]
     check_path(directory.run(max((run.name for run in planned), key=len)).path)
     return Plan(
         directory=directory,
-        typed=[t.text for t in asked.typed],
-        axes=asked.axes,
+        typed=[t.text for t in request.typed],
+        axes=request.axes,
         runs=planned,
-        excluded=[(_described(rule), n) for rule, n in zip(asked.exclusions, excluded, strict=True) if n],
+        excluded=[(_described(rule), n) for rule, n in zip(request.exclusions, excluded, strict=True) if n],
         baselines=len(baselines),
         duplicates=duplicates,
-        given=_given(composer, asked),
-        search=_question(composer, asked, SEARCH),
-        screen=_question(composer, asked, SCREEN),
+        given=_given(composer, request),
+        search=_question(composer, request, SEARCH),
+        screen=_question(composer, request, SCREEN),
         left_out=composer.left_out(),
     )
 
@@ -211,7 +214,7 @@ def _multiply(composer: Composer, asked: Asked, imports: bool, of_baseline: bool
 def _config(
     composer: Composer,
     groups: Mapping[str, list[str]],
-    asked: Asked,
+    request: SweepRequest,
     point: Mapping[str, Any],
     of_baseline: bool,
 ) -> dict[str, Any]:
@@ -220,15 +223,15 @@ def _config(
     The choices of groups are applied to the defaults and the experiment first. Then single values are set. In both
     steps the case comes first, then the command line, then the point. Later values override earlier ones.
     """
-    case = asked.cases.get(point[CASE], {}) if CASE in point else {}
+    case = request.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
-    choices = {**of_case, **asked.choices, **of_point}
+    choices = {**of_case, **request.choices, **of_point}
     config = composer.compose(with_short_form(composer, choices))
     config.pop("sweep", None)
     for key, value in case.items():
         if key not in groups:
             _set(config, key, value)
-    for t in asked.typed:
+    for t in request.typed:
         if t.deletes and has_key(config, t.key):
             delete_key(config, t.key)
         elif t.values and not t.is_axis and t.key != EXPERIMENT and not _is_section_choice(config, t):
@@ -247,14 +250,14 @@ def _config(
     return config
 
 
-def _given(composer: Composer, asked: Asked) -> list[str]:
+def _given(composer: Composer, request: SweepRequest) -> list[str]:
     """Return every key and group that the command line, an axis, a case or the experiment's file sets."""
-    of_cases = [key for case in asked.cases.values() for key in case]
-    body = [] if asked.experiment is None else composer.set_by(asked.experiment)
-    return [*(t.key for t in asked.typed), *asked.axes, *of_cases, *body]
+    of_cases = [key for case in request.cases.values() for key in case]
+    body = [] if request.experiment is None else composer.set_by(request.experiment)
+    return [*(t.key for t in request.typed), *request.axes, *of_cases, *body]
 
 
-def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
+def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str, Any]:
     """Return the block `search:` or `screen:` of the config, with the values typed on the command line.
 
     The configs of the runs do not contain this block, because it does not affect training.
@@ -262,8 +265,8 @@ def _question(composer: Composer, asked: Asked, block: str) -> dict[str, Any]:
     Raises:
         ConfigError: A key of the block has several values, or none.
     """
-    config = composer.compose(asked.choices)
-    for t in asked.typed:
+    config = composer.compose(request.choices)
+    for t in request.typed:
         if t.key.startswith(TUNE):
             _set_tuned(config, t)
         elif t.key.split(".")[0] == block:
@@ -302,11 +305,13 @@ def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
     return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
 
 
-def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imports: bool) -> PlannedRun:
+def _planned(
+    config: dict[str, Any], request: SweepRequest, point: Mapping[str, Any], imports: bool
+) -> PlannedRun:
     """Resolve and validate the config of one point, and return the run with its name and overrides."""
-    config["exp"] = asked.experiment
+    config["exp"] = request.experiment
     named = script.stem(config[script.SCRIPT]) if _names_a_script(config) else "adhoc"
-    config["name"] = config.get("name") or asked.experiment or named
+    config["name"] = config.get("name") or request.experiment or named
     config = resolve(config)
     validate(config, imports=imports)
     if script.is_script(config):
@@ -315,7 +320,7 @@ def _planned(config: dict[str, Any], asked: Asked, point: Mapping[str, Any], imp
         find_initial_weights(config)
     fixed = [
         t.text
-        for t in asked.typed
+        for t in request.typed
         if not (t.is_axis or t.key == CASE or t.key in point or is_of_question(t.key))
     ]
     overrides = [*fixed, *(f"{key}={typed_form(value)}" for key, value in point.items())]

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import guess
+from cpdrun.study.metric import Metric, guess
 
 SMALLEST_SHARE = 1e-4
 LARGEST_SHARE = 0.999

@@ -9,7 +9,7 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.identity import run_name
+from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.keys import copied, flatten, get_key, has_key, set_key
 from cpdrun.config.margin import parse_margin
 from cpdrun.config.overrides import Typed, parse, typed_form
@@ -92,8 +92,8 @@ def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Sub
     found: dict[str, Outcome] = {}
     for subject in subjects:
         name = run_name(subject.config)
-        ended = run.sweep.run(name).result()
-        if ended is None or baseline is None or name == run.path.name or not margin > 0:
+        ended = run.sweep.find(name).result()
+        if ended is None or baseline is None or hash_in(name) == hash_in(run.path.name) or not margin > 0:
             continue
         value = ended.metrics.get(metric.name)
         if ended.status is Ending.DIVERGED:

@@ -1,14 +1,13 @@
-"""What can be said of a number format without computing with it, as plain values for tables and JSON. No torch here.
+"""The properties of a number format that need no computation with it, as plain values for tables and JSON.
 
-Everything is asked of the protocol (formats/protocol.py), and found in what each code is read as, so that a new kind is
-described by being one.
+They are derived from the protocol (formats/protocol.py) and from the values of the codes, so a new kind of format needs
+no code here. This module does not import torch.
 """
-
-from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
@@ -18,18 +17,105 @@ from custom_fp.formats.scalar import FAMILIES
 from custom_fp.formats.synonyms import SYNONYMS
 from custom_fp.words import did_you_mean
 
-Facts = dict[str, Any]
+
+@dataclass(frozen=True)
+class ScaleFacts:
+    """The scales of a format whose values are stored in blocks.
+
+    Attributes:
+        block: The number of values that share a scale, the shape of a block, or "tensor", "row" or "column".
+        bits: The bits of a scale.
+        format: The format of a scale.
+        rule: The rule by which scales are chosen.
+        element: The format of the elements.
+        of_tensor: Whether the tensor has an additional float32 scale.
+        zero_point: Whether each scale has a zero point.
+    """
+
+    block: int | str | tuple[int, ...]
+    bits: int
+    format: str | None
+    rule: str | None
+    element: str | None
+    of_tensor: bool
+    zero_point: bool
+
+
+@dataclass(frozen=True)
+class FormatFacts:
+    """The properties of a number format. A property that the format does not have is None.
+
+    The numbers of a format with scales are those of its elements, before their scale.
+
+    Attributes:
+        name: The name of the format.
+        kind: The kind of the format.
+        bits: The bits per value, including scales.
+        code_bits: The bits of a code.
+        exponent_bits: The bits of the exponent.
+        mantissa_bits: The bits of the mantissa.
+        bias: The bias of the exponent.
+        family: The family of a scalar format, such as "ieee" or "fn".
+        is_signed: Whether the format has negative values.
+        max: The largest finite value.
+        smallest_normal: The smallest normal value.
+        smallest_subnormal: The smallest subnormal value.
+        emax: The exponent of `max`. For a format that is most precise in the middle of its range, the largest exponent
+            with that precision.
+        emin: The exponent of `smallest_normal`.
+        smallest: The smallest positive value.
+        epsilon: The distance from 1 to the next larger value.
+        has_inf: Whether the format has infinities.
+        has_nan: Whether the format has NaN.
+        has_negative_zero: Whether the format has -0.
+        codes: The codes of zero, -zero, inf, -inf and nan.
+        nans: The number of codes that are read as NaN.
+        scales: The scales of a format that has scales.
+        synonyms: Other names of the format.
+        elsewhere: The names that other software gives it.
+        takes_rounding: Whether the format supports every way of rounding.
+        is_flat: Whether the format can be sent between workers.
+        defined_in: The module that defines its kind.
+    """
+
+    name: str
+    kind: str
+    bits: float
+    code_bits: int
+    exponent_bits: int | None
+    mantissa_bits: int | None
+    bias: int | None
+    family: str | None
+    is_signed: bool
+    max: float | None
+    smallest_normal: float | None
+    smallest_subnormal: float | None
+    emax: int | None
+    emin: int | None
+    smallest: float | None
+    epsilon: float | None
+    has_inf: bool
+    has_nan: bool
+    has_negative_zero: bool
+    codes: dict[str, int]
+    nans: int | None
+    scales: ScaleFacts | None
+    synonyms: list[str]
+    elsewhere: list[str]
+    takes_rounding: bool
+    is_flat: bool
+    defined_in: str
 
 
 def listed() -> list[NumberFormat]:
-    """Of every kind its examples, and the formats of installed packages."""
+    """Return the examples of every kind of format, and the formats of installed packages."""
     return [parse(name) for kind in KINDS.values() for name in kind.EXAMPLES] + [
         parse(name) for name in installed()
     ]
 
 
 def near(name: str) -> str:
-    """` (did you mean 'e4m3'?)` of a name that is no format's, '' where nothing is near."""
+    """Return ` (did you mean 'e4m3'?)` for an unknown name, or "" if no format has a similar name."""
     return did_you_mean(name.lower(), _known_names())
 
 
@@ -40,50 +126,45 @@ def _known_names() -> Iterator[str]:
         yield from (f"e{e}m{m}{family}" for e in range(1, 9) for m in range(11))
 
 
-def facts(fmt: NumberFormat) -> Facts:
-    """Every fact by its name; None where a format has none, or does not say.
-
-    Of a scaled format the numbers are those of its elements, before their scale. `codes` says what zero, infinity and
-    NaN are written as, `nans` how many codes are read as NaN. emax is the exponent of max, but where a format is most
-    precise in the middle of its range, where that ends.
-    """
+def facts(fmt: NumberFormat) -> FormatFacts:
+    """Return the properties of a format."""
     values = fmt.code_values()
-    return {
-        "name": fmt.name,
-        "kind": type(fmt).__name__,
-        "bits": fmt.bits,
-        "code_bits": fmt.code_bits,
-        "exponent_bits": fmt.exponent_bits,
-        "mantissa_bits": getattr(fmt, "mantissa_bits", None),
-        "bias": getattr(fmt, "bias", None),
-        "family": getattr(fmt, "family", None),
-        "is_signed": fmt.is_signed,
+    return FormatFacts(
+        name=fmt.name,
+        kind=type(fmt).__name__,
+        bits=fmt.bits,
+        code_bits=fmt.code_bits,
+        exponent_bits=fmt.exponent_bits,
+        mantissa_bits=getattr(fmt, "mantissa_bits", None),
+        bias=getattr(fmt, "bias", None),
+        family=getattr(fmt, "family", None),
+        is_signed=fmt.is_signed,
         **_numbers(fmt, values),
-        "has_inf": fmt.has_inf,
-        "has_nan": fmt.has_nan,
-        "has_negative_zero": fmt.has_negative_zero,
-        "codes": _codes(fmt, values),
-        "nans": None if values is None else sum(map(math.isnan, values)),
-        "scales": _scales(fmt),
-        "synonyms": list(fmt.synonyms),
-        "elsewhere": [word for word, name in SYNONYMS.items() if name == fmt.name],
-        "takes_rounding": fmt.takes_rounding,
-        "is_flat": fmt.is_flat,
-        "defined_in": type(fmt).__module__,
-    }
+        has_inf=fmt.has_inf,
+        has_nan=fmt.has_nan,
+        has_negative_zero=fmt.has_negative_zero,
+        codes=_codes(fmt, values),
+        nans=None if values is None else sum(map(math.isnan, values)),
+        scales=_scales(fmt),
+        synonyms=list(fmt.synonyms),
+        elsewhere=[word for word, name in SYNONYMS.items() if name == fmt.name],
+        takes_rounding=fmt.takes_rounding,
+        is_flat=fmt.is_flat,
+        defined_in=type(fmt).__module__,
+    )
 
 
 def definition(fmt: NumberFormat) -> str:
-    """The text that defines formats of its kind; '' where Python left texts out."""
+    """Return the docstring that defines the kind of a format, or "" if Python runs without docstrings."""
     return cleandoc(sys.modules[type(fmt).__module__].__doc__ or "")
 
 
 def written(value: float) -> float | str:
-    """A number for JSON, which knows neither infinity nor NaN."""
+    """Return a number as JSON can represent it. Infinity and NaN become text."""
     return value if math.isfinite(value) else str(value)
 
 
-def _numbers(fmt: NumberFormat, values: Any) -> Facts:
+def _numbers(fmt: NumberFormat, values: Any) -> dict[str, Any]:
     positive = sorted({v for v in values or () if 0 < v < math.inf})
     known = fmt if not fmt.has_scales else getattr(fmt, "of", fmt)  # the elements'
     said = {name: getattr(known, name, None) for name in ("max", "smallest_normal", "smallest_subnormal")}
@@ -121,16 +202,15 @@ def _first(values: Sequence[float], wanted: float) -> int | None:
     return next((code for code, value in enumerate(values) if value == wanted), None)
 
 
-def _scales(fmt: NumberFormat) -> Facts | None:
-    """What stands beside the codes."""
+def _scales(fmt: NumberFormat) -> ScaleFacts | None:
     if not fmt.has_scales:
         return None
-    return {
-        "block": fmt.block if fmt.block is not None else "tensor",
-        "bits": fmt.scale_bits,
-        "format": getattr(fmt, "scale", None) or ("fp32" if fmt.scale_bits == 32 else None),
-        "rule": getattr(fmt, "rule", None),
-        "element": str(fmt.of) if hasattr(fmt, "of") else None,
-        "of_tensor": fmt.has_tensor_scale,
-        "zero_point": fmt.has_zero_point,
-    }
+    return ScaleFacts(
+        block=fmt.block if fmt.block is not None else "tensor",
+        bits=fmt.scale_bits,
+        format=getattr(fmt, "scale", None) or ("fp32" if fmt.scale_bits == 32 else None),
+        rule=getattr(fmt, "rule", None),
+        element=str(fmt.of) if hasattr(fmt, "of") else None,
+        of_tensor=fmt.has_tensor_scale,
+        zero_point=fmt.has_zero_point,
+    )

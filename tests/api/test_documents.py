@@ -8,7 +8,7 @@ import pytest
 
 import cpdrun
 from cpdrun.cli import COMMANDS, main
-from cpdrun.shell.output import VERSIONS, schema, schema_name
+from cpdrun.commands import document_types, schema
 
 SMALL = ("exp=digits_bits", "format=fp32,e4m3", "aps=false", "epochs=1", "model.width=4", "device=cpu")
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
@@ -31,16 +31,26 @@ def told(capsys, *typed):
     return document
 
 
-def test_each_kind_has_a_schema_that_is_one_and_a_word_in_the_docs():
+def test_each_kind_has_a_valid_schema_and_a_row_in_the_docs():
     text = DOCS.read_text(encoding="utf-8")
-    for kind in VERSIONS:
+    assert set(COMMANDS) <= set(document_types())
+    for kind in document_types():
         jsonschema.Draft202012Validator.check_schema(schema(kind))
-        assert schema(kind)["properties"]["schema"]["const"] == schema_name(kind)
-        assert f"`cpdrun.{kind}/" in text
-    assert {path.name for path in Path(cpdrun.__file__).parent.joinpath("schemas").iterdir()} == {
-        f"{kind}-{version}.json" for kind, version in VERSIONS.items()
+        assert f"`{schema(kind)['properties']['schema']['const']}`" in text
+
+
+def test_descriptions_of_keys_come_from_docstrings():
+    found = schema("calibrate")
+    assert found["properties"]["forecast"]["description"] == "The predictions."
+    row = found["$defs"]["ForecastRow"]
+    assert row["properties"]["total_s"] == {
+        "type": ["number", "null"],
+        "description": "The time of the step.",
     }
-    assert set(COMMANDS) <= set(VERSIONS)
+    assert "total_s" in row["required"] and "for" in schema("formats")["$defs"]["FormatKind"]["required"]
+    session_keys = {"decision", "idea", "number", "log_evidence", "log_evidence_required"}
+    candidate = schema("judge")["$defs"]["CandidateDocument"]
+    assert set(candidate["properties"]) - set(candidate["required"]) == session_keys
 
 
 def test_commands_on_a_sweep(folder, capsys):
@@ -98,6 +108,7 @@ def test_a_calibration(capsys, tmp_path):
 def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "init", str(tmp_path / "mine"))["files"]
     assert told(capsys, "init", "--schema")["experiment"]
+    assert told(capsys, "init", "--schema", "search")["document"] == schema("search")
     assert told(capsys, "formats")["formats"]
     assert told(capsys, "formats", "e2m1fn")["values"]
     assert told(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]

@@ -10,10 +10,9 @@ from cpdrun.record.measure import MEASURES
 from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.study.collect import collect
-from cpdrun.study.errors import ReportUsageError
+from cpdrun.study import ReportUsageError
+from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.ignored import ignored
 from cpdrun.sweep import plan
 
 

@@ -108,7 +108,7 @@ def test_braces_twice_are_text(here):
 
 
 def test_the_name_has_the_recipe(here):
-    assert only("script=train.py", "recipe=bf16").name.startswith("train-fp32-bf16-w1-s0-")
+    assert only("script=train.py", "recipe=bf16").name.startswith("train-bf16-w1-s0-")
 
 
 def test_the_name_is_of_the_config_alone(here):

@@ -46,12 +46,12 @@ def test_values_and_special_codes_are_those_that_decode_gives():
         decoded = custom_fp.decode(torch.arange(len(values)), fmt)
         assert torch.equal(torch.tensor(values).nan_to_num(1e38), decoded.nan_to_num(1e38)), fmt
         known, special = facts(fmt), {"zero": 0.0, "-zero": -0.0, "inf": math.inf, "-inf": -math.inf}
-        written = [what for what in special if what in known["codes"]]
+        written = [what for what in special if what in known.codes]
         assert ("inf" in written) == fmt.has_inf and ("-zero" in written) == fmt.has_negative_zero, fmt
         for what in [*written, *(["nan"] if fmt.has_nan else [])]:
             x = torch.tensor([special.get(what, math.nan)])
-            assert custom_fp.encode(x, fmt).item() == known["codes"][what], (fmt, what)
-        assert known["nans"] == int(decoded.isnan().sum()), fmt
+            assert custom_fp.encode(x, fmt).item() == known.codes[what], (fmt, what)
+        assert known.nans == int(decoded.isnan().sum()), fmt
 
 
 def test_elements_of_blocks_have_the_values_that_their_codes_decode_to():

@@ -14,7 +14,7 @@ import pytest
 
 import cpdrun
 from cpdrun.cli import main
-from cpdrun.shell.output import schema
+from cpdrun.commands import schema
 from cpdrun.stats.evidence import judge
 from cpdrun.stats.failures import most_failing
 

@@ -9,8 +9,9 @@ import pytest
 
 import cpdrun
 from cpdrun.cli import main
+from cpdrun.commands import document_types
 from cpdrun.record import SweepDir, append_json_line, json_text, write_text
-from cpdrun.shell.output import schema_name
+from cpdrun.shell.document import schema_name
 
 COSTS = "bytes,kept,bitops,area"
 NOTHING = {"test_accuracy": None, "test_loss": None}
@@ -99,11 +100,15 @@ def test_a_command_prints_strict_json_or_one_line_that_says_why_not(sweeps, caps
     document = _strict(said.out)
     assert document["exit_code"] == code
     if code == 0:
-        assert document["schema"] == schema_name("explain" if typed == ("report", "RUN") else typed[0])
+        assert document["schema"] == _schema_name("explain" if typed == ("report", "RUN") else typed[0])
     else:
         (line,) = document["lines"]
-        assert document["schema"] == schema_name("error") and document["command"] == typed[0]
+        assert document["schema"] == _schema_name("error") and document["command"] == typed[0]
         assert said.err == f"error: {line}\n"
+
+
+def _schema_name(kind):
+    return schema_name(kind, document_types()[kind])
 
 
 def test_what_is_not_finite_is_null():

@@ -2,7 +2,7 @@ import importlib
 
 import pytest
 
-from cpdrun.config.identity import identity_hash, run_name
+from cpdrun.config.identity import cell_name, identity_hash, run_name
 from cpdrun.config.moved import FIRST_NAME
 from cpdrun.sweep import plan
 
@@ -14,6 +14,19 @@ def config(*typed):
 
 def test_a_name_says_what_is_in_the_run():
     assert run_name(config()).startswith("convnet-e4m3-aps-w8-s0-")
+    products = config("format=fp32", "aps=false", "recipe=nvfp4", "world_size=1", "seed=3")
+    assert run_name(products).startswith("convnet-nvfp4-w1-s3-")
+    assert run_name(config("recipe=nvfp4")).startswith("convnet-e4m3-aps-nvfp4-w8-s0-")
+    assert run_name(config("sync.order=ring", "sync.kahan=true")).startswith(
+        "convnet-e4m3-aps-ring-kahan-w8-s0-"
+    )
+    assert run_name({**config(), "case": "Pure, 3 %"}).startswith("convnet-e4m3-aps-pure_3-w8-s0-")
+
+
+def test_the_name_of_a_cell_is_the_one_that_ledgers_have():
+    products = config("format=fp32", "aps=false", "recipe=nvfp4", "world_size=1", "seed=3")
+    assert cell_name(products) == f"convnet-fp32-w1-s0-{identity_hash({**products, 'seed': 0})}"
+    assert cell_name(config("seed=5")) == run_name(config())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cpdrun.config.identity import run_name
 from cpdrun.config.keys import flatten
 from cpdrun.record import SweepDir, write_text
 from cpdrun.search.question import ask
-from cpdrun.study.axes.choices import of_case
+from cpdrun.study.choices import of_case
 from cpdrun.study.collect import collect, other_axes
 from cpdrun.sweep import plan
 

@@ -52,7 +52,7 @@ def test_an_illness_is_told_with_its_remedy(monkeypatch, tmp_path, illness, what
     monkeypatch.setattr(doctor, "probe", lambda: HEALTHY | illness)
     finding = next(finding for finding in examine(tmp_path) if finding.what == what)
     assert finding.state == state
-    assert remedy in finding.mend
+    assert remedy in finding.fix
 
 
 def test_a_trainer_that_does_not_start_is_one_line(monkeypatch, tmp_path):
@@ -66,4 +66,4 @@ def test_a_trainer_that_does_not_start_is_one_line(monkeypatch, tmp_path):
 def test_a_results_dir_that_cannot_be_written_is_broken():
     finding = doctor._results(Path("/proc/nowhere"))
     assert finding.state == "broken"
-    assert "results_dir" in finding.mend
+    assert "results_dir" in finding.fix

@@ -25,7 +25,7 @@ from cpdrun.record import (
 )
 from cpdrun.record.measure import KNOWN
 from cpdrun.search.question import ask
-from cpdrun.study.groups.grouping import _FIGURES
+from cpdrun.study.grouping import _FIGURES
 from cpdrun.sweep import write_manifest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "record.md").read_text(encoding="utf-8")

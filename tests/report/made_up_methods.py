@@ -6,7 +6,7 @@ from typing import Any
 from made_up import Sweep
 
 from cpdrun.record import write_json
-from cpdrun.study.axes.method import method_of
+from cpdrun.study.group import method_of
 
 PARAMETERS, WORKERS = 360_000, 4
 SHARE = 2 * (WORKERS - 1) / WORKERS  # of an all-reduce's values, that a worker sends

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from cpdrun.record import write_text
-from cpdrun.study.axes.choices import bits_choice, choice, of_rows
+from cpdrun.study.choices import bits_choice, choice, of_rows
 
 SCATTER = (-0.001, 0.0, 0.001, 0.0005)
 FP32 = {

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from cpdrun.report.tables import _whole_if_possible
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.collect import other_axes
 
 

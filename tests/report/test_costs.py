@@ -10,7 +10,7 @@ from cpdrun.errors import UserError
 from cpdrun.report.cost import area
 from cpdrun.report.cost.axes import COSTS, show_count, transistors
 from cpdrun.report.cost.front import front, knee
-from cpdrun.study.groups.group import Group
+from cpdrun.study.group import Group
 from cpdrun.study.reader import read_study
 
 

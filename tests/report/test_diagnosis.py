@@ -8,13 +8,18 @@ from made_up import Sweep
 
 from cpdrun.comm.sums.orders import order_named
 from cpdrun.report.diagnosis import sums_text as words
-from cpdrun.study.diagnosis.addition_chain import group_size, longest_chain
-from cpdrun.study.diagnosis.gradient_statistics import gradient_statistics
-from cpdrun.study.diagnosis.main_reason import Cause, exponent_range, find_reason, represented_binades
-from cpdrun.study.diagnosis.neighbors import find_neighbors, is_improvement
-from cpdrun.study.diagnosis.run_comparison import RunVerdict, compare_run
+from cpdrun.study.gradient_sums import (
+    Cause,
+    exponent_range,
+    find_reason,
+    gradient_statistics,
+    group_size,
+    longest_chain,
+    represented_binades,
+)
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import RunVerdict, compare_run, find_neighbors, is_improvement
 from cpdrun.study.study import BaselineFlaw, BaselineProblem
 
 

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.study import collect
-from cpdrun.study.axes import formats
+from cpdrun.study import collect, formats
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -8,7 +8,6 @@ import yaml
 from made_up import Sweep, fill_digits
 
 from cpdrun.record import write_text
-from cpdrun.study.answers import chain_verdicts
 from cpdrun.report.result_text import describe_group, more_text, result_text
 from cpdrun.stats.evidence import NO_PRIOR, Judgement, PairsRange, SpreadPrior, Verdict, judge
 from cpdrun.stats.failures import FailureCounts

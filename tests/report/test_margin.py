@@ -9,7 +9,7 @@ from cpdrun.cli import main
 from cpdrun.config.margin import parse_margin
 from cpdrun.record import SweepDir, write_run
 from cpdrun.record.measure import ACCURACY, ERROR, MEASURES, NATS
-from cpdrun.study.errors import ReportUsageError
+from cpdrun.study import ReportUsageError
 from cpdrun.study.margin import Course, choose_margin
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study

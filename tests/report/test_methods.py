@@ -13,7 +13,7 @@ from cpdrun.config.keys import flatten
 from cpdrun.costmodel import PATTERNS, network, network_names
 from cpdrun.record import write_run
 from cpdrun.report.style import METHODS, method_styles
-from cpdrun.study.axes.method import Method, method_of
+from cpdrun.study.group import Method, method_of
 from cpdrun.sweep import plan
 
 SVG = "{http://www.w3.org/2000/svg}"

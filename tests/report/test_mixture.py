@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpdrun.report.completeness import notes
 from cpdrun.report.answers_text import headline
+from cpdrun.report.completeness import notes
 from cpdrun.study.reader import read_study
 
 

@@ -14,7 +14,7 @@ from cpdrun.record import (
     write_text,
 )
 from cpdrun.report import ReportError, tables
-from cpdrun.study.axes.titles import short
+from cpdrun.study.axes import short
 
 pytestmark = mark.usefixtures("no_pictures")
 

@@ -1,7 +1,7 @@
 """Reports of runs of a user's script: first tries, and what its accuracies are."""
 
-from cpdrun.report.completeness import notes
 from cpdrun.report.answers_text import headline
+from cpdrun.report.completeness import notes
 from cpdrun.study.reader import read_study
 
 MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}

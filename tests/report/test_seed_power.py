@@ -12,10 +12,10 @@ import yaml
 
 import cpdrun
 from cpdrun.cli import main
+from cpdrun.commands import schema
 from cpdrun.commands.sweep import describe_seed_power
 from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
 from cpdrun.record.measure import ACCURACY, NATS
-from cpdrun.shell.output import schema
 from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
@@ -45,7 +45,7 @@ def test_the_noise_is_that_of_all_candidates_together(noisy):
     assert (power.metric, power.pairs, power.comparisons) == ("test_accuracy", SEEDS, 2)
     assert power.deviation == pytest.approx(math.sqrt(sum(d**2 for d in deviations) / 2))
     assert power.margin == pytest.approx(0.005)
-    assert math.isnan(power.test_set_settles) and not power.is_limited_by_test_set
+    assert math.isnan(power.test_set_settles) and not power.limited_by_test_set
 
 
 def with_moments(pairs: int, deviation: float) -> list[float]:
@@ -119,7 +119,7 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     power = seed_power(study)
     (group,) = study.judged
     assert power.test_set_settles == pytest.approx(1.644854 * study.finite_test_set(group).lasting_error)
-    assert power.is_limited_by_test_set
+    assert power.limited_by_test_set
     said = describe_seed_power(power, study.metric)
     assert said.startswith(
         "40 test samples cannot settle 0.5 points with any number of seeds, only differences of"

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from cpdrun.study.axes.titles import hybrid
+from cpdrun.study.axes import hybrid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cpdrun.record import write_text
-from cpdrun.study.errors import ReportError
+from cpdrun.study import ReportError
 from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

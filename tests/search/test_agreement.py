@@ -11,7 +11,7 @@ from cpdrun.report.answers_text import headline
 from cpdrun.report.study_text import question_notes
 from cpdrun.search.words import sentences
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.tuning import FIRST_SEED
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study.reader import read_study
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]

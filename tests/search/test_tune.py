@@ -20,7 +20,7 @@ from cpdrun.search.settings import settings
 from cpdrun.search.tune import Tuning
 from cpdrun.search.words import facts, sentences, table
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.tuning import FIRST_SEED, choose
+from cpdrun.stats.means import FIRST_SEED, choose
 from cpdrun.sweep import plan
 
 TYPED = [

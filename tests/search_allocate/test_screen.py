@@ -17,6 +17,7 @@ from custom_fp.recipe.rules import Rules
 
 from cpdrun.cli import main
 from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.commands import schema
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
@@ -30,9 +31,8 @@ from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read
 from cpdrun.search.allocate.settings import settings
 from cpdrun.search.allocate.words import verdict_lines
-from cpdrun.shell.output import schema
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
-from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch

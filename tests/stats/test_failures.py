@@ -5,8 +5,7 @@ import math
 import pytest
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, identical_texts, left_out_text
-from cpdrun.stats.failures import Failure, FailureCounts, Runs, compare_runs, full_length
-from cpdrun.stats.identical import are_identical
+from cpdrun.stats.failures import Failure, FailureCounts, Runs, are_identical, compare_runs, full_length
 
 WELL = Runs(dict.fromkeys(range(4), 0.98))
 

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from cpdrun.stats.failures import most_failing
-from cpdrun.stats.moments import deviation, mean
+from cpdrun.stats.means import deviation, mean
 
 
 def test_a_mean_without_values_is_unknown():

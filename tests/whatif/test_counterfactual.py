@@ -13,7 +13,7 @@ from cpdrun.report.diagnosis.explanation import explain as document
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots.exponents import draw_tensors
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.observed import read_observed
+from cpdrun.study.records import read_observed
 from cpdrun.sweep import plan
 from cpdrun.whatif.collect.moments import tables
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics

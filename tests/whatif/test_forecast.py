@@ -9,7 +9,8 @@ from rich.console import Console
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from cpdrun.report.prediction import Context, make_table, summarize, to_document
+from cpdrun.report.prediction import Context, make_table, predict_document, summarize
+from cpdrun.shell.document import to_plain
 from cpdrun.whatif.damage import damage, uncovered
 from cpdrun.whatif.failure_model import Chance, Outcome, expit, failure_chance, fitted_model, outcome
 from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all, ranked
@@ -183,7 +184,7 @@ def test_trained_candidates_are_named_and_shown():
     console = Console(file=io.StringIO(), width=200)
     console.print(make_table(chains))
     assert "-0.42 (2 pairs)" in console.file.getvalue()
-    [candidate] = to_document(chains, CONTEXT)["chains"][0]["candidates"]
+    [candidate] = to_plain(predict_document(chains, CONTEXT, []))["chains"][0]["candidates"]
     assert candidate["trained"] == {"gap": -0.42, "pairs": 2, "failure_chance": 0.3}
 
 

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from cpdrun.cli import main
+from cpdrun.commands import schema
 from cpdrun.record import SweepDir
 from cpdrun.search.observed import observations, observed
 from cpdrun.search.question import ask
-from cpdrun.shell.output import schema
 from cpdrun.whatif.effects import NoEffectsError
 from cpdrun.whatif.effects import ask as ask_effects
 

@@ -1,4 +1,4 @@
-"""What this machine has for cpdrun, what it lacks, and the command that mends it."""
+"""What this machine has for cpdrun, what it lacks, and the commands that fix it."""
 
 import json
 import platform
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,20 @@ FREE_GB_WANTED = 1
 STYLES = {"ok": "green", "no": "dim", "broken": "red"}
 
 
+@dataclass
+class DoctorDocument:
+    """What this machine has for cpdrun, and what it lacks."""
+
+    findings: list[Finding]
+
+
 def print_findings(console: Console, findings: list[Finding]) -> int:
-    """The table; the exit code is 1 where something is broken."""
+    """Print a table of the findings. Return the exit code, which is 1 if something is broken."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for finding in findings:
         text = Text(finding.text)
-        if finding.mend:
-            text.append(f"\n-> {finding.mend}", "yellow")
+        if finding.fix:
+            text.append(f"\n-> {finding.fix}", "yellow")
         table.add_row(Text(finding.state, STYLES[finding.state]), finding.what, text)
     console.print(table)
     return int(any(finding.state == "broken" for finding in findings))

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, Group
@@ -36,15 +36,31 @@ STYLES = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as it stands. Accuracy is 0..1, of the last epoch evaluated; None stands for not known. `axes`: its value
-    on each axis of the sweep."""
+    """The progress of a run. Values that are not known are None.
+
+    Attributes:
+        name: The name of the run.
+        state: Its state.
+        epoch: The number of epochs that were trained.
+        epochs: The number of epochs to train.
+        test_accuracy: The accuracy in the last epoch that was evaluated, from 0 to 1.
+        judged_by: For a user's script, the metric by which the run is judged.
+        value: The last value of that metric.
+        diverged: Whether the loss was not finite.
+        did_not_learn: Whether the run did not learn.
+        attempt: The number of the last attempt.
+        where: The machine of the last attempt.
+        seconds_left: How long the run will take.
+        reason: Why the run failed, or "".
+        axes: The value of the run on each axis of the sweep.
+    """
 
     name: str
     state: State
     epoch: int | None = None
     epochs: int | None = None
     test_accuracy: float | None = None
-    judged_by: str | None = None  # of a user's script: the metric, and the last value of it
+    judged_by: str | None = None
     value: float | None = None
     diverged: bool = False
     did_not_learn: bool = False
@@ -57,6 +73,28 @@ class RunStatus:
     @property
     def shown_state(self) -> str:
         return "diverged" if self.diverged else "did not learn" if self.did_not_learn else self.state
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """The progress of a sweep.
+
+    Attributes:
+        sweep: The folder of the sweep.
+        counts: The number of runs in each state.
+        runs: The runs of the sweep.
+    """
+
+    sweep: str
+    counts: dict[str, int]
+    runs: list[RunStatus]
+
+
+@dataclass(frozen=True)
+class StatusDocument:
+    """The progress of sweeps."""
+
+    sweeps: list[SweepStatus]
 
 
 def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
@@ -144,15 +182,11 @@ def _in_queue(sweep: SweepDir) -> bool:
         return True
 
 
-def facts(sweep: SweepDir) -> dict[str, Any]:
-    """The same for programs: how many runs are in each state, and every one."""
+def sweep_document(sweep: SweepDir) -> SweepStatus:
+    """Return the progress of a sweep for programs."""
     rows = sweep_status(sweep)
     counts = Counter(row.state for row in rows)
-    return {
-        "sweep": str(sweep.path),
-        "counts": {str(state): counts[state] for state in State},
-        "runs": [asdict(row) for row in rows],
-    }
+    return SweepStatus(str(sweep.path), {str(state): counts[state] for state in State}, rows)
 
 
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:

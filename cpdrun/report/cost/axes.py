@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.report.cost import area
-from cpdrun.study.groups.group import Group
+from cpdrun.study.group import Group
 
 # The costs of the groups whose cost is known, and the reasons why the other groups have none.
 Found = tuple[dict[Group, float], list[str]]

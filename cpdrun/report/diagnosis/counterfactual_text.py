@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from cpdrun.report.diagnosis.sums_text import share
-from cpdrun.study.axes.titles import plain
+from cpdrun.study.axes import plain
 from cpdrun.whatif.diagnose.changes import GRADIENT, UPDATE
 from cpdrun.whatif.diagnose.counterfactual import (
     ROLES,

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from cpdrun.record.files import finite
 from cpdrun.report.diagnosis.sentences import fix_text, not_observed, sentences
-from cpdrun.study.diagnosis.main_reason import Reason
+from cpdrun.study.gradient_sums import Reason
 from cpdrun.whatif.diagnose.counterfactual import Counterfactual, number
 from cpdrun.whatif.diagnose.diagnosis import Diagnosis, Fix
 
@@ -86,10 +85,7 @@ class Explanation:
     observed: str | None
     not_seen: list[str]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data with None for unknown numbers and text for the keys of `epochs`."""
-        found = finite(asdict(self))
-        return found | {"epochs": {str(epoch): value for epoch, value in found["epochs"].items()}}
+    VERSION: ClassVar[int] = 2
 
 
 def explain(diagnosis: Diagnosis) -> Explanation:

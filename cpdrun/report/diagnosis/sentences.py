@@ -9,11 +9,10 @@ from cpdrun.record import Ending, State
 from cpdrun.report.diagnosis import counterfactual_text, sums_text
 from cpdrun.report.result_text import gap_text
 from cpdrun.report.study_text import baseline_problem_text
-from cpdrun.study.axes import formats
-from cpdrun.study.diagnosis.addition_chain import longest_chain, workers_per_scale
-from cpdrun.study.diagnosis.main_reason import Cause
-from cpdrun.study.diagnosis.run_comparison import RunVerdict
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study import formats
+from cpdrun.study.gradient_sums import Cause, longest_chain, workers_per_scale
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import RunVerdict
 from cpdrun.whatif.diagnose.changes import GRADIENT
 from cpdrun.whatif.diagnose.diagnosis import MEASURED, OBSERVED, Diagnosis, Fix
 from cpdrun.whatif.diagnose.fixes import REPRESENTED

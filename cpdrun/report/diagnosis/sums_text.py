@@ -3,13 +3,11 @@
 import math
 from collections.abc import Mapping
 
-from cpdrun.stats.moments import is_zero
-from cpdrun.study.axes.titles import plain
-from cpdrun.study.diagnosis.gradient_statistics import EpochStatistics, LayerStatistics
-from cpdrun.study.diagnosis.main_reason import Cause, Reason, exponent_range
-from cpdrun.study.diagnosis.neighbors import Neighbor
-from cpdrun.study.diagnosis.run_comparison import RunComparison, RunVerdict
+from cpdrun.stats.means import is_zero
+from cpdrun.study.axes import plain
+from cpdrun.study.gradient_sums import Cause, EpochStatistics, LayerStatistics, Reason, exponent_range
 from cpdrun.study.metric import Metric
+from cpdrun.study.run_comparison import Neighbor, RunComparison, RunVerdict
 from cpdrun.study.study import Study
 
 CONSTANT = 0.5  # a figure that never falls below this share of its maximum is present throughout

@@ -2,14 +2,17 @@
 
 from cpdrun.report.diagnosis import sums_text
 from cpdrun.report.tables import Shown
-from cpdrun.study.axes.titles import axis_text, axis_title, plain
-from cpdrun.study.diagnosis.addition_chain import longest_chain, workers_per_scale
-from cpdrun.study.diagnosis.gradient_statistics import gradient_statistics
-from cpdrun.study.diagnosis.main_reason import Cause, find_reason
-from cpdrun.study.diagnosis.neighbors import find_neighbors, is_improvement
-from cpdrun.study.diagnosis.run_comparison import compare_run, row_of
-from cpdrun.study.groups.group import Group
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study.axes import axis_text, axis_title, plain
+from cpdrun.study.gradient_sums import (
+    Cause,
+    find_reason,
+    gradient_statistics,
+    longest_chain,
+    workers_per_scale,
+)
+from cpdrun.study.group import Group
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import compare_run, find_neighbors, is_improvement, row_of
 from cpdrun.study.study import Study
 
 MOST_GROUPS = 12

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpdrun.record import RunDir, check_inside
-from cpdrun.study.errors import ReportUsageError
+from cpdrun.study import ReportUsageError
 
 if TYPE_CHECKING:
     from cpdrun.study.study import Study

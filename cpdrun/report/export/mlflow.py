@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study.axes import SWEEP
 from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 

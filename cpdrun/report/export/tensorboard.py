@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.study.axes.titles import axis_text
+from cpdrun.study.axes import axis_text
 from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 

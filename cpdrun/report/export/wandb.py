@@ -12,7 +12,7 @@ import wandb
 
 from cpdrun.record import RunDir
 from cpdrun.report.export import epochs
-from cpdrun.study.axes.titles import SWEEP
+from cpdrun.study.axes import SWEEP
 from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 

@@ -2,11 +2,10 @@
 
 from cpdrun.report.tables import show_bits
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.axes.method import GOSSIP, WITH_APS, WITHOUT_APS
-from cpdrun.study.axes.titles import axis_text, short_titles
+from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.study.collect import CASE, FORMAT
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.groups.grouping import make_facets
+from cpdrun.study.group import GOSSIP, WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.grouping import make_facets
 from cpdrun.study.study import Study
 
 # The largest number of settings that get a sentence. Tables and pictures show all settings.

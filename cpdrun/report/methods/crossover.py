@@ -21,8 +21,8 @@ from cpdrun.costmodel.calibrated import calibration_of, known_networks
 from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
 from cpdrun.report.study_text import sends_alike_text
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 
 # Two methods count as equally fast if their times differ by at most this share, which is about the error of the model

@@ -6,8 +6,8 @@ import pandas as pd
 
 from cpdrun.report.methods.crossover import MARGIN, Cell, Crossover, Panel
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
-from cpdrun.study.groups.verdicts import MARKS
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:

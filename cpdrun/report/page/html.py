@@ -17,10 +17,10 @@ import pandas as pd
 from cpdrun.report import plots, style, svg, tables
 from cpdrun.report.page import filters
 from cpdrun.report.page.markup import escape_html as escape
-from cpdrun.study.axes.titles import SWEEP, axis_text, axis_title
+from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.tuned import USE
+from cpdrun.study.group import Group
+from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 
 # The CSS variable of page.css that replaces each color of a picture, so that the color follows the page's theme.

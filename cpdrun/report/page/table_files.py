@@ -10,7 +10,7 @@ import pandas as pd
 from cpdrun.record import write_bytes, write_text
 from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
-from cpdrun.study.errors import ReportUsageError
+from cpdrun.study import ReportUsageError
 
 # A writer gets the path without its suffix, the table as numbers, and the table as text. It returns the path.
 Writer = Callable[[Path, pd.DataFrame, Shown], Path]

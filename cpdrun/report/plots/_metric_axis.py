@@ -21,7 +21,7 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Style, ink
 from cpdrun.report.svg import hover, name_of, part_of
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.groups.group import Group
+from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
 Point = tuple[float, float]

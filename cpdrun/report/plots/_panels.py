@@ -13,7 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from cpdrun.report.render import render_lines
 from cpdrun.report.style import CAPTION, HEADING, NAME, ink
 from cpdrun.report.svg import name_of, part_of
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 MOST_PANELS = 12

@@ -10,8 +10,8 @@ from cpdrun.report.plots._panels import caption, grid, seed_mark, title
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
 from cpdrun.report.svg import hover
-from cpdrun.study.axes.titles import plain
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.axes import plain
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 _ROW_IN = 0.17

@@ -16,9 +16,9 @@ from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._metric_axis import MetricAxis
 from cpdrun.report.plots._panels import caption, grid, seed_mark, title
 from cpdrun.report.style import COLUMN_IN, FP32, Style, strategy_styles
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study import formats
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"

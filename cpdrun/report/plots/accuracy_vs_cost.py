@@ -29,8 +29,8 @@ from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, method_styles
 from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 Costs = dict[Group, float]

@@ -15,10 +15,10 @@ from cpdrun.report.plots._panels import Name, caption, grid, title, write_names
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, strategy_styles
 from cpdrun.report.svg import hover
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.groups.verdicts import MARKS
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
 
 # The longest line must have at least this many pairs. A table shows fewer pairs just as well.
 FEWEST_PAIRS = 4

@@ -36,12 +36,12 @@ from cpdrun.report.plots._panels import caption, new_figure
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS, WITHOUT_APS, strategy_styles
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import plain, short
-from cpdrun.study.diagnosis.addition_chain import workers_per_scale
-from cpdrun.study.diagnosis.run_comparison import row_of
-from cpdrun.study.groups.group import Facet, Group
-from cpdrun.study.runs.observed import Observed, ObservedStep, read_observed
+from cpdrun.study import formats
+from cpdrun.study.axes import plain, short
+from cpdrun.study.gradient_sums import workers_per_scale
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.records import Observed, ObservedStep, read_observed
+from cpdrun.study.run_comparison import row_of
 from cpdrun.study.study import Study
 
 # ---- the gradients of each layer

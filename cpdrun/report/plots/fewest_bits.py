@@ -18,13 +18,13 @@ from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, spread, 
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS, Style, strategy_styles
 from cpdrun.report.svg import hover, part_of
+from cpdrun.study import formats
 from cpdrun.study.answers import ORDER
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import axis_text, short
+from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
-from cpdrun.study.groups.chain_answer import ChainAnswer
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import ChainAnswer
 
 # Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
 _REMEDIES = ("sync.rounding", "sync.kahan")

@@ -15,9 +15,9 @@ from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import Name, caption, grid, write_names
 from cpdrun.report.style import COLUMN_IN, FP32, HEADING, Style, shades
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 from cpdrun.study.collect import FORMAT
-from cpdrun.study.groups.group import Facet
+from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
 
 WORKERS = [2**i for i in range(11)]

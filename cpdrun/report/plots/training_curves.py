@@ -16,10 +16,10 @@ from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, title, w
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FP32, shades, strategy_styles
 from cpdrun.report.svg import hover, part_of
-from cpdrun.stats.moments import mean
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.titles import short
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.stats.means import mean
+from cpdrun.study import formats
+from cpdrun.study.axes import short
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 # The values of all seeds, in the unit in which the metric is shown, by epoch or step.

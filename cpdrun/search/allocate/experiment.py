@@ -14,7 +14,7 @@ import yaml
 from cpdrun.config.compose import EXPERIMENT, Composer
 from cpdrun.config.keys import get_key, set_key
 from cpdrun.record import write_text
-from cpdrun.sweep.asked import SCREEN, SEARCH
+from cpdrun.sweep.request import SCREEN, SEARCH
 
 SWEEP = "sweep"
 

@@ -21,10 +21,10 @@ from cpdrun.search.allocate.experiment import body_of, copy_yaml, write_experime
 from cpdrun.search.allocate.factors import Factor, LayerGroup, factors_of, groups_of
 from cpdrun.search.allocate.layers import Layer, ask_layers
 from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, ScreenSettings, settings
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LOW, Design, design
-from cpdrun.stats.tuning import FIRST_SEED
 from cpdrun.sweep import Plan, PlannedRun, plan
-from cpdrun.sweep.asked import CASE, SCREEN, SEARCH
+from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
 # Keys that the screen sets, with the key to use instead. An override would replace the screen's own values.

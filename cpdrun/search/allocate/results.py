@@ -10,8 +10,7 @@ from cpdrun.search.allocate.allocation import Step
 from cpdrun.search.allocate.question import ScreenQuestion
 from cpdrun.stats.screening import Effects, effects
 from cpdrun.study.margin import choose_margin, course_of
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import worst
+from cpdrun.study.metric import Metric, worst
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from custom_fp.formats.names import is_own, parse
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.config.overrides import typed_form
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LARGEST
-from cpdrun.stats.tuning import FIRST_SEED
 
 GRADIENT = "gradient"
 PRODUCTS = ("weight", "input", "output_gradient")

@@ -162,7 +162,7 @@ def _how_low(question: ScreenQuestion, chosen: Allocation) -> str:
 
 def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Any]]:
     """Return the name, the bits and the `Price` of each uniform format with which the allocation is compared."""
-    from cpdrun.study.axes import formats
+    from cpdrun.study import formats
 
     found = []
     for level in question.settings.uniform:

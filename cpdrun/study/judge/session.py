@@ -18,7 +18,7 @@ from typing import Any
 
 from cpdrun.errors import UserError
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior, Verdict
-from cpdrun.stats.moments import deviation
+from cpdrun.stats.means import deviation
 from cpdrun.stats.online import kept_ideas, required_log_evidence
 from cpdrun.stats.pooled_spread import FIRST_PAIRS, squeeze
 from cpdrun.study.judge.candidates import (
@@ -108,9 +108,11 @@ class Decision:
     required: float
 
     @property
-    def is_dropped(self) -> bool:
-        """Whether the idea is refuted and not kept."""
-        return not self.idea.is_kept and self.judged.verdict is Verdict.REFUTED
+    def verdict(self) -> Verdict:
+        """Certified if the idea is kept, refuted if it is refuted and not kept, and otherwise open."""
+        if self.idea.is_kept:
+            return Verdict.CERTIFIED
+        return Verdict.REFUTED if self.judged.verdict is Verdict.REFUTED else Verdict.OPEN
 
 
 @dataclass(frozen=True)

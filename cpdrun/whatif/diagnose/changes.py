@@ -14,7 +14,7 @@ from cpdrun.config.keys import get_key, has_key, set_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.scaling import SCALING, SHORT_FOR
 from cpdrun.config.schema import validate
-from cpdrun.study.axes import formats
+from cpdrun.study import formats
 
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 CHAINS = ("rank", "ring")

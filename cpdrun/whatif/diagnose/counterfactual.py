@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.record import RunDir, read_config
-from cpdrun.study.axes import formats
-from cpdrun.study.diagnosis.run_comparison import RunComparison
+from cpdrun.study import formats
 from cpdrun.study.metric import Metric
+from cpdrun.study.run_comparison import RunComparison
 from cpdrun.study.study import Study
 from cpdrun.whatif.damage import strictness
 from cpdrun.whatif.diagnose.changes import GRADIENT, Change, change

@@ -6,13 +6,18 @@ from typing import Any
 from cpdrun.config.script import is_script
 from cpdrun.errors import UserError
 from cpdrun.record import RunDir, State, SweepDir, garbage, read_config, state_of
-from cpdrun.study.diagnosis.gradient_statistics import gradient_statistics
-from cpdrun.study.diagnosis.main_reason import Reason, find_reason
-from cpdrun.study.diagnosis.neighbors import Neighbor, find_neighbors, is_improvement
-from cpdrun.study.diagnosis.run_comparison import RunComparison, RunVerdict, compare_run
-from cpdrun.study.errors import ReportError
+from cpdrun.study import ReportError
+from cpdrun.study.gradient_sums import Reason, find_reason, gradient_statistics
 from cpdrun.study.reader import read_study
-from cpdrun.study.runs.history import rows_of
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import (
+    Neighbor,
+    RunComparison,
+    RunVerdict,
+    compare_run,
+    find_neighbors,
+    is_improvement,
+)
 from cpdrun.study.study import Study
 from cpdrun.whatif.diagnose.changes import Change, changes_of_products, changes_of_sums
 from cpdrun.whatif.diagnose.counterfactual import (

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpdrun.record import Result, RunDir, State
-from cpdrun.study.diagnosis.main_reason import Reason
-from cpdrun.study.diagnosis.neighbors import Neighbor
-from cpdrun.study.diagnosis.run_comparison import RunComparison, RunVerdict
+from cpdrun.study.gradient_sums import Reason
+from cpdrun.study.run_comparison import Neighbor, RunComparison, RunVerdict
 from cpdrun.study.study import Study
 from cpdrun.whatif.diagnose.changes import Change
 from cpdrun.whatif.diagnose.counterfactual import Counterfactual, Effect

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from cpdrun.study.diagnosis.addition_chain import longest_chain, workers_per_scale
-from cpdrun.study.diagnosis.main_reason import Cause, Reason, represented_binades
-from cpdrun.study.diagnosis.neighbors import Neighbor
+from cpdrun.study.gradient_sums import Cause, Reason, longest_chain, represented_binades, workers_per_scale
+from cpdrun.study.run_comparison import Neighbor
 from cpdrun.whatif.diagnose.changes import GRADIENT, UPDATE, Change
 from cpdrun.whatif.diagnose.counterfactual import Counterfactual, Effect, damage, number
 from cpdrun.whatif.diagnose.diagnosis import ESTIMATED, MEASURED, OBSERVED, Fix

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
@@ -45,8 +46,8 @@ def of_accumulator(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Ro
         "command": request["command"],
         "seed": request["seed"],
         "accumulator": {"name": how.name, "in_words": how.spelling, "terms": dots.depth_of(how)},
-        "formats": dict(zip(("a", "b"), map(facts, map(elements_of, operands)), strict=True))
-        | {"result": facts(dots.result_format(how))},
+        "formats": {name: asdict(facts(elements_of(fmt))) for name, fmt in zip("ab", operands, strict=True)}
+        | {"result": asdict(facts(dots.result_format(how)))},
         **_scales(operands),
         "definition": cleandoc(Accumulator.__doc__ or ""),
     }
@@ -70,7 +71,7 @@ def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
         "overflows": request["overflows"],
         "seed": request["seed"],
         **about,
-        "format": {**facts(fmt), "spelled": spelled(fmt)},
+        "format": {**asdict(facts(fmt)), "spelled": spelled(fmt)},
         "definition": definition(fmt),
         "rounding_is_defined_in": "custom_fp/rule.py",
     }

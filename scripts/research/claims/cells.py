@@ -8,12 +8,11 @@ from typing import Any
 from research.claims.claim import Comparison
 from research.claims.values import Values
 
-from cpdrun.study.axes import formats
-from cpdrun.study.axes.bits_axis import BitsAxis
-from cpdrun.study.axes.titles import axis_text, axis_title, is_scaling
+from cpdrun.study import formats
+from cpdrun.study.axes import BitsAxis, axis_text, axis_title, is_scaling
 from cpdrun.study.collect import CASE, identity
-from cpdrun.study.groups.group import Group
-from cpdrun.study.groups.grouping import make_groups
+from cpdrun.study.group import Group
+from cpdrun.study.grouping import make_groups
 
 Keys = Mapping[str, Any]
 NAMED_BY_VALUE = ("format", CASE, "recipe")  # axes whose values need no title

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from cpdrun.stats.quantified import QUANTIFIERS
+from research.claims.quantified import QUANTIFIERS
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 TIMES_FEWER, PERCENT_MORE = "times_fewer", "percent_more"

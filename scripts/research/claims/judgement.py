@@ -4,7 +4,7 @@ Each comparison of a metric is judged by the evidence of searches and reports (`
 of the claim as the boundary. So runs may be added until a claim is settled. `cpdrun.stats.failures` says how failed
 runs count. Bytes are counted, which is arithmetic: a count inside the bounds is "counted", and one outside refutes.
 
-`cpdrun.stats.quantified` explains how the comparisons of a claim share its error probability, and how two bounds do.
+`research.claims.quantified` explains how the comparisons of a claim share its error probability, and how two bounds do.
 Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons that were not run keep
 their share, so that running them later takes nothing from the others, but the verdict is about those that were run.
 """
@@ -16,21 +16,20 @@ from enum import StrEnum
 from typing import Any
 
 import pandas as pd
+from research.claims import quantified
 from research.claims.cells import Pair, find_pairs
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.report.study_text import baseline_problem_text
-from cpdrun.stats import evidence, quantified
+from cpdrun.stats import evidence
 from cpdrun.stats.evidence import PairsRange, Verdict
-from cpdrun.stats.failures import compare_runs
-from cpdrun.stats.identical import are_identical
-from cpdrun.stats.moments import deviation, is_zero
-from cpdrun.study.groups.group import Facet, Group
+from cpdrun.stats.failures import are_identical, compare_runs
+from cpdrun.stats.means import deviation, is_zero
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.margin import DEFAULT_POINTS
-from cpdrun.study.metric import Metric
-from cpdrun.study.runs.learnt import worst
+from cpdrun.study.metric import Metric, worst
 from cpdrun.study.study import Study
 
 MOST_PAIRS = 1000

@@ -19,9 +19,9 @@ import pandas as pd
 
 from cpdrun.record import RunDir, State, SweepDir, write_text
 from cpdrun.stats.failures import Failure
+from cpdrun.study import ReportError
 from cpdrun.study.collect import CORE_AXES, SEED, collect, finished, other_axes
-from cpdrun.study.errors import ReportError
-from cpdrun.study.groups.grouping import failed_runs
+from cpdrun.study.grouping import failed_runs
 
 VALUES = "values.csv"
 MEASURED = ("metric:", "wire:", "memory:")

@@ -1,0 +1,242 @@
+"""The tables and documents of `cpdrun formats`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from custom_fp.facts import FormatFacts, ScaleFacts, facts, listed, written
+from custom_fp.formats.names import KINDS
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.synonyms import naming_notes
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.config.uses import uses
+from cpdrun.shell.output import Output
+
+# The number of yaml files per group of conf/ that are named as uses of a format.
+MOST_NAMED = 6
+# The maximum width of a table, in characters.
+WIDEST = 1000
+VALUES_PER_LINE = 8
+# The properties in the list of formats, by column. Truth values are shown as "yes" or "-".
+LIST_COLUMNS = {
+    "format": "name",
+    "bits": "bits",
+    "max": "max",
+    "smallest": "smallest",
+    "epsilon": "epsilon",
+    "emax": "emax",
+    "inf": "has_inf",
+    "NaN": "has_nan",
+    "-0": "has_negative_zero",
+}
+
+
+@dataclass
+class FormatKind:
+    """A kind of number format.
+
+    Attributes:
+        kind: The name of the kind.
+        looks_like: How names of its formats look.
+        examples: The names of some of its formats.
+        for_: What the kind is used for.
+    """
+
+    kind: str
+    looks_like: str
+    examples: list[str]
+    for_: str
+
+
+@dataclass
+class FormatsDocument:
+    """The kinds of number formats, and the formats with names of their own."""
+
+    kinds: list[FormatKind]
+    formats: list[FormatFacts]
+
+
+@dataclass(frozen=True)
+class FormatDocument(FormatFacts):
+    """A number format.
+
+    Attributes:
+        used_in: The files of conf/ that name the format.
+        values: The value of each code, or null if there are too many. Infinities and NaN are text.
+    """
+
+    used_in: list[str]
+    values: list[float | str] | None
+
+
+def list_formats(output: Output) -> None:
+    """Print the kinds of number formats and the formats with names of their own."""
+    formats = [facts(fmt) for fmt in listed()]
+    kinds = [
+        FormatKind(name, kind.LOOKS_LIKE, list(kind.EXAMPLES), kind.PURPOSE) for name, kind in KINDS.items()
+    ]
+    output.set_result(FormatsDocument(kinds, formats))
+    if output.as_json:
+        return
+    rows = [(kind.kind, kind.looks_like, kind.for_) for kind in kinds]
+    own = "your own format: a subclass of custom_fp.NumberFormat in one of your modules"
+    _print_table(output.console, ("kind", "names", "for"), [*rows, ("any", "package.module.NAME", own)])
+    output.print("")
+    cells = [[_cell(getattr(each, key)) for key in LIST_COLUMNS.values()] for each in formats]
+    _print_table(output.console, tuple(LIST_COLUMNS), cells)
+    output.print("\nThe numbers of formats with scales are those of their elements, before scaling.")
+    output.print("To show a format value by value: cpdrun formats NAME")
+
+
+def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, has_more: bool) -> None:
+    """Print the properties of a format.
+
+    Args:
+        output: The output of the command.
+        fmt: The format.
+        values: The values of its codes, if they are to be shown.
+        has_more: Whether --values would show the values.
+    """
+    known, used = facts(fmt), uses(fmt)
+    shown = [written(value) for value in values] or None
+    output.set_result(FormatDocument(**vars(known), used_in=used, values=shown), "format")
+    if output.as_json:
+        return
+    _print_table(output.console, ("", ""), [row for row in _properties(known, used) if row[1]])
+    if values:
+        element = f" of {known.scales.element or 'codes'}, before scaling" if known.scales else ""
+        output.print(f"\nvalues{element}, by code")
+        for line in _value_lines(values, fmt.code_bits):
+            output.print(line)
+    elif has_more:
+        output.print(f"\n--values shows its {2**fmt.code_bits} values.")
+
+
+def number(value: float | None) -> str:
+    """Return a number with six significant digits.
+
+    Powers of two below 2^-6 are written as powers. None is written as "-".
+    """
+    if value is None:
+        return "-"
+    if 0 < value < 2**-6 and math.frexp(value)[0] == 0.5:
+        return f"2^{math.frexp(value)[1] - 1}"
+    return f"{value:.6g}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "-"
+    return value if isinstance(value, str) else number(value)
+
+
+def _print_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table. If all headings are empty, the table has no header."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(headings))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if not console.is_terminal:  # because a file has no maximum width
+        width = console.measure(table, options=console.options.update(width=WIDEST)).maximum
+        console.width = max(console.width, width)
+    console.print(table)
+
+
+def _properties(known: FormatFacts, used: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each property of a format. The text is empty if a property does not apply."""
+    whose = "element's " if known.scales else ""
+    has = [(known.has_inf, "infinity"), (known.has_nan, "NaN"), (known.has_negative_zero, "-0")]
+    signs = [word if is_there else f"no {word}" for is_there, word in [*has, (known.is_signed, "sign")]]
+    yield "format", f"{known.name} ({known.kind}, defined in {known.defined_in})"
+    yield "note", " ".join(naming_notes([known.name]))
+    yield "also called", ", ".join(known.synonyms)
+    yield "elsewhere", ", ".join(known.elsewhere)
+    yield "bits", _bits(known)
+    yield "scales", "" if known.scales is None else _scales(known.scales)
+    yield f"{whose}largest", _exact(known.max)
+    yield "smallest normal", _exact(known.smallest_normal)
+    yield "smallest subnormal", _exact(known.smallest_subnormal)
+    yield "smallest positive", _exact(known.smallest) if known.smallest_normal is None else ""
+    yield "exponents", _exponents(known)
+    yield "precision near 1", "" if known.epsilon is None else f"{number(known.epsilon)} to the next value"
+    yield "has", ", ".join(signs if not known.is_signed else signs[:-1])
+    yield "codes", "" if known.scales else _codes(known)
+    yield "rounding", "any" if known.takes_rounding else "to nearest only"
+    yield "on the wire", "" if known.is_flat else "not supported, because its blocks have two dimensions"
+    yield "used in conf/", _used(used)
+
+
+def _bits(known: FormatFacts) -> str:
+    bits = f"{known.bits:g}"
+    if known.mantissa_bits is None:
+        return bits if known.bits == known.code_bits else f"{bits}, of which {known.code_bits} in each code"
+    sign = "1 sign, " if known.is_signed else "no sign, "
+    return f"{bits}: {sign}{known.exponent_bits} exponent (bias {known.bias}), {known.mantissa_bits} mantissa"
+
+
+def _scales(scales: ScaleFacts) -> str:
+    names = {"tensor": "the tensor", "row": "each row", "column": "each column"}
+    if isinstance(scales.block, str):
+        block = names[scales.block]
+    else:
+        tile = "x".join(map(str, scales.block)) if isinstance(scales.block, tuple) else scales.block
+        block = f"every {tile} values"
+    parts = [f"{scales.format or f'{scales.bits} bits'} for {block}"]
+    parts += [f"by the rule {scales.rule}"] if scales.rule else []
+    parts += ["a float32 scale of the tensor"] if scales.of_tensor else []
+    parts += ["a zero point of 8 bits for each"] if scales.zero_point else []
+    return ", ".join(parts)
+
+
+def _exact(value: float | None) -> str:
+    """Return all digits of a number, and its power of two if it is one."""
+    if not value:
+        return "" if value is None else "0"
+    power = math.log2(value)
+    return f"{value!r}" + (f" = 2^{power:.0f}" if power == round(power) and abs(power) > 3 else "")
+
+
+def _exponents(known: FormatFacts) -> str:
+    """Return the range of the exponents of normal values.
+
+    If a format does not distinguish normal and subnormal values, return the range of all exponents.
+    """
+    if not known.max:
+        return ""
+    last = math.frexp(known.max)[1] - 1
+    first = known.emin if known.emin is not None else math.frexp(known.smallest or 0.0)[1] - 1
+    return f"{first} .. {last}" + (f", precise up to {known.emax}" if known.emax != last else "")
+
+
+def _codes(known: FormatFacts) -> str:
+    digits = -(-known.code_bits // 4)
+    names = {"zero": "0", "-zero": "-0", "nan": "NaN"}
+    codes = ", ".join(f"{names.get(name, name)} {code:0{digits}x}" for name, code in known.codes.items())
+    return codes + (f" ({known.nans} are read as NaN)" if (known.nans or 0) > 1 else "")
+
+
+def _used(used: Sequence[str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for path in used:
+        group, _, name = path.rpartition("/")
+        groups.setdefault(f"{group}: " if group else "", []).append(name)
+    more = {
+        group: f" and {len(names) - MOST_NAMED} more" for group, names in groups.items() if names[MOST_NAMED:]
+    }
+    return "; ".join(
+        f"{group}{', '.join(names[:MOST_NAMED])}{more.get(group, '')}" for group, names in groups.items()
+    )
+
+
+def _value_lines(values: Sequence[float], bits: int) -> Iterator[str]:
+    """Yield lines such as `0x08  0.0156  0.0176 ...`, with the code of the first value and then the values."""
+    shown = [f"{value:.9g}" for value in values]
+    digits, width = -(-bits // 4), max(map(len, shown))
+    for first in range(0, len(shown), VALUES_PER_LINE):
+        cells = "  ".join(f"{cell:>{width}}" for cell in shown[first : first + VALUES_PER_LINE])
+        yield f"0x{first:0{digits}x}  {cells}"

@@ -1,0 +1,24 @@
+"""The document of `cpdrun sweep --json`."""
+
+from dataclasses import dataclass
+
+from cpdrun.launch.summary import SummaryDocument
+from cpdrun.study.seed_power import SeedPower
+from cpdrun.sweep.dry_run import SweepDescription
+
+
+@dataclass
+class SweepDocument(SweepDescription):
+    """A sweep and the result of training its runs.
+
+    Attributes:
+        dry_run: Whether the runs were only planned.
+        summary: The numbers of runs by how they ended, or null if nothing was launched.
+        seed_power: Which differences the seeds of the sweep can settle, or null if no runs are compared.
+        notes: What a user should know in addition.
+    """
+
+    dry_run: bool
+    summary: SummaryDocument | None
+    seed_power: SeedPower | None
+    notes: list[str]

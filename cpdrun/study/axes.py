@@ -1,0 +1,313 @@
+"""The axes that runs differ in: their titles in reports, and the axis of bits with the baseline on it.
+
+An axis of bits is `format`, the format of what workers send, or another key whose values have a known bit width: they
+all name formats (`precision.weights`), are numbers of bits (`precision.weight_bits`), or are choices of a group that
+names formats (`precision`).
+
+If several axes of bits vary, one is compared and the others are held fixed. The compared axis is the axis that the
+requested baseline names, otherwise `format` if it varies, otherwise the axis with the most values. Unless a baseline is
+requested, it is the value that rounds nothing, or the widest value if every value rounds.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.study import choices, formats
+from cpdrun.study.collect import CASE, FORMAT, SCALING, config_keys, identity, settles
+from cpdrun.study.formats import Choice
+
+SWEEP = "run:sweep"  # the column of the sweep's name, which is an axis if a report covers several sweeps
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+
+
+def is_scaling(axis: str) -> bool:
+    """Return whether an axis is the scaling rule of gradients or one of its settings."""
+    return axis.split(".")[0] == SCALING
+
+
+def is_strategy(axis: str) -> bool:
+    """Return whether runs that differ in this axis are compared in one panel, not in a panel each."""
+    return is_scaling(axis) or axis == CASE
+
+
+def plain(text: str) -> str:
+    """Return the text without control characters, which are commands to a terminal and forbidden in XML."""
+    return "".join(
+        c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
+    )
+
+
+def short(name: object, most: int = 14) -> str:
+    """Return a name for a plot. A long name loses its middle, because such names differ at their ends.
+
+    Args:
+        name: The name.
+        most: The largest number of characters.
+    """
+    text = plain(str(name))
+    head = most // 2
+    return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
+
+
+def axis_title(name: str) -> str:
+    """Return the title of an axis for headings, such as `workers`, `sweep` or `model`."""
+    known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
+    return known.get(name, plain(name.removesuffix("._target_")))
+
+
+def short_titles(keys: Collection[str]) -> dict[str, str]:
+    """Return the last word of each key, such as `lr` for optim.lr, or the whole key if two keys end alike."""
+    last = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
+    words = list(last.values())
+    return {key: plain(word if words.count(word) == 1 else key) for key, word in last.items()}
+
+
+def axis_text(value: Any) -> str:
+    """Return a short text for a config value.
+
+    A dotted `_target_` gives the name of its class, a flag gives `yes` or `no`, and a missing value gives `-`.
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    text = plain(str(value))
+    return text.rsplit(".", 1)[-1] if _DOTTED.fullmatch(text) else text
+
+
+def hybrid(config: Mapping[str, Any]) -> str:
+    """Describe the layers and epochs whose gradients a run exchanges in fp32 (`full_precision`); "" if there are none.
+
+    Args:
+        config: The run's settings, by dotted key.
+    """
+    layers = str(config.get("full_precision.layers") or "")
+    first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
+    named = plain(layers.strip("[] ")).replace('"', "")
+    # With "*", all gradients are fp32. The format applies to something else, such as what the workers that share a
+    # model exchange.
+    if named == "*":
+        return ""
+    parts = [f"layers {named}"] if named not in ("", "nan") else []
+    for which, count in (("first", first), ("last", last)):
+        if isinstance(count, int | float) and count > 0:
+            parts.append(f"the {which} {f'{count:.0f} epochs' if count > 1 else 'epoch'}")
+    return " and ".join(parts)
+
+
+FP32 = "fp32"
+APS = "aps"
+USUAL = {FORMAT: FP32, APS: False}  # the default baseline
+
+
+@dataclass(frozen=True)
+class BitsAxis:
+    """The axis along which formats are compared, and its baseline.
+
+    Attributes:
+        key: The config key of the axis.
+        what: The tensors that have these formats, such as `weights` or `weights and activations`. Empty for what
+            workers send.
+        against: The baseline's value on this axis. None for fp32.
+        is_widest: Whether the baseline is the widest value because the axis has no fp32.
+        of_choices: Whether the values are choices of a group, such as `precision=pure_fp8`.
+        of_cases: Whether named cases are compared, and not the settings that each of them contains.
+        elsewhere: The baseline's values on other axes.
+        has_value: Whether the baseline has a value of its own on this axis. If False, only `elsewhere` distinguishes
+            the baseline, which has the same format as the candidates that are compared with it.
+        others: The other axes of bits, which are held fixed.
+    """
+
+    key: str = FORMAT
+    what: str = ""
+    against: Any = None
+    is_widest: bool = False
+    of_choices: bool = False
+    of_cases: bool = False
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    has_value: bool = True
+    others: tuple[str, ...] = ()
+
+    @property
+    def is_of_gradients(self) -> bool:
+        """Whether the axis is `format`, the format of the gradients that workers send."""
+        return self.key == FORMAT
+
+    @property
+    def noun(self) -> str:
+        """The noun for a value of this axis. A number of bits also counts as a choice."""
+        return "choice" if self.of_choices else "format"
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline for reports.
+
+        Examples are `fp32`, `bf16`, `fp32 with optim.lr 0.1` if the baseline has values on other axes, and
+        `without APS` if it has no value on this axis.
+        """
+        name = FP32 if self.against is None else str(self.against)
+        words = [_in_words(key, value) for key, value in self.elsewhere.items()]
+        if not self.has_value:
+            return " and ".join(words)
+        if not words:
+            return name
+        text = " and ".join(words)
+        return f"{name} {text}" if text.startswith("with") else f"{name} with {text}"
+
+    def is_baseline(self, keys: Mapping[str, Any], name: Any, *, is_case: bool) -> bool:
+        """Return whether a group is the baseline.
+
+        Args:
+            keys: The group's values by axis.
+            name: The group's value on this axis, or the name of its case.
+            is_case: Whether the group is a named case.
+        """
+        if any(not formats.same(keys[key], value) for key, value in self.elsewhere.items()):
+            return False
+        if not self.has_value:
+            return True
+        if keys.get(APS) and self.is_of_gradients and not is_case and APS not in self.elsewhere:
+            return False  # a group with APS is the baseline only if that was requested
+        return formats.is_baseline(name) if self.against is None else formats.same(name, self.against)
+
+
+def bits_axis(
+    runs: pd.DataFrame, axes: Sequence[str], baseline: Mapping[str, Any], along: str | None = None
+) -> BitsAxis:
+    """Return the axis of bits of some runs, with its baseline.
+
+    Args:
+        runs: The runs that are compared, as `collect` returns them.
+        axes: The keys that the runs differ in, except format, aps and world size.
+        baseline: The baseline's values that the report, or the search that made the runs, requested. May be empty.
+        along: The axis that was searched, if it was not `format`.
+    """
+    baseline = _known(runs, baseline)
+    values = {key: _values(runs, key) for key in (FORMAT, *axes) if key in runs.columns}
+    named = [key for key in values if key not in (FORMAT, CASE) and all(map(is_of_bits, values[key]))]
+    has_fp32 = any(formats.is_baseline(name) for name in values.get(CASE, ()))
+    is_beside = bool(named) or (
+        len(values[FORMAT]) > 1 and CASE in axes and not settles(runs, [CASE], FORMAT)
+    )
+    if CASE in axes and (CASE in baseline or has_fp32 or not is_beside):
+        name = baseline.get(CASE)
+        against = None if name is None or formats.is_baseline(name) else name
+        beside = {key: value for key, value in baseline.items() if key != CASE and USUAL.get(key) != value}
+        return BitsAxis(against=against, of_cases=True, elsewhere=_elsewhere(beside, runs))
+    of_bits = {key: values[key] for key in (FORMAT, *named) if key in values}
+    key = along if along in named else chosen_axis(of_bits, baseline)
+    others = tuple(
+        other for other in (FORMAT, *named) if other != key and other in values and len(values[other]) > 1
+    )
+    beside = {other: value for other, value in baseline.items() if other != key}
+    if key == FORMAT:
+        aps = beside.pop(APS, False)
+        beside |= {APS: aps} if aps or (FORMAT not in baseline and baseline.get(APS) is not None) else {}
+        name = baseline.get(FORMAT)
+        return BitsAxis(
+            against=None if name is None or formats.is_baseline(name) else name,
+            elsewhere=_elsewhere(beside, runs),
+            has_value=FORMAT in baseline or not beside,
+            others=others,
+        )
+    if all(baseline.get(k) == v for k, v in USUAL.items()):  # the default baseline does not concern this axis
+        beside = {other: value for other, value in beside.items() if other not in USUAL}
+    found, is_widest = baseline_value(values[key], baseline.get(key))
+    against = None if formats.is_baseline(found) and not isinstance(found, Choice) else found
+    of_choices = any(isinstance(value, Choice) for value in values[key])
+    what = axis_title(key) if key in choices.GROUPS else _what(runs, key)
+    return BitsAxis(
+        key=key,
+        what=what,
+        against=against,
+        is_widest=is_widest,
+        of_choices=of_choices,
+        elsewhere=_elsewhere(beside, runs),
+        others=others,
+    )
+
+
+def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]) -> str:
+    """Return the axis of bits along which formats are compared.
+
+    The result is the axis that `baseline` names, if `baseline` has no format or the format does not vary. Otherwise it
+    is `format` if the format varies, and the axis with the most values if it does not.
+
+    Args:
+        values: The values of each axis of bits, including `format`, by key.
+        baseline: The requested values of the baseline, by key.
+    """
+    asked = [key for key in values if key in baseline and key != FORMAT]
+    if asked and (FORMAT not in baseline or len(values.get(FORMAT, ())) < 2):
+        return max(asked, key=lambda key: len(values[key]))
+    if len(values.get(FORMAT, ())) > 1 or (baseline and not baseline.keys() & values.keys()):
+        return FORMAT
+    return max((key for key in values if key != FORMAT), key=lambda key: len(values[key]), default=FORMAT)
+
+
+def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
+    """Return which value of an axis is the baseline, and whether it was chosen only because it is the widest.
+
+    Args:
+        values: The values of the axis.
+        asked: The requested value. If it is None, the value that rounds nothing is the baseline, or the widest value if
+            every value rounds.
+    """
+    if asked is not None:
+        return next((value for value in values if formats.same(value, asked)), asked), False
+    unrounded = [value for value in values if formats.is_baseline(value)]
+    if not unrounded:
+        return min(values, key=formats.widest_first), True
+    return next((value for value in unrounded if value == FP32), unrounded[0]), False
+
+
+def is_of_bits(value: Any) -> bool:
+    """Return whether a value names a format, in any spelling, or is a choice with a known bit width."""
+    return isinstance(value, str) and formats.bits(value) is not None
+
+
+def last_words(key: str) -> str:
+    """Return the end of a key in words.
+
+    For example, `precision.optimizer_state` gives `optimizer state`, and `sync.compressor.bits` gives
+    `compressor bits`.
+    """
+    *before, last = key.split(".")
+    return (f"{before[-1]} {last}" if last == "bits" and before else last).replace("_", " ")
+
+
+def _what(runs: pd.DataFrame, key: str) -> str:
+    """Return the last words of `key` and of all keys in the same section that have the same value in every run."""
+    group = key.rpartition(".")[0]
+    same = [
+        other
+        for other in config_keys(runs)
+        if other.rpartition(".")[0] == group and (runs[other] == runs[key]).all()
+    ]
+    words = [last_words(other) for other in same]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _known(runs: pd.DataFrame, baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `baseline` that are not None and whose keys the runs have."""
+    return {key: value for key, value in baseline.items() if value is not None and key in runs.columns}
+
+
+def _elsewhere(values: Mapping[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key == APS or len(_values(runs, key)) > 1}
+
+
+def _values(runs: pd.DataFrame, key: str) -> list[Any]:
+    return list({identity(value): value for value in runs[key]}.values())
+
+
+def _in_words(key: str, value: Any) -> str:
+    if key == APS:
+        return "with APS" if value else "without APS"
+    return f"{axis_title(key)} {axis_text(value)}"

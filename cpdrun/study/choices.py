@@ -1,0 +1,278 @@
+"""The bit widths of choices of a group, such as `precision=pure_fp8`, and of named cases.
+
+A choice has the bits of the widest format that it rounds to. Values that it leaves in float32 do not count. The format
+of sums (`accumulator`) does not count either, because sums are neither stored nor sent, unless the choice rounds
+nothing else. A choice that rounds nothing has 32 bits. A compressor has the bits of its levels (`min_max`, `qsgd`) or
+of its format. A `sync` without a compressor has the bits of the run's format.
+
+A recipe mixes formats on purpose, for example a few layers and attention in bf16 and the rest in four bits, so its
+widest format would be uninformative. A recipe has the bits of the narrowest format in which matrix products read
+activations or gradients, because that format decides which hardware the recipe needs. If it rounds neither activations
+nor gradients, the narrowest of its other formats counts.
+
+Choices with equally many bits are ordered by how many values they round, fewest first.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.record import RunDir, read_overrides
+from cpdrun.study import formats
+from cpdrun.study.formats import Choice
+
+GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
+RECIPE, PRECISION = "recipe", "precision"
+# The config section of the compressor, if a run uses one. Otherwise an option of the group `compressor` has no effect.
+COMPRESSOR = "sync.compressor"
+_OF_SUMS = "accumulator"
+_OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
+_FORMAT = "format"
+
+
+def section_of(group: str) -> str:
+    """Return the section of a run's config that a choice of `group` sets."""
+    return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
+
+
+def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:
+    """Return a choice of a group with its bit width.
+
+    Args:
+        name: The name of the choice.
+        config: The settings of a run that made the choice, by dotted key.
+        group: The config group of the choice.
+        held: The keys of the group's section that are axes of their own and do not count.
+    """
+    values = {key: value for key, value in _section(config, group) if key not in held}
+    return narrowest(name, values) if group == RECIPE else widest(name, values)
+
+
+def of_case(name: str, config: Mapping[str, Any]) -> Choice:
+    """Return a named case with its bit width.
+
+    The bit width is that of the case's recipe if it has a recipe that rounds. Otherwise it is the widest format of
+    everything that the case rounds, including the gradients between workers.
+
+    Args:
+        name: The name of the case.
+        config: The settings of a run of the case, by dotted key.
+    """
+    recipe = choice(name, config, RECIPE)
+    if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
+        return recipe
+    found = {key: value for group in GROUPS for key, value in _section(config, group)}
+    return widest(name, found | {_FORMAT: config.get(_FORMAT)})
+
+
+def bits_choice(value: Any) -> Choice:
+    """Return the choice for the value of a key that is a number of bits, such as precision.weight_bits.
+
+    A value that is not a positive number, such as null, stands for float32.
+    """
+    bits = _number_of_bits(value)
+    return Choice.made("fp32", 32, 8) if bits is None else Choice.made(str(value), bits, None)
+
+
+def widest(name: str, values: Mapping[str, Any]) -> Choice:
+    """Return a choice with the bits of its widest format.
+
+    Args:
+        name: The name of the choice.
+        values: The settings that may contain a format or a number of bits, by dotted key.
+    """
+    found = [one for key, value in values.items() for one in _roundings(key, value)]
+    kept = [one for one in found if not one[0]] or found
+    if not kept:
+        return Choice.made(name, 32, 8)
+    _, bits, exponent_bits = max(kept, key=lambda one: (one[1], one[2] or 0))
+    return Choice.made(name, bits, exponent_bits, rounds=len(found))
+
+
+def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
+    """Return a recipe with the bits of the narrowest format in which products read activations or gradients.
+
+    Args:
+        name: The name of the recipe.
+        values: The settings of the recipe, by dotted key.
+    """
+    found = [one for key, value in values.items() for one in _roundings(key, value)]
+    read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
+    if not read:
+        return widest(name, values)
+    _, bits, exponent_bits = min(read, key=lambda one: (one[1], -(one[2] or 0)))
+    return Choice.made(name, bits, exponent_bits, rounds=len(found))
+
+
+def _of_activations(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
+    last = key.rpartition(".")[2]
+    if last == "rules":
+        for rule in _listed(value):
+            roles = rule.get("role") if isinstance(rule, Mapping) else None
+            if any(role in _OF_ACTIVATIONS for role in (roles if isinstance(roles, list) else [roles])):
+                yield from _roundings("input", rule.get("format"))
+    elif last in _OF_ACTIVATIONS:
+        yield from _roundings(last, value)
+
+
+def counts_bits(key: str) -> bool:
+    """Return whether a key of one of the groups is a number of bits, such as precision.weight_bits."""
+    last = key.rpartition(".")[2]
+    return key.split(".")[0] in GROUPS and (last == "bits" or last.endswith("_bits"))
+
+
+def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a group's section by dotted key.
+
+    For a sync or a compressor these are the compressor's settings, or the run's format if it has no compressor.
+    """
+    prefix = f"{section_of(group)}."
+    own = [(key, value) for key, value in config.items() if key.startswith(prefix)]
+    if group in ("sync", "compressor"):
+        own = [(key, value) for key, value in config.items() if key.startswith(f"{COMPRESSOR}.")]
+        own = own or [(_FORMAT, config.get(_FORMAT))]
+    yield from own
+
+
+def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
+    """Yield each format other than fp32 that a setting names, as (is the format of sums, bits, exponent bits)."""
+    last = key.rpartition(".")[2]
+    if last == "rules":
+        for rule in _listed(value):
+            if isinstance(rule, Mapping):
+                yield from _roundings(str(rule.get("role")), rule.get("format"))
+    elif counts_bits(key) or last == "bits":
+        if (bits := _number_of_bits(value)) is not None:
+            yield False, bits, None
+    elif last == "levels" and isinstance(value, int):
+        yield False, math.ceil(math.log2(2 * value + 1)), None
+    elif isinstance(value, str) and formats.bits(value) is not None and not formats.is_baseline(value):
+        yield last == _OF_SUMS, formats.bits(value), formats.exponent_bits(value)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return a list from a config, or from the JSON text into which `collect` turns it; () for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return ()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _number_of_bits(value: Any) -> int | float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (int(value) if value == int(value) else value) if is_number and value > 0 else None
+
+
+def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
+    """Return whether a compressor sends only some of the values. Such a compressor has no bit width."""
+    return any(
+        key.rpartition(".")[2] == "keep" and value is not None and value == value
+        for key, value in _section(row, group)
+    )
+
+
+def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
+    """Return the choice of each run, or None if the choices form no axis of bits.
+
+    They form no axis of bits if there is only one choice, if all round alike, or if a compressor sends only some of the
+    values and so has no bit width.
+
+    Args:
+        rows: The settings of each run, by dotted key.
+        names: The name of the choice of each run.
+        group: The config group of the choices.
+    """
+    if len(set(names)) < 2 or any(_is_sparse(row, group) for row in rows):
+        return None
+    held = _held(rows, names, group)
+    found = [choice(name, row, group, held) for name, row in zip(names, rows, strict=True)]
+    return found if len({(one.bits, one.exponent_bits, one.rounds) for one in found}) > 1 else None
+
+
+# ---- the choices of recorded runs
+
+
+def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with their choices.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+
+    Returns:
+        The runs with one more column for each group in which they made several choices that round differently. It holds
+        each run's choice as a Choice. Numbers of bits that vary become Choices too.
+    """
+    if runs.empty:
+        return runs
+    readable = runs[runs["run:problem"].isna()]
+    rows = readable.to_dict("records")
+    for group in GROUPS:
+        names = _names(rows, group)
+        if names is not None and (found := of_rows(rows, names, group)) is not None:
+            runs = runs.assign(**{group: pd.Series(found, index=readable.index, dtype=object)})
+    for key in [key for key in runs.columns if counts_bits(key)]:
+        if readable[key].notna().any() and readable[key].nunique(dropna=False) > 1 and _has_all(rows, key):
+            found = [bits_choice(value) for value in readable[key]]
+            runs = runs.assign(**{key: pd.Series(found, index=readable.index, dtype=object)})
+    return runs
+
+
+def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
+    """Return the name of the choice of each run, or None if there are no choices to distinguish.
+
+    The name is what was typed for the run, otherwise what was typed for another run with the same settings, otherwise
+    fp32 if the settings round nothing. The result is None if all runs have the same settings, if no choice was typed,
+    or if a run has no name.
+    """
+    sections = [tuple(sorted((k, repr(v)) for k, v in _section(row, group))) for row in rows]
+    if len(set(sections)) == 1:
+        return None
+    typed = [_typed(row, group) for row in rows]
+    if not any(typed):
+        return None
+    known = {section: name for section, name in zip(sections, typed, strict=True) if name}
+    names: list[str | None] = []
+    for row, section, name in zip(rows, sections, typed, strict=True):
+        name = name or known.get(section)
+        if name is None and formats.is_baseline(choice("", row, group)):
+            name = "fp32"
+        names.append(name)
+    return names if all(names) else None
+
+
+def _typed(row: Mapping[str, Any], group: str) -> str | None:
+    """Return the last choice of `group` in the run's overrides.txt; for a recipe, the name in the config."""
+    if group == RECIPE:
+        return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
+    return last_typed(read_overrides(RunDir(Path(row["run:path"]))), group)
+
+
+def last_typed(words: Sequence[str], group: str) -> str | None:
+    """Return the last choice of `group` among typed overrides, which is the one that counts; None without any."""
+    found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
+    return found[-1] if found else None
+
+
+def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[str]:
+    """Return the keys of the group's section that differ between runs of the same choice.
+
+    These keys are axes of their own.
+    """
+    first: dict[str, Mapping[str, Any]] = {}
+    held = {}
+    for row, name in zip(rows, names, strict=True):
+        of_name = dict(_section(first.setdefault(name, row), group))
+        held |= {key: None for key, value in _section(row, group) if repr(of_name.get(key)) != repr(value)}
+    return list(held)
+
+
+def _has_all(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Return whether the section of `key` has the same `_target_` class in every run."""
+    target = f"{key.rpartition('.')[0]}._target_"
+    return len({row.get(target) for row in rows}) == 1

@@ -1,0 +1,320 @@
+"""Read from sweep.yaml what a search, or a sweep that was given a question, asked and tuned.
+
+A report answers the same question unless the user types another one. The choice of tuned values is repeated here with
+the same rule and the same runs as in the search (`cpdrun.stats.means.choose`). The report then uses the runs with the
+chosen values on all seeds that did not choose. While the tuning of a cell is not complete, the cell has no chosen
+values and no compared runs.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.config.margin import Typed, parse_margin
+from cpdrun.record import State, SweepDir, read_manifest
+from cpdrun.stats.failures import GIVE_UP_AFTER
+from cpdrun.stats.ledger import Ledger, Start, read_starts
+from cpdrun.stats.means import choose
+from cpdrun.study import ReportUsageError, formats
+from cpdrun.study.axes import axis_text
+from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
+from cpdrun.study.group import Group
+from cpdrun.study.metric import Metric
+
+CONFIDENCE = 95.0  # the default confidence in per cent
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question of a search or a sweep. Parts that sweep.yaml lacks or that cannot be read are None or empty.
+
+    Attributes:
+        tolerance: The margin in the unit in which the metric is shown (points for a share), or text such as "2%".
+        confidence: The confidence in per cent.
+        metric: The name of the metric.
+        baseline: The values of the baseline, by key.
+        axis: The axis of bits that was searched.
+        starts: The starts of the chains that do not start at their widest width.
+        ledger: The ledger of the tested hypotheses.
+        by: The command that recorded the question: "search" or "sweep".
+    """
+
+    tolerance: Typed | None = None
+    confidence: float | None = None
+    metric: str | None = None
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    axis: str | None = None
+    starts: tuple[Start, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger, compare=False)
+    by: str = "search"
+
+
+def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
+    """Return the requested values of the baseline, by key: those that were typed, or else those of the search.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+        typed: The typed values of the baseline. None if none were typed.
+        question: The question of the search.
+
+    Raises:
+        ReportUsageError: No run has a typed key or a typed value.
+    """
+    for key, value in (typed or {}).items():
+        known = sorted({axis_text(found) for found in runs[key]}) if key in config_keys(runs) else []
+        if not known:
+            raise ReportUsageError(f"--baseline {key}={axis_text(value)}: the runs have no key {key!r}")
+        if not any(formats.same(value, found) for found in runs[key]):
+            there = ", ".join(known)
+            raise ReportUsageError(
+                f"--baseline {key}={axis_text(value)}: no run has this value; the runs have {there}"
+            )
+    return question.baseline if typed is None else typed
+
+
+def asked(sweeps: Sequence[SweepDir]) -> Asked:
+    """Return the question that all sweeps share, or an empty question if they have none or their questions differ.
+
+    Several sweeps together count as a new question, so the ledger is empty then.
+    """
+    questions = [_asked(sweep) for sweep in sweeps]
+    first = questions[0] if questions else Asked()
+    if any(question != first for question in questions):
+        return Asked()
+    return first if len(questions) < 2 else replace(first, ledger=Ledger())
+
+
+def _asked(sweep: SweepDir) -> Asked:
+    try:
+        manifest = read_manifest(sweep)
+    except (OSError, ValueError):
+        return Asked()
+    block = manifest.get("search") if isinstance(manifest, Mapping) else None
+    if not isinstance(block, Mapping):
+        return Asked()
+    tolerance, confidence = _margin(block.get("tolerance")), _number(block.get("confidence"))
+    metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
+    return Asked(
+        tolerance,
+        confidence if confidence is not None and 0 < confidence < 100 else None,
+        metric if isinstance(metric, str) else None,
+        baseline if isinstance(baseline, Mapping) else {},
+        axis if isinstance(axis := block.get("axis"), str) else None,
+        read_starts(block.get("start")),
+        Ledger.read(block.get("ledger"), block.get("family")),
+        "search" if "baseline" in block else "sweep",
+    )
+
+
+def _margin(value: object) -> Typed | None:
+    try:
+        return parse_margin(value)
+    except ValueError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+USE = "run:use"  # the column that says what a run of a search that tunes is used for
+PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
+CHOSEN = "chosen"  # the placeholder for a tuned value
+MOST_ARMS = 10_000  # the limit on combinations of tuned values, because anyone may have written a sweep.yaml
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The tuning of a search.
+
+    An arm is a combination of one value for each tuned key.
+
+    Attributes:
+        values: The values that were tried for each tuned key.
+        seeds: The seeds that choose.
+        aside: The seeds that chose in earlier searches of the same sweep.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    seeds: tuple[int, ...]
+    aside: tuple[int, ...] = ()
+
+    def chooses(self, seed: object) -> bool:
+        """Return whether runs of a seed choose tuned values, and so are in no comparison."""
+        return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
+
+    def arms(self) -> list[tuple[str, ...]]:
+        """Return all arms, each with its values as text (`identity`) in the order of the keys."""
+        return list(itertools.product(*(map(identity, values) for values in self.values.values())))
+
+    def arm(self, row: Row) -> tuple[str, ...]:
+        """Return the arm of a run."""
+        return tuple(identity(row.get(key)) for key in self.values)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The runs of sweeps, with the tuning of their searches.
+
+    Attributes:
+        runs: The runs as `collect` returns them, with the column USE if a search tuned.
+        by_sweep: The tuning of each sweep that tuned, by the sweep's name.
+        chosen: The chosen values by key, for each run that has them, by the run's path.
+    """
+
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    by_sweep: Mapping[str, Tune] = field(default_factory=dict)
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        """The tuned keys of all sweeps, without duplicates."""
+        return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
+
+    def compared(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that are compared, with the tuned values masked so that tuned keys are no axes.
+
+        Runs that choose, and runs whose values were not chosen, are left out.
+        """
+        if not self.by_sweep:
+            return rows
+        kept = rows[~rows[USE].isin((CHOOSES, NOT_CHOSEN))].copy()
+        for name, tune in self.by_sweep.items():
+            kept = _masked(kept, tune, kept["run:sweep"] == name)
+        return kept
+
+    def with_values(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with the values that were chosen for them added to their keys."""
+        return [
+            replace(group, keys=dict.fromkeys(self.keys) | self.values_of(group) | group.keys)
+            for group in groups
+        ]
+
+    def values_of(self, group: Group) -> Mapping[str, Any]:
+        """Return the values that were chosen for a group; empty if none were."""
+        return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
+
+
+def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
+    """Return the runs with the tuning of their searches.
+
+    Args:
+        runs: The runs, as `collect` returns them.
+        sweeps: The sweeps that the runs belong to.
+        metric: The metric by which the search chose.
+    """
+    by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
+    if not by_sweep:
+        return Tuned(runs)
+    use, chosen = {}, {}
+    for name, tune in by_sweep.items():
+        for rows in _cells(runs, name, tune):
+            best = _choice(rows, tune, metric)
+            for row in rows:
+                is_best = best is not None and tune.arm(row) == best
+                if tune.chooses(row[SEED]):
+                    use[row["run:path"]] = CHOOSES
+                else:
+                    use[row["run:path"]] = PAIRS if is_best else NOT_CHOSEN
+                if is_best:
+                    chosen[row["run:path"]] = {key: row[key] for key in tune.values}
+    return Tuned(runs.assign(**{USE: runs["run:path"].map(use)}), by_sweep, chosen)
+
+
+def _tune(sweep: SweepDir) -> Tune | None:
+    """Return the tuning from a sweep's sweep.yaml; None if nothing was tuned or the file cannot be read."""
+    try:
+        block = read_manifest(sweep)["search"]
+        aside = _whole(block.get("chose"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    try:
+        values, whole = block["tune"]["values"], _whole(block["tune"]["seeds"])
+        lists = {str(key): list(of) for key, of in values.items() if isinstance(of, list) and of}
+    except (KeyError, TypeError, AttributeError):
+        lists, whole = {}, ()
+    if not lists or not whole or math.prod(map(len, lists.values())) > MOST_ARMS:
+        return Tune({}, (), aside) if aside else None
+    return Tune(lists, whole, aside)
+
+
+def _whole(seeds: object) -> tuple[int, ...]:
+    return tuple(seed for seed in seeds if isinstance(seed, int)) if isinstance(seeds, list) else ()
+
+
+def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
+    """Return the readable runs of a sweep, grouped into cells whose runs differ only in tuned values and seed."""
+    own = runs[(runs["run:sweep"] == sweep) & runs["run:problem"].isna()]
+    own = own.assign(**{key: own.get(key) for key in (*CORE_AXES, SEED, *tune.values)})
+    masked = _masked(own, tune, pd.Series(True, index=own.index))
+    names = [*CORE_AXES, *other_axes(masked)]
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row, kept in zip(own.to_dict("records"), masked[names].to_dict("records"), strict=True):
+        found.setdefault(tuple(identity(kept[name]) for name in names), []).append(row)
+    return list(found.values())
+
+
+def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
+    """Return the rows with one placeholder for all values of tuned keys and of keys that always equal a tuned key.
+
+    Args:
+        rows: The rows of the table of runs.
+        tune: The tuning.
+        which: Whether to mask each row.
+    """
+    masked = rows.copy()
+    for key in tune.values:
+        if key in rows.columns:
+            values = rows.loc[which, key].map(identity)
+            follow = [
+                name
+                for name in config_keys(rows)
+                if values.nunique() > 1 and (rows.loc[which, name].map(identity) == values).all()
+            ]
+            kept = (key, *CORE_AXES, SEED)
+            masked.loc[which, [key, *(name for name in follow if name not in kept)]] = CHOSEN
+    return masked
+
+
+def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
+    """Return the arm that the search chooses from the runs of a cell; None while a run that it needs has not ended."""
+    arms = tune.arms()
+    if len(arms) == 1:
+        return arms[0]
+    ended = {
+        (tune.arm(row), row[SEED]): row for row in rows if row["run:state"] in (State.DONE, State.FAILED)
+    }
+    given_up = _given_up(rows, tune)
+    if any((arm, seed) not in ended for arm in arms if arm not in given_up for seed in tune.seeds):
+        return None
+    found = [[ended[arm, seed] for seed in tune.seeds if (arm, seed) in ended] for arm in arms]
+    measured = [[_value(row, metric) for row in of_arm] for of_arm in found]
+    known = [[value for value in values if value is not None] for values in measured]
+    return arms[choose(known, higher_is_better=metric.higher_is_better)]
+
+
+def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
+    """Return the arms that the search tries on no further seeds: several runs failed, and none finished."""
+    states: dict[tuple[str, ...], list[object]] = {}
+    for row in rows:
+        states.setdefault(tune.arm(row), []).append(row["run:state"])
+    return {
+        arm
+        for arm, of_arm in states.items()
+        if of_arm.count(State.FAILED) >= GIVE_UP_AFTER and State.DONE not in of_arm
+    }
+
+
+def _value(row: Row, metric: Metric) -> float | None:
+    """Return the metric of a run, NaN if it diverged or failed, None if it does not have the metric."""
+    if row["run:state"] != State.DONE or row.get("run:status") == "diverged":
+        return math.nan
+    value = row.get(f"metric:{metric.name}", math.nan)
+    return value if math.isfinite(value) else None

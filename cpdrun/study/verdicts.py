@@ -1,0 +1,247 @@
+"""The verdicts of a report: which groups are certified to be within the margin, which are refuted, and which are open.
+
+Reports use the same anytime-valid test as searches. A grid of runs therefore gets no stronger verdicts than a search,
+and repeating a sweep with more seeds does not invalidate the verdicts.
+
+A chain consists of the groups of one facet that are scaled in the same way, most bits first. All chains of a report
+share the error probability.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cpdrun.config.identity import cell_name
+from cpdrun.record import read_config
+from cpdrun.stats.chain import PairedChain, judge_chains
+from cpdrun.stats.evidence import Judgement, PairsRange, Verdict, differences
+from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
+from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger, Start
+from cpdrun.study import formats
+from cpdrun.study.group import Group
+from cpdrun.study.metric import Metric, worst
+
+EMPTY_LEDGER = Ledger()
+MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on a group.
+
+    Attributes:
+        verdict: The verdict to report. It is certified only if no run failed (`cpdrun.stats.failures`) and if every
+            wider width, from the chain's start on, has a certified format.
+        judgement: What the group's own pairs show.
+        failures: The numbers of failed runs.
+        hypothesis: The tested hypothesis with its weight and prior, for the ledger.
+    """
+
+    verdict: Verdict
+    judgement: Judgement
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    hypothesis: Hypothesis | None = None
+
+    @property
+    def enough(self) -> tuple[float, float]:
+        """The base-10 logarithms of the evidence that is needed to certify and to refute."""
+        certify, refute = self.judgement.errors
+        return -math.log10(certify), -math.log10(refute)
+
+
+def judge_groups(
+    chains: Sequence[tuple[Group, Sequence[Group]]],
+    metric: Metric,
+    margin: float,
+    alpha: float,
+    samples: float,
+    ledger: Ledger = EMPTY_LEDGER,
+    starts: Sequence[Start] = (),
+) -> dict[Group, Judged]:
+    """Return the verdicts of all groups.
+
+    Args:
+        chains: For each chain its baseline and its groups.
+        metric: The metric that is compared.
+        margin: The margin in the unit of the stored metric.
+        alpha: The error probability of all hypotheses together.
+        samples: The size of the test set if the metric counts samples, otherwise NaN.
+        ledger: The ledger of the hypotheses that were tested before. New hypotheses get a weight from the error
+            probability that is left.
+        starts: The starts of a search's chains that do not start at their widest width.
+    """
+    resolution = 1 / samples if samples > 0 else 0.0
+    found = [_chain(baseline, groups, metric, margin, ledger, starts) for baseline, groups in chains]
+    settled = judge_chains(
+        [each.paired for each in found],
+        metric.name,
+        margin,
+        alpha=alpha,
+        ledger=ledger,
+        resolution=resolution,
+    )
+    return {
+        group: Judged(width.verdict_of(judgement), judgement, each.compared[group].counts, hypothesis)
+        for each, widths in zip(found, settled, strict=True)
+        for groups, width in zip(each.widths, widths, strict=True)
+        for group, judgement, hypothesis in zip(groups, width.judgements, width.hypotheses, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A chain of groups.
+
+    Attributes:
+        widths: The groups of each bit width, most bits first.
+        compared: The compared runs of each group.
+        paired: The pairs of each group.
+    """
+
+    widths: list[list[Group]]
+    compared: dict[Group, Compared]
+    paired: PairedChain
+
+
+def _chain(
+    baseline: Group,
+    groups: Sequence[Group],
+    metric: Metric,
+    margin: float,
+    ledger: Ledger,
+    starts: Sequence[Start],
+) -> _Chain:
+    by_bits: dict[float, list[Group]] = {}
+    for group in sorted(groups, key=lambda group: formats.order(group.format)):
+        by_bits.setdefault(formats.bits(group.format) or math.inf, []).append(group)
+    bits = sorted(by_bits, reverse=True)
+    widths = [by_bits[each] for each in bits]
+    cells = {group: _cell(group) for group in (baseline, *groups)}
+    start = next((each for each in starts if each.cells & {*cells.values()}), None)
+    asked = AskedChain(
+        ledger.named(cells[baseline]),
+        [[ledger.named(cells[group]) for group in width] for width in widths],
+        min(sum(each > start.bits for each in bits), len(bits) - 1) if start else 0,
+        bits,
+    )
+    aside = () if start is None or start.aside is None else (start.aside,)
+    low = worst(metric, baseline.num_classes, baseline.values, margin)
+    compared = {
+        group: compare_runs(group.outcomes.without(aside), baseline.outcomes.without(aside))
+        for width in widths
+        for group in width
+    }
+    gaps = {
+        group: differences(found.ours, found.baseline, higher_is_better=metric.higher_is_better, worst=low)
+        for group, found in compared.items()
+    }
+    paired = PairedChain(
+        asked,
+        [[gaps[group] for group in width] for width in widths],
+        [[compared[group].is_barred for group in width] for width in widths],
+    )
+    return _Chain(widths, compared, paired)
+
+
+def _cell(group: Group) -> str:
+    """Return the name of the group's cell in the ledger."""
+    for run in group.runs[:1]:
+        try:
+            return cell_name(read_config(run))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            break  # another program wrote this run
+    return f"{group.name} {group.strategy} {group.keys}"
+
+
+_ROUNDING = 1e-12  # so that a mean exactly at the margin counts as within the margin
+
+
+@dataclass(frozen=True)
+class ChainAnswer:
+    """The answer of a chain.
+
+    Attributes:
+        certified: The certified format with the fewest bits. If several have equally many, the one with the best mean.
+        likely: The open format with the fewest bits that can still be certified and whose mean is within the margin. If
+            there is neither such a format nor a certified format, the format with the best mean in the first open
+            width.
+        is_near: Whether the mean of `likely` is within the margin.
+        judgement: The judgement of `likely`. Its `more` is the number of pairs that `likely` and all wider open formats
+            need.
+        best: The judged format with the best mean, to show if `certified` and `likely` are None.
+        refuted_bits: The bits of the widest width whose formats are all refuted. NaN if there is none.
+    """
+
+    certified: Group | None = None
+    likely: Group | None = None
+    is_near: bool = False
+    judgement: Judgement | None = None
+    best: Group | None = None
+    refuted_bits: float = math.nan
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the chain: refuted only if no format is certified or may still be certified."""
+        if self.certified is not None:
+            return Verdict.CERTIFIED
+        is_refuted = self.likely is None and not math.isnan(self.refuted_bits)
+        return Verdict.REFUTED if is_refuted else Verdict.OPEN
+
+    @property
+    def group(self) -> Group | None:
+        """The format to show for the chain: the certified format, or the open format that may be good enough."""
+        return self.certified or (self.likely if self.is_near else None)
+
+
+def answer_chain(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> ChainAnswer:
+    """Return the answer of a chain.
+
+    Widths are read from the widest to the narrowest, in the order in which they are certified. A width in which every
+    format is refuted or has failed runs ends the chain, because no narrower width can be certified.
+
+    Args:
+        groups: The groups of the chain.
+        judged: The verdicts by group. Groups without a verdict are ignored.
+        margin: The margin in the unit of the stored metric.
+    """
+    widths: dict[float, list[Group]] = {}
+    for group in sorted(groups, key=lambda group: formats.order(group.format), reverse=True):
+        if group in judged:
+            widths.setdefault(formats.bits(group.format) or math.inf, []).append(group)
+
+    def mean(group: Group) -> float:
+        found = judged[group].judgement.mean
+        return -math.inf if math.isnan(found) else found
+
+    best = max((group for width in widths.values() for group in width), key=mean, default=None)
+    answer, needed = ChainAnswer(best=best), []
+    for bits, width in widths.items():
+        verdicts = [judged[group].verdict for group in width]
+        if certified := [group for group in width if judged[group].verdict is Verdict.CERTIFIED]:
+            answer = replace(answer, certified=max(certified, key=mean))
+            continue
+        if all(verdict is Verdict.REFUTED for verdict in verdicts):
+            return replace(answer, refuted_bits=bits)
+        able = [group for group in width if _is_open(judged[group])]
+        if not able:
+            return answer
+        group = max(able, key=mean)
+        needed.append(judged[group].judgement.more)
+        is_near = mean(group) >= -margin - _ROUNDING
+        if is_near or answer.group is None:
+            judgement = replace(judged[group].judgement, more=_largest(needed))
+            answer = replace(answer, likely=group, is_near=is_near, judgement=judgement)
+        if not is_near:
+            return answer
+    return answer
+
+
+def _is_open(judged: Judged) -> bool:
+    """Return whether further pairs may certify a candidate."""
+    is_candidate = judged.verdict is Verdict.OPEN and judged.judgement.verdict is not Verdict.REFUTED
+    return is_candidate and judged.judgement.pairs > 0 and not judged.failures.failed
+
+
+def _largest(needed: Sequence[PairsRange | None]) -> PairsRange | None:
+    known = [more for more in needed if more is not None]
+    return max(known) if len(known) == len(needed) else None

@@ -1,0 +1,201 @@
+"""Rules that find settings without an effect on any run of a sweep.
+
+The user gets a line about each such setting before anything starts, whether it was set on the command line, by an axis,
+by a case or in the experiment's file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.config.keys import has_key
+from cpdrun.config.script import is_script
+
+Config = Mapping[str, Any]
+FP32 = "fp32"
+
+
+@dataclass(frozen=True)
+class EffectRule:
+    """A rule that says in which runs some keys have an effect.
+
+    Attributes:
+        keys: The keys of the rule. The name of a group stands for all its keys.
+        used: The function that returns whether the keys have an effect on the run with the given config.
+        why: The reason why the keys have no effect, for the user. `{kinds}` is replaced by the classes of `section`.
+        section: The section of the config whose classes the reason names.
+    """
+
+    keys: tuple[str, ...]
+    used: Callable[[Config], bool]
+    why: str
+    section: str = "sync"
+
+    def covers(self, key: str) -> bool:
+        """Return whether the rule is about the given key or group."""
+        return any(key == own or key.startswith(f"{own}.") for own in self.keys)
+
+    def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
+        """Return the line that tells the user that the given keys have no effect on runs with these configs."""
+        kinds = sorted({config[self.section]["_target_"].rsplit(".", 1)[-1] for config in configs})
+        verb = "has" if len(given) == 1 else "have"
+        return f"{' and '.join(given)} {verb} no effect: {self.why.format(kinds=', '.join(kinds))}"
+
+
+def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
+    """Return a function that tells whether a section of a config contains the group, by `${group}`."""
+    return lambda config: config[group] in config[section].values()
+
+
+def _rounds(*keys: str) -> Callable[[Config], bool]:
+    """Return a function that tells whether one of these keys of `precision` selects fewer bits than fp32.
+
+    The function returns True as well if `precision` has none of the keys, or has rules for some of the layers.
+    """
+
+    def rounds(config: Config) -> bool:
+        given = [config["precision"][key] for key in keys if key in config["precision"]]
+        rules = config["precision"].get("rules")  # other precisions for some layers
+        return bool(rules) or not given or any(value not in (FP32, None) for value in given)
+
+    return rounds
+
+
+def _sums_in_format(config: Config) -> bool:
+    """Return whether workers sum gradients in the run's format, and not compressed messages in float32.
+
+    sync=local supports both. It sums in the run's format with compressor=rounded.
+    """
+    if "inner_steps" not in config["sync"]:
+        return config["compressor"] not in config["sync"].values()
+    return config["sync"]["compressor"]["_target_"].rsplit(".", 1)[-1] == "Rounded"
+
+
+def _sends_less(config: Config) -> bool:
+    """Return whether workers send fewer bytes than all gradients in float32 have."""
+    compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
+    return config["format"] != FP32 or compresses
+
+
+def _trains(config: Config) -> bool:
+    return is_script(config) or config["epochs"] > 0
+
+
+TAKEN_BY = "{kinds} takes none, as sync=%sgossip_choco and the other gossip rules would"
+OF_A_SUM = tuple(
+    f"sync.{knob}"
+    for knob in ("order", "group_size", "kahan", "rounding", "overflow", "compat", "requantise")
+)
+RULES = (
+    EffectRule(
+        ("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"
+    ),
+    EffectRule(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
+    EffectRule(("compressor",), _taken_in("compressor", "sync"), TAKEN_BY % "compressed, "),
+    EffectRule(
+        ("scaling",), lambda config: config["aps"], "it is how aps=true scales, and aps=false does not"
+    ),
+    EffectRule(
+        ("aps",),
+        lambda config: not config["aps"] or config["format"] != FP32,
+        "format=fp32 has nothing to scale",
+    ),
+    EffectRule(
+        ("full_precision",),
+        lambda config: config["aps"] or _sends_less(config),
+        "with format=fp32 all is exchanged in fp32",
+    ),
+    EffectRule(
+        ("format",),
+        lambda config: (
+            config["format"] == FP32
+            or "*" not in config["full_precision"]["layers"]
+            or (not is_script(config) and config["format"] in config["model"].values())
+        ),
+        "full_precision.layers=['*'] has all gradients exchanged in fp32",
+    ),
+    EffectRule(
+        ("sync.error_feedback", "sync.requantise"), _sends_less, "format=fp32 takes nothing from a gradient"
+    ),
+    EffectRule(
+        ("sync.group_size",),
+        lambda config: config["sync"].get("order") == "hierarchical",
+        "sync.order=hierarchical alone adds in groups",
+    ),
+    EffectRule(
+        ("sync.order", "sync.kahan"),
+        lambda config: config["world_size"] > 1,
+        "with world_size=1 there is nothing to add",
+    ),
+    EffectRule(
+        OF_A_SUM,
+        lambda config: "inner_steps" not in config["sync"] or _sums_in_format(config),
+        "{kinds} adds the messages of this compressor in float32, as they come",
+    ),
+    EffectRule(
+        ("compressor.rounding", "compressor.format", "compressor.aps"),
+        lambda config: "inner_steps" not in config["sync"] or not _sums_in_format(config),
+        "{kinds} with compressor=rounded sums in the run's format, as format, aps and sync.rounding say",
+    ),
+    EffectRule(
+        ("sync.nesterov",),
+        lambda config: config["sync"].get("outer_momentum") != 0,
+        "sync.outer_momentum=0 has no step to look ahead",
+    ),
+    EffectRule(
+        ("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"
+    ),
+    EffectRule(
+        ("precision.update_order",),
+        _rounds("update"),
+        "precision.update=fp32 rounds no operation of the step",
+    ),
+    EffectRule(
+        ("precision.master_weights",), _rounds("weights"), "precision.weights=fp32 are their own float32 copy"
+    ),
+    EffectRule(
+        ("precision.fp32_norms",),
+        _rounds("weights", "optimizer_state", "update"),
+        "precision keeps all weights and optimizer state in fp32",
+    ),
+    EffectRule(
+        ("precision.activation_rounding", "precision.activation_range"),
+        _rounds("activation_bits"),
+        "precision.activation_bits=null rounds no activation",
+    ),
+    EffectRule(
+        ("precision.error_rounding", "precision.float_errors_for_weights"),
+        _rounds("error_bits"),
+        "precision.error_bits=null rounds no error",
+    ),
+    EffectRule(
+        ("launcher.jobs_per_gpu",),
+        lambda config: config["device"] != "cpu",
+        "device=cpu takes no GPU",
+        "launcher",
+    ),
+    EffectRule(
+        ("optim", "schedule", "sync", "partition", "clip_norm", "parameter_groups", "emulation"),
+        _trains,
+        "with epochs=0 nothing is trained",
+    ),
+)
+
+
+def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
+    """Yield a line for each rule whose keys were given but have no effect on any run.
+
+    Args:
+        keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.
+        configs: The resolved configs of all runs of the sweep.
+    """
+    keys = [key for key in dict.fromkeys(keys) if _is_of_rule(key) or any(has_key(c, key) for c in configs)]
+    for rule in RULES:
+        given = [key for key in keys if rule.covers(key)]
+        if given and not any(rule.used(config) for config in configs):
+            yield rule.line(given, configs)
+
+
+def _is_of_rule(key: str) -> bool:
+    """Return whether the key belongs to a scaling rule. The configs of runs without scaling do not have such keys."""
+    return key.startswith("scaling.")

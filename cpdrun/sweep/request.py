@@ -1,0 +1,311 @@
+"""Reading and checking of the axes, cases and exclusions that an experiment and the command line ask for.
+
+An experiment's yaml has a section such as:
+
+sweep:
+  format: [fp32, e4m3]         # an axis: any key of the config, or a group such as model
+  sync.kahan: [false, true]
+  seed: [0, 1, 2]
+  exclude:
+    - {format: fp32, aps: true}  # drops the runs that have all of these values
+
+If the product of axes has far more runs than needed, `cases` lists named combinations instead, each with the values
+that it sets. All cases together form one more axis, `case`. A report compares them with the case named fp32.
+
+sweep:
+  cases:
+    fp32: {precision: fp32}
+    pure: {precision: pure_fp16}
+    pure, Kahan: {precision: pure_fp16, precision.kahan_weights: true}
+  seed: [0, 1, 2]
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.config.compose import EXPERIMENT, SCRIPT_ROOT, Composer
+from cpdrun.config.errors import ConfigError, did_you_mean
+from cpdrun.config.keys import INGREDIENTS, flatten, has_key
+from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
+from cpdrun.config.scaling import with_short_form
+from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
+
+Axes = dict[str, list[Any]]
+# The values that a case sets, by key.
+Case = Mapping[str, Any]
+# An exclusion: runs that have all of these values are dropped.
+Rule = Mapping[str, Any]
+
+CASE = "case"
+# Keys of cpdrun's own training loop. People may type them for a script by mistake.
+NOT_OF_SCRIPTS = (
+    *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
+    *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
+)
+# The section with the settings of `cpdrun search`. It is not part of any run's config.
+SEARCH = "search"
+# The section with the settings of `cpdrun search --allocate`. It is not part of any run's config.
+SCREEN = "screen"
+# The prefix of a key of a run's config that the search tunes, as in `search.tune.optim.lr`.
+TUNE = "search.tune."
+# The prefix of a key or group whose value selects the baseline, as in `search.baseline.format`.
+BASELINE = "search.baseline."
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The checked request for a sweep, before the axes are multiplied out.
+
+    Single values from the command line override the experiment's body and cases. Axes override both.
+
+    Attributes:
+        typed: The overrides from the command line.
+        choices: The choice of each group for which the command line gives a single value.
+        cases: The experiment's cases by name.
+        axes: The values of each axis. The order of the axes is the order of the product.
+        exclusions: The exclusions. A run that matches any of them is dropped.
+    """
+
+    typed: list[Typed]
+    choices: dict[str, str]
+    cases: dict[str, Case]
+    axes: Axes
+    exclusions: list[Rule]
+
+    @property
+    def experiment(self) -> str | None:
+        """The name of the experiment, or None if no experiment was chosen."""
+        return self.choices.get(EXPERIMENT)
+
+    def count(self) -> int:
+        """Return the number of points, before exclusions."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield each combination of the axes' values. The last axis varies fastest."""
+        for values in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, values, strict=True))
+
+
+def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> SweepRequest:
+    """Read and check what the command line and the experiment ask for.
+
+    Args:
+        composer: The composer of the configuration.
+        texts: The overrides as typed.
+        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe does not have are then
+            ignored, because they belong to the recipes of the candidates.
+
+    Raises:
+        ConfigError: A key, a choice or a case is unknown, an axis is not allowed, or there are too many runs.
+    """
+    if is_script := _is_script(composer, texts):
+        composer.use(SCRIPT_ROOT)
+    groups = composer.groups()
+    typed = parse(texts, composer.loader)
+    choices = _group_choices(typed, groups)
+    base = composer.compose(with_short_form(composer, choices))
+    if of_baseline:
+        typed = [t for t in typed if not _is_ingredient_of_others(t.key, base)]
+    for t in typed:
+        if is_script:
+            _require_known_to_scripts(t, base, groups)
+        else:
+            _require_known(t, base, groups)
+    cases = _cases(base.get("sweep"))
+    axes, exclusions = _axes(base.get("sweep") or {}, typed, cases)
+    if of_baseline:
+        axes = {key: values for key, values in axes.items() if not _is_ingredient_of_others(key, base)}
+    for key, values in axes.items():
+        if str(key).endswith("_dir") and len(values) > 1:
+            raise ConfigError(
+                f"{key} cannot be an axis: where files lie is no part of what a run is, and these would be one; "
+                f"make a sweep of each: name=NAME {key}={values[0]}"
+            )
+    known = {*groups, *(t.key for t in typed if t.adds)}
+    places = [("sweep", axes, base), ("sweep.exclude", itertools.chain(*exclusions), base)]
+    for name, case in cases.items():
+        of_case = {key: str(value) for key, value in case.items() if key in groups}
+        its_base = composer.compose(with_short_form(composer, choices | of_case)) if of_case else base
+        places.append((f"sweep.cases.{name}", case, its_base))
+    for place, keys, of_place in places:
+        for key in keys:
+            if not isinstance(key, str):
+                raise ConfigError(f"{place}: {key!r} is no key; a key is text")
+            if key not in known and not has_key(of_place, key) and not (is_script and is_open(key)):
+                raise ConfigError(
+                    f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
+                )
+    request = SweepRequest(typed, choices, cases, axes, exclusions)
+    if request.count() > MOST_VALUES:
+        grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
+        raise ConfigError(f"{grid} = {request.count():,} runs; one sweep has at most {MOST_VALUES:,}")
+    return request
+
+
+def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
+    """Return whether the overrides, or the experiment that they name, ask for runs of a user's script.
+
+    Raises:
+        ConfigError: The overrides name a script, but the experiment is for cpdrun's own training loop, or the
+            experiment's `script` is not a section.
+    """
+    typed = [text for text in texts if is_of_script(text)]
+    named = [text.partition("=")[2] for text in texts if text.startswith(f"{EXPERIMENT}=")]
+    if not named or named[-1] not in composer.groups()[EXPERIMENT]:
+        return bool(typed)
+    body = composer.body(named[-1])
+    section = body.get(SCRIPT)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(
+            f"exp={named[-1]}: script: must be a section, such as `script: {{path: {section}}}`"
+        )
+    if typed and section is None and (foreign := [key for key in body if key in NOT_OF_SCRIPTS]):
+        raise ConfigError(
+            f"exp={named[-1]} is of cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
+            f"or {EXPERIMENT}={named[-1]}"
+        )
+    return bool(typed) or section is not None
+
+
+def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
+    return isinstance(key, str) and key.split(".")[0] == INGREDIENTS and not has_key(base, key)
+
+
+def is_of_question(key: str) -> bool:
+    """Return whether a key belongs to the settings of a search or a screen, which do not change any run."""
+    return key.split(".")[0] in (SEARCH, SCREEN)
+
+
+def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the choice of each group that has a single value on the command line.
+
+    Groups with several values are axes, which `_axes` handles.
+    """
+    choices = {}
+    for t in typed:
+        if t.key in groups and t.deletes:
+            raise ConfigError(f"cannot leave out {t.key!r}; choose one of {', '.join(groups[t.key])}")
+        if t.key == EXPERIMENT and t.is_axis:
+            raise ConfigError(
+                "a sweep takes one experiment: exp=NAME. To compare experiments: cpdrun report SWEEP SWEEP"
+            )
+        if t.key in groups and not t.is_axis:
+            choices[t.key] = str(t.values[0])
+    return choices
+
+
+def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str]:
+    return [*(key for key, _ in flatten(base) if not key.startswith("sweep")), *groups]
+
+
+def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    """Check the key of an override.
+
+    Raises:
+        ConfigError: The key is neither a group nor a key of the config, and the override does not add it.
+    """
+    if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
+        return
+    known = _known(base, groups)
+    if t.key.startswith(BASELINE):
+        key = t.key.removeprefix(BASELINE)
+        if key in groups or has_key(base, key):
+            return
+        known += [BASELINE + each for each in known]
+    section = t.key.split(".")[0]
+    if t.key == SHORT_FORMS["metric"]:
+        raise ConfigError(
+            "metric=NAME says which metric of a script decides, and there is no script. For an experiment, type "
+            "search.metric=NAME"
+        )
+    near = did_you_mean(t.key, known)
+    if section == INGREDIENTS:
+        own = ", ".join(base.get(INGREDIENTS) or ())
+        near = (
+            f"{near}: the recipe leaves open {own}"
+            if own
+            else ": no recipe is chosen that leaves any open, as nvfp4 does"
+        )
+    elif not near and section in groups and "." in t.key:
+        near = f"; write +{t.text} to hand it to your own class"
+    raise ConfigError(f"unknown key {t.key!r}{near}")
+
+
+def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
+    """Check the key of an override for the runs of a script.
+
+    Raises:
+        ConfigError: The key is unknown or belongs to cpdrun's own training loop.
+    """
+    if is_open(t.key):
+        return
+    section = t.key.split(".")[0]
+    if section in NOT_OF_SCRIPTS:
+        raise ConfigError(
+            f"unknown key {t.key!r}: a script brings its own {section}. To hand it over as an argument, type "
+            f"script.args.{t.text}"
+        )
+    try:
+        _require_known(t, base, groups)
+    except ConfigError as error:
+        if "did you mean" in str(error) or "." in t.key:
+            raise
+        raise ConfigError(f"{error}. If it is an argument of the script, type script.args.{t.text}") from None
+
+
+def _cases(block: Any) -> dict[str, Case]:
+    """Return the experiment's cases by name."""
+    cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
+    if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
+        raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
+    return {str(name): case for name, case in cases.items()}
+
+
+def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:
+    """Return the axes and the experiment's exclusions.
+
+    An axis from the command line replaces the experiment's axis of the same key, or is added after the experiment's
+    axes. A single value from the command line removes the axis.
+    """
+    if not isinstance(block, Mapping):
+        raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
+    axes: Axes = {}
+    exclusions: list[Rule] = []
+    for key, value in block.items():
+        if key == "cases":
+            axes |= {CASE: list(cases)} if cases else {}
+            continue
+        if key == "exclude":
+            exclusions = value
+        elif isinstance(value, list) and value:
+            axes[key] = value
+        else:
+            raise ConfigError(f"sweep.{key} must be a list of at least one value, not {value!r}")
+    if not isinstance(exclusions, list) or not all(isinstance(item, Mapping) and item for item in exclusions):
+        raise ConfigError("sweep.exclude must be a list of mappings, such as - {format: fp32, aps: true}")
+    for t in typed:
+        if is_of_question(t.key):
+            continue
+        if t.is_axis:
+            if not t.values:
+                raise ConfigError(f"{t.text!r} names no value: the axis is empty")
+            axes[t.key] = list(t.values)
+        elif t.key in axes:
+            axes.pop(t.key)
+        if t.key == CASE:
+            _choose_cases(axes, t, cases)
+    return axes, exclusions
+
+
+def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
+    """Restrict the axis `case` to the typed cases, as in `case=a,b`. A single case is an axis, too."""
+    names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
+    for name in names:
+        if name not in cases:
+            there = f"; there are: {', '.join(cases)}" if cases else ": the experiment names no cases"
+            raise ConfigError(f"unknown case {name!r}{did_you_mean(name, cases)}{there}")
+    axes[CASE] = names

@@ -1,0 +1,116 @@
+"""The state of a plan's runs in the sweep's folder.
+
+Some runs may be done. Others may have an unreadable record, a config that was edited by hand, or code or data that has
+changed since training.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cpdrun.config.identity import hash_in, identity_hash
+from cpdrun.record import (
+    RunDir,
+    State,
+    described,
+    differ,
+    garbage,
+    processor,
+    processors,
+    read_config,
+    state_of,
+)
+from cpdrun.record.fingerprint import changed_runs
+from cpdrun.sweep.runs import Plan
+
+
+@dataclass
+class RunStates:
+    """The state of a plan's runs.
+
+    Attributes:
+        states: The state of each run whose folder can be read, by the name of the run.
+        odd: The problem of each run with an unreadable folder or record, by the name of the run.
+        edited: The names of runs whose config.yaml does not match the hash in their name.
+        changed: For each done run whose code or data has changed since training, what has changed.
+        processors: The number of done runs that each kind of processor trained.
+    """
+
+    states: dict[str, State] = field(default_factory=dict)
+    odd: dict[str, str] = field(default_factory=dict)
+    edited: list[str] = field(default_factory=list)
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    processors: Counter = field(default_factory=Counter)
+
+    def count(self, state: State) -> int:
+        """Return the number of runs in the given state."""
+        return sum(found is state for found in self.states.values())
+
+    def notes(self, *, here: bool) -> list[str]:
+        """Return what the user should know before more runs are trained.
+
+        Args:
+            here: Whether the next runs would be trained on this machine.
+        """
+        notes = []
+        if self.edited:
+            count = f"{len(self.edited)} run{'s' if len(self.edited) > 1 else ''}"
+            notes.append(
+                f"{count} whose config.yaml was changed by hand and no longer matches the hash in the folder's name: "
+                f"{_few(self.edited)}; what is done there is not what its name says"
+            )
+        kinds = {*self.processors, *([processor()] if here and self.processors else [])}
+        if differ(kinds):
+            shares = [f"{count} on {described(kind)}" for kind, count in self.processors.most_common()]
+            mine = (
+                f"; this is {described(processor())}" if here and processor() not in self.processors else ""
+            )
+            notes.append(
+                f"done runs, by processor: {', '.join(shares)}{mine}. Equal settings "
+                "need not give equal bits there; --rerun all trains all of them anew"
+            )
+        return notes
+
+
+def run_states(sweep: Plan) -> RunStates:
+    """Return the state of all runs of a sweep.
+
+    A run whose folder cannot be read is recorded as odd, and the other runs are still examined.
+    """
+    found = RunStates()
+    done = []
+    for planned in sweep.runs:
+        run = sweep.directory.run(planned.name)
+        try:
+            state = found.states[planned.name] = state_of(run)
+            if state is not State.PENDING or run.path.exists():
+                _look_at_config(run, found)
+        except OSError as error:
+            found.states.pop(planned.name, None)
+            found.odd[planned.name] = f"{error.filename or run.path}: {error.strerror}"
+            continue
+        if state is State.DONE:
+            done.append(run)
+            if run.result() is None:
+                found.odd[planned.name] = garbage(run)
+    found.processors = processors(done)
+    configs = {planned.name: planned.config for planned in sweep.runs}
+    found.changed = changed_runs((run, configs[run.name]) for run in done)
+    return found
+
+
+def _look_at_config(run: RunDir, found: RunStates) -> None:
+    """Record a run as edited if its config.yaml does not match its name. A run without config.yaml is skipped."""
+    try:
+        config = read_config(run)
+        same = isinstance(config, Mapping) and identity_hash(config) == hash_in(run.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (ValueError, KeyError, AttributeError, TypeError):
+        same = False
+    if not same:
+        found.edited.append(run.name)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
