@@ -50,9 +50,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
 
 def counts(study: Study) -> list[str]:
     """Return a sentence that counts the certified, refuted and open groups, or no sentence if no group is compared."""
-    found = [judged.verdict for judged in study.judged.values()]
-    numbers = {str(verdict): found.count(verdict) for verdict in Verdict}
-    return render_lines("counts.j2", study=study, total=len(found), ci=f"{study.ci:g}", **numbers)
+    return render_lines("counts.j2", study=study, counts=answers.count_kinds(study), ci=f"{study.ci:g}")
 
 
 def order_sentences(study: Study) -> list[str]:

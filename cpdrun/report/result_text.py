@@ -10,7 +10,7 @@ from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.axes import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE
 from cpdrun.study.metric import Metric
-from cpdrun.study.outlook import Outlook, outlook
+from cpdrun.study.outlook import MOST_ADVISED, Outlook, outlook
 
 if TYPE_CHECKING:
     from cpdrun.study.group import Group
@@ -72,7 +72,7 @@ def outlook_text(found: Outlook) -> str:
     """Return how many further pairs are likely to settle an open question, or why no number can be given."""
     from cpdrun.report.render import render
 
-    return render("outlook.j2", outlook=found)
+    return render("outlook.j2", outlook=found, most=MOST_ADVISED)
 
 
 def pairs_text(pairs: int, kind: str = "") -> str:

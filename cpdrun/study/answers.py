@@ -196,6 +196,19 @@ class Chain:
     failed: list[Group] = field(default_factory=list)
 
 
+def count_kinds(study: Study) -> dict[Kind, int]:
+    """Return how many compared groups have each kind of answer."""
+    kinds = [
+        Kind.NOT_TESTED
+        if judged.verdict is Verdict.CERTIFIED
+        and (base := study.baseline_of(group)) is not None
+        and are_identical(group.fingerprints, base.fingerprints)
+        else Kind(judged.verdict)
+        for group, judged in study.judged.items()
+    ]
+    return {kind: kinds.count(kind) for kind in Kind if kind in kinds}
+
+
 @dataclass(frozen=True)
 class Case:
     """A named case with its outlook, if its verdict is open."""
