@@ -16,8 +16,6 @@ from cpdrun.commands.launching import (
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.shell.output import Output
     from cpdrun.study.metric import Metric
@@ -25,6 +23,10 @@ if TYPE_CHECKING:
     from cpdrun.sweep import Plan, PlannedRun
     from cpdrun.sweep.run_states import RunStates
 
+WHAT_TO_RUN = (
+    "say what to run: cpdrun sweep exp=NAME, such as exp=digits_bits, or key=value for one run of the defaults. "
+    "`cpdrun sweep exp=?` lists the experiments"
+)
 DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
 
@@ -78,7 +80,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
                 "config.yaml"
             )
         if not arguments.overrides:
-            raise UserError(_which_experiment(arguments.config_dir))
+            raise UserError(WHAT_TO_RUN)
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         words, imports = words_of(arguments), not arguments.dry_run
@@ -259,11 +261,3 @@ def _notes(
     idle = ignored_settings(sweep.given, [run.config for run in sweep.runs])
     seeds = seed_note(sweep.runs[0].config, sweep.typed)
     return [*found.notes(here=here), *sweep.left_out, *seeds, *idle, *of_launcher]
-
-
-def _which_experiment(config_dir: "Path | None") -> str:
-    from cpdrun.config.compose import Composer
-
-    with Composer(config_dir) as composer:
-        names = ", ".join(composer.groups()["exp"])
-    return f"say what to run: cpdrun sweep exp=NAME, or key=value for one run of the defaults; experiments: {names}"

@@ -18,7 +18,7 @@ from cpdrun.report.cost.axes import COSTS
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.document import ReportDocument
 from cpdrun.report.methods import comparison, crossover, crossover_text
-from cpdrun.report.page import html, markup, pictures
+from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.study import ReportError, ReportUsageError, answers
 from cpdrun.study.answers import ChainVerdict
@@ -285,6 +285,9 @@ def _write_tables(
     """
     shown, details, files = tables.full(study), tables.details(study), []
     for kind in kinds:
+        if kind == "tex":
+            files += paper.write(folder, study)
+            continue
         numbers = tables.frame(study) if kind == "csv" else details
         files.append(TABLES[kind](folder / "table", numbers, shown))
         if kind == "csv":

@@ -56,7 +56,7 @@ def needing(more, mean=0.0, pairs=3, deviation=0.01):
         ),
         (
             needing(PairsRange(591, 296, 1182), mean=-0.0094),
-            "more seeds cannot decide it, because the mean lies 0.2 of 360 test samples from the margin",
+            "the test set of 360 samples cannot decide it, because the mean lies 0.2 samples from the margin",
         ),
     ],
 )
