@@ -160,7 +160,7 @@ def _share_text(study: "Study") -> str:
 
 def _axis_texts(axis: BitsAxis) -> list[str]:
     """Return how the bits of a choice are counted, the baseline if it is not fp32, and which axes are held fixed."""
-    lines = [f"{axis_title(axis.key)}: {_counting_rule(axis.key)}"] if axis.key in GROUPS else []
+    lines = [f"{axis_title(axis.key)}: {counting_rule(axis.key)}"] if axis.key in GROUPS else []
     if axis.is_widest:
         lines.append(
             f"{axis.key} has no fp32: compared with the widest, {axis.baseline_name}; "
@@ -173,7 +173,7 @@ def _axis_texts(axis: BitsAxis) -> list[str]:
     return lines
 
 
-def _counting_rule(group: str) -> str:
+def counting_rule(group: str) -> str:
     if group == RECIPE:
         return (
             "a recipe has the bits of the narrowest format in which products read activations or gradients; 32 where "

@@ -109,6 +109,7 @@ def test_commands_that_need_no_sweep(capsys, tmp_path):
     assert told(capsys, "init", str(tmp_path / "mine"))["files"]
     assert told(capsys, "init", "--schema")["experiment"]
     assert told(capsys, "init", "--schema", "search")["document"] == schema("search")
+    assert told(capsys, "report", "--plots")["plots"]
     assert told(capsys, "formats")["formats"]
     assert told(capsys, "formats", "e2m1fn")["values"]
     assert told(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]

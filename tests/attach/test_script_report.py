@@ -88,7 +88,7 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     assert results.runs == 6
     (standing,) = results.standings()
     baseline = standing.chain.widths[0][0].baseline
-    assert "the script seeds itself" in results.problem(baseline)
+    assert "the script seems to set its own seed" in results.problem(baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
     assert Results(ask(words)).problem(baseline) is None

@@ -1,6 +1,6 @@
 """Sweeps on disk and reports on them, for the tests of this folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,35 @@ def no_pictures(monkeypatch):
 def report():
     """Write a report on the given sweeps. `.printed` is the output, `.answers` the sentences without the margin's."""
     import io
+    from dataclasses import asdict
     from types import SimpleNamespace
 
     from rich.console import Console
 
-    from cpdrun.report import write_report
+    from cpdrun.report import ReportOptions, write_report
 
-    def run(*sweeps: Sweep, **options: Any) -> SimpleNamespace:
+    def run(
+        *sweeps: Sweep, formats: Sequence[str] = ("md", "csv"), export_to: Sequence[str] = (), **options: Any
+    ) -> SimpleNamespace:
         out = io.StringIO()
-        made = write_report([sweep.dir for sweep in sweeps], console=Console(file=out, width=200), **options)
+        made = write_report(
+            [sweep.dir for sweep in sweeps],
+            ReportOptions(**options),
+            formats=formats,
+            export_to=export_to,
+            console=Console(file=out, width=200),
+        )
         folder = made.files[0].parent
         answers = [line for line in made.sentences if not line.startswith("Margin: ")]
-        return SimpleNamespace(**vars(made), folder=folder, printed=out.getvalue(), answers=answers)
+        crossover = made.content.crossover
+        return SimpleNamespace(
+            **vars(made.content)
+            | vars(made)
+            | {"verdicts": [asdict(each) for each in made.content.verdicts]}
+            | {"sentences": made.sentences, "crossover": None if crossover is None else crossover.numbers},
+            folder=folder,
+            printed=out.getvalue(),
+            answers=answers,
+        )
 
     return run
