@@ -49,7 +49,9 @@ def test_means_are_those_of_the_chosen_value_on_the_seeds_of_pairs(new_sweep, re
         "fp32 at lr 0.2 (largest tried); e4m3 with APS at lr 0.1; e3m0 with APS at lr 0.05 (smallest tried)."
         in told
     )
-    assert "18 runs that chose the tuned values and 24 runs with values that were not chosen" in " ".join(found.notes)
+    assert "18 runs that chose the tuned values and 24 runs with values that were not chosen" in " ".join(
+        found.notes
+    )
     assert (
         "compared" in (found.folder / "runs.csv").read_text()
         and "chooses" in (found.folder / "report.html").read_text()
