@@ -17,7 +17,9 @@ def test_a_name_says_what_is_in_the_run():
     products = config("format=fp32", "aps=false", "recipe=nvfp4", "world_size=1", "seed=3")
     assert run_name(products).startswith("convnet-nvfp4-w1-s3-")
     assert run_name(config("recipe=nvfp4")).startswith("convnet-e4m3-aps-nvfp4-w8-s0-")
-    assert run_name(config("sync.order=ring", "sync.kahan=true")).startswith("convnet-e4m3-aps-ring-kahan-w8-s0-")
+    assert run_name(config("sync.order=ring", "sync.kahan=true")).startswith(
+        "convnet-e4m3-aps-ring-kahan-w8-s0-"
+    )
     assert run_name({**config(), "case": "Pure, 3 %"}).startswith("convnet-e4m3-aps-pure_3-w8-s0-")
 
 

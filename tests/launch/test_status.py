@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from driving import drive, finish, wait_for
@@ -17,7 +16,8 @@ from rich.console import Console
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
-from cpdrun.launch.progress.display import Display, _result, print_summary
+from cpdrun.launch.progress.display import Display, print_summary
+from cpdrun.launch.progress.results import deciding
 from cpdrun.launch.progress.status import estimate_seconds, facts, print_status, run_status, sweep_status
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, json_text, write_json
@@ -280,11 +280,7 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
 def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
     def told(judged_by, metrics):
         result = Result.read({"status": "finished", "metrics": metrics, "judged_by": judged_by})
-        event = SimpleNamespace(
-            job=SimpleNamespace(run=SimpleNamespace(result=lambda: result)),
-            outcome=SimpleNamespace(status=result.status),
-        )
-        return _result(event)
+        return deciding(result).text
 
     of_text = {"test_accuracy": 0.3, "test_bits_per_byte": 2.04364}
     assert told("test_bits_per_byte", of_text) == "test bits per byte 2.044"
