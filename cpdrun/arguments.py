@@ -14,8 +14,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises MistypedError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise MistypedError with the usage of the command."""
-        raise MistypedError(message, f"{self.format_usage()}{self.prog}: ")
+        """Raise MistypedError."""
+        raise MistypedError(message, self.prog)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mode(parser: argparse.ArgumentParser, option: str, meaning: str) -> None:
-    """Add an option that turns the command into another command (`cpdrun.cli.MODES`), so that the help lists it.
+    """Add an option that turns the command into another command (`cpdrun.cli.COMMANDS`), so that the help lists it.
 
     Args:
         parser: The parser of the command.
@@ -85,7 +85,7 @@ def with_words_after_options(
     """Accept words after options, too, because argparse accepts the words of a command in only one place.
 
     Args:
-        parser: The parser of the command line.
+        parser: The parser of the command.
         arguments: The arguments that argparse has parsed. The remaining words are added to them.
         rest: The words that argparse has not recognized.
 
@@ -96,12 +96,37 @@ def with_words_after_options(
         MistypedError: The command takes no words, or one of the remaining words is an option.
     """
     words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
-    if words is None or any(word.startswith("-") for word in rest):
-        if rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    else:
+    for word in rest:
+        if word.startswith("-"):
+            others = [*rest, *words] if "overrides" in arguments and words is not None else None
+            parser.error(_unknown_option(parser, word, others))
+    if rest and words is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if words is not None:
         words += rest
     return arguments
+
+
+def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str] | None) -> str:
+    """Return the message about an unknown option.
+
+    Args:
+        parser: The parser of the command.
+        word: The unknown option, such as `--exp` or `--exp=digits_bits`.
+        others: The other words if the command accepts settings. The first of them may be the value of the option.
+    """
+    from custom_fp.words import did_you_mean
+
+    option, _, value = word.partition("=")
+    key = option.lstrip("-").replace("-", "_")
+    if others is not None:
+        from cpdrun.shell import completion
+
+        if f"{key}=" in completion.overrides(""):
+            values = (other for other in others if "=" not in other and not other.startswith("-"))
+            value = value or next(values, "NAME" if key == "exp" else "VALUE")
+            return f"unknown option {option}. Settings are typed as key=value: {key}={value}"
+    return f"unknown option {option}{did_you_mean(option, parser._option_string_actions)}"
 
 
 class Version(argparse.Action):

@@ -3,9 +3,8 @@
 The exit codes are 0 if all runs are done, 1 if a run failed, 2 for a usage or configuration error, and 130 if the
 command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.output`).
 
-Imports at the top of this file and of the files in commands/ slow down every call.
-
-To add a command, add a file with the functions `add` and `run` to commands/, and add its name to COMMANDS.
+To add a command, add a file with `add`, `run` and `DOCUMENTS` to commands/ (see commands/__init__.py), and a line to
+COMMANDS.
 """
 
 import argparse
@@ -14,51 +13,48 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from cpdrun import script_line
 from cpdrun.arguments import Parser, Version, with_words_after_options
-from cpdrun.errors import INTERRUPTED, USAGE, MistypedError, UserError
+from cpdrun.errors import INTERRUPTED, OK, USAGE, MistypedError, UserError
 from cpdrun.process_tree import own_age_s
 from cpdrun.shell.output import Output, print_document
 from cpdrun.shell.sanitize import visible_line
 
-# Commands in the order of the help. The file commands/NAME.py defines the parser and the function of each command.
-COMMANDS = (
-    "sweep",
-    "search",
-    "predict",
-    "judge",
-    "report",
-    "status",
-    "logs",
-    "cancel",
-    "formats",
-    "init",
-    "doctor",
-)
-
-# Options that turn a command into another command with its own options, and the file in commands/ that defines it.
-MODES = {
-    "search --plan": "search_plan",
-    "search --allocate": "search_allocate",
-    "sweep --join": "sweep_join",
-    "formats --vectors": "formats_vectors",
-    "init --schema": "init_schema",
-    "doctor --calibrate": "doctor_calibrate",
+# The commands in the order of the help, each with its former name, which keeps working for one release. A command with
+# an option is a mode: another command with its own options. Its file in commands/ is named like search_plan.py.
+COMMANDS: dict[str, str | None] = {
+    "sweep": None,
+    "sweep --join": "work",
+    "search": None,
+    "search --plan": "next",
+    "search --allocate": "screen",
+    "predict": None,
+    "judge": None,
+    "report": "explain",
+    "status": None,
+    "logs": None,
+    "cancel": None,
+    "formats": None,
+    "formats --vectors": "vectors",
+    "init": None,
+    "init --schema": "schema",
+    "doctor": None,
+    "doctor --calibrate": "calibrate",
 }
+FORMER = {former: name for name, former in COMMANDS.items() if former}
+HELP = """\
+usage: cpdrun [--version] COMMAND ...
 
-# Former names of commands, which keep working for one release.
-FORMER = {
-    "next": "search --plan",
-    "screen": "search --allocate",
-    "work": "sweep --join",
-    "explain": "report",
-    "vectors": "formats --vectors",
-    "schema": "init --schema",
-    "calibrate": "doctor --calibrate",
-}
+How many bits does this training run need?
+
+{commands}
+
+For the options of a command: cpdrun COMMAND -h
+Start with: cpdrun search exp=digits_search --report
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = read(typed)
         arguments.began = began
     except MistypedError as error:
-        print(f"{error.usage}error: {visible_line(error.lines[0])}", file=sys.stderr)
+        print_error(error)
+        if error.command:
+            print(f"For the options: {error.command} -h", file=sys.stderr)
         if "--json" in typed:
             print_document(Output(typed[0], as_json=True).document(USAGE, error))
         raise SystemExit(USAGE) from None
@@ -86,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.print_progress(f"note: `cpdrun {typed[0]}` is now `cpdrun {FORMER[typed[0]]}`")
     code, failure = _run(arguments)
     if failure is not None:
-        tell(failure)
+        print_error(failure)
     if arguments.json:
         print_document(output.document(code, failure))
     return code
@@ -106,9 +104,9 @@ def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
         return error.exit_code, error
 
 
-def tell(error: UserError) -> None:
+def print_error(error: UserError) -> None:
     """Print the lines of an error to stderr."""
-    print("\n".join(f"error: {visible_line(line)}" for line in error.told()), file=sys.stderr)
+    print("\n".join(f"error: {visible_line(line)}" for line in error.full_lines()), file=sys.stderr)
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
@@ -119,52 +117,72 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         MistypedError: The words cannot be parsed.
+        SystemExit: Help or the version was printed, or the shell asked for completions.
     """
-    parser, commands = _parser()
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
-        argcomplete.autocomplete(parser)
-    if not typed:
-        parser.error("name a command; cpdrun --help says what each does")
+        argcomplete.autocomplete(_parser(_commands_to_complete())[0])
+    if not typed or typed[0] in ("-h", "--help"):
+        print(_help(), end="")
+        raise SystemExit(OK)
     words = [*FORMER.get(typed[0], typed[0]).split(), *typed[1:]]
-    if not words[0].startswith("-") and words[0] not in COMMANDS:
-        from custom_fp.words import did_you_mean
+    if words[0].startswith("-") and words[0] != "--version":
+        raise MistypedError(f"unknown option {words[0]}. Options follow the command", "cpdrun")
+    if words[0] not in COMMANDS and words[0] != "--version":
+        raise MistypedError(f"no command {words[0]!r}{_nearest(words[0])}")
+    name, words = _with_mode(words)
+    parser, commands = _parser([name] if name in COMMANDS else [])
+    if name in script_line.COMMANDS:
+        words = script_line.with_settings(words, commands.choices[name]._option_string_actions)
+    arguments, rest = parser.parse_known_args(words)
+    return with_words_after_options(commands.choices[name], arguments, rest)
 
-        near = did_you_mean(words[0], COMMANDS)
-        parser.error(f"no command {words[0]!r}{near}; there are: {', '.join(COMMANDS)}")
-    if words[0] in script_line.COMMANDS:
-        words = script_line.with_settings(words, commands[words[0]]._option_string_actions)
-    return with_words_after_options(parser, *parser.parse_known_args(_with_mode(words)))
+
+def _help() -> str:
+    commands = _parser([name for name in COMMANDS if "--" not in name])[1]
+    lines = [f"  {action.dest:9} {action.help}" for action in commands._choices_actions]
+    return HELP.format(commands="\n".join(lines))
 
 
-def _with_mode(words: list[str]) -> list[str]:
-    """Return the words with a command and its mode, such as `search` and `--plan`, joined into one word."""
+def _nearest(name: str) -> str:
+    """Return the end of the message about an unknown command: the nearest command, or all commands."""
+    from custom_fp.words import did_you_mean
+
+    names = [command for command in COMMANDS if "--" not in command]
+    return did_you_mean(name, names) or f"; there are: {', '.join(names)}"
+
+
+def _with_mode(words: list[str]) -> tuple[str, list[str]]:
+    """Return the name of the command with its mode, such as `search --plan`, and the words with this name first."""
     for word in words[1:]:
-        if (mode := f"{words[0]} {word}") in MODES:
+        if (name := f"{words[0]} {word}") in COMMANDS:
             rest = words[1:]
             rest.remove(word)
-            return [mode, *rest]
-    return words
+            return name, [name, *rest]
+    return words[0], words
 
 
-def parsers() -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parser of each command and of each mode."""
-    return _parser()[1]
+def _commands_to_complete() -> list[str]:
+    """Return the command in the line that the shell completes, or all commands if it has none yet."""
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    return [words[0]] if words and words[0] in COMMANDS else [name for name in COMMANDS if "--" not in name]
 
 
-def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
-    parser = Parser(
-        prog="cpdrun",
-        description="How many bits does this training run need?",
-        epilog="Start with: cpdrun search exp=digits_search --report. For the options of a command: cpdrun COMMAND -h",
-    )
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command or a mode, such as `search` or `search --plan`."""
+    return _parser([name])[1].choices[name]
+
+
+def _parser(names: Sequence[str]) -> "tuple[Parser, argparse._SubParsersAction]":
+    """Return the parser of the command line with the given commands, and its action that has their parsers by name."""
+    parser = Parser(prog="cpdrun", usage="cpdrun COMMAND ...")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for file in (*COMMANDS, *MODES.values()):
-        module = import_module(f"cpdrun.commands.{file}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="cpdrun")
+    for name in names:
+        module = import_module(f"cpdrun.commands.{name.replace(' --', '_')}")
         module.add(commands).set_defaults(run=module.run, command=next(iter(module.DOCUMENTS)))
-    return parser, commands.choices
+    return parser, commands
 
 
 def _end_as_by_ctrl_c(*names: str) -> None:

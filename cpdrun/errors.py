@@ -30,9 +30,9 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         """Return the lines of the message, with the consequence at the end of the last line."""
-        return "\n".join(self.told())
+        return "\n".join(self.full_lines())
 
-    def told(self) -> list[str]:
+    def full_lines(self) -> list[str]:
         """Return the lines of the message. The consequence, if there is one, is at the end of the last line."""
         if not self.consequence:
             return self.lines
@@ -44,12 +44,12 @@ class MistypedError(UserError):
     """A command line that cannot be parsed.
 
     Attributes:
-        usage: The text that is printed before the message, with the usage of the command.
+        command: The command whose help explains the options, such as `cpdrun sweep`, or "".
     """
 
-    def __init__(self, problem: str, usage: str) -> None:
+    def __init__(self, problem: str, command: str = "") -> None:
         super().__init__(problem)
-        self.usage = usage
+        self.command = command
 
 
 class Stopped(KeyboardInterrupt):

@@ -40,8 +40,7 @@ def with_settings(typed: Sequence[str], options: Options) -> list[str]:
     if start < len(words) and words[start] in LAUNCHERS:
         raise MistypedError(
             f"{words[start]}: name the script itself, cpdrun starts its processes: "
-            f"cpdrun {words[0]} train.py --lr 0.1 -- nproc=2",
-            "",
+            f"cpdrun {words[0]} train.py --lr 0.1 -- nproc=2"
         )
     if words[start : start + 1] == ["-m"] and start + 1 < len(words):
         path, rest = f"-m {words[start + 1]}", words[start + 2 :]
@@ -52,7 +51,7 @@ def with_settings(typed: Sequence[str], options: Options) -> list[str]:
     shown = f"cpdrun {words[0]} {path}"
     arguments, ours = _split(rest, options, shown)
     if arguments and any(word.startswith(("script_args=", "script.arguments=")) for word in ours):
-        raise MistypedError(f"the arguments of {path} are given twice, before -- and as script_args=", "")
+        raise MistypedError(f"the arguments of {path} are given twice, before -- and as script_args=")
     settings = [f"script={path}"] + ([f"script_args={_joined(arguments)}"] if arguments else [])
     return [*words[:first], *settings, *ours]
 
@@ -82,15 +81,12 @@ def _split(rest: list[str], options: Options, shown: str) -> tuple[list[str], li
     if mistaken := next((word for word in rest if word.partition("=")[0] in options), None):
         raise MistypedError(
             f"is {mistaken} an argument of the script, or cpdrun's? Type the script's arguments before --, and "
-            f"cpdrun's words after it: {shown} ... -- {mistaken}",
-            "",
+            f"cpdrun's words after it: {shown} ... -- {mistaken}"
         )
     if any(is_setting):
         at = is_setting.index(True)
         split = shlex.join([*rest[:at], "--", *rest[at:]])
-        raise MistypedError(
-            f"put -- between the script's arguments and cpdrun's settings: {shown} {split}", ""
-        )
+        raise MistypedError(f"put -- between the script's arguments and cpdrun's settings: {shown} {split}")
     return rest, []
 
 

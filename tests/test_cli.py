@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.cli import tell
+from cpdrun.cli import COMMANDS, print_error
 from cpdrun.errors import UserError, before_a_start
 from cpdrun.record import State, SweepDir, read_json, state_of
 
@@ -32,10 +32,13 @@ def cpdrun(tmp_path):
     return run
 
 
-def test_help_names_the_commands_and_imports_no_torch(cpdrun):
-    result = cpdrun("--help", PYTHONPROFILEIMPORTTIME="1")
+@pytest.mark.parametrize("typed", [(), ("--help",)], ids=["cpdrun", "cpdrun --help"])
+def test_help_fits_a_screen_and_imports_no_torch(cpdrun, typed):
+    result = cpdrun(*typed, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
-    assert "sweep" in result.stdout and "report" in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS if "--" not in name)
     imported = [
         line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line
     ]
@@ -238,12 +241,13 @@ def test_a_record_of_garbage_is_named_by_the_sweep_and_fails_it(cpdrun, tmp_path
     assert cpdrun(*words).returncode == 0
 
 
-def test_a_bare_sweep_trains_nothing_and_names_the_experiments(cpdrun, tmp_path):
+def test_a_sweep_without_words_starts_nothing_and_says_how_to_list_experiments(cpdrun, tmp_path):
     for words in (("sweep",), ("sweep", "--dry-run")):
         result = cpdrun(*words)
         assert result.returncode == 2 and "say what to run: cpdrun sweep exp=NAME" in result.stderr
-        assert "digits_bits, " in result.stderr and result.stderr.count("\n") == 1
+        assert "exp=digits_bits" in result.stderr and result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+    assert "digits_bits, digits_products, " in cpdrun("sweep", "exp=?").stderr
 
 
 def test_words_may_follow_options(cpdrun):
@@ -287,6 +291,11 @@ def test_words_may_follow_options(cpdrun):
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
         (("digits_bits",), "the experiment of that name is exp=digits_bits"),
+        (("exp=zzz",), "unknown experiment 'zzz'; there are "),
+        (("--exp", "digits_bits"), "unknown option --exp. Settings are typed as key=value: exp=digits_bits"),
+        (("--format=e4m3",), "unknown option --format. Settings are typed as key=value: format=e4m3"),
+        (("--batch-size", "8"), "Settings are typed as key=value: batch_size=8"),
+        (("--dry-rum",), "unknown option --dry-rum (did you mean '--dry-run'?)"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -299,7 +308,7 @@ def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words,
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith(("usage:", " "))]
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("For the options: ")]
     assert len(lines) == 1, result.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -317,8 +326,8 @@ def test_an_experiment_of_ones_own_without_its_folder_is_told_the_option(cpdrun,
 def test_a_mistyped_command_is_told_the_nearest(cpdrun):
     result = cpdrun("serach", "exp=digits_search")
     assert result.returncode == 2
-    assert "error: no command 'serach' (did you mean 'search'?); there are: sweep, search, " in result.stderr
-    assert "cpdrun --help says what each does" in cpdrun().stderr
+    assert result.stderr == "error: no command 'serach' (did you mean 'search'?)\n"
+    assert "; there are: sweep, search, " in cpdrun("xyz").stderr
 
 
 def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_path):
@@ -333,7 +342,7 @@ def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_p
 def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
     with pytest.raises(UserError) as caught, before_a_start():
         raise UserError("one thing", "sbatch is not here: is this a node that can submit to Slurm?")
-    tell(caught.value)
+    print_error(caught.value)
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: one thing."
     assert second.endswith("to Slurm? Nothing was started.")
@@ -348,18 +357,47 @@ def test_a_report_on_nothing_says_what_to_do(cpdrun):
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("cpdrun rep", ["report "]),
-        ("cpdrun sweep exp=digi", ["exp=digits_bits", "exp=digits_workers"]),
+        ("cpdrun rep", ["report"]),
+        ("cpdrun sweep exp=digits_b", ["digits_bits"]),
         ("cpdrun sweep world", ["world_size="]),
-        ("cpdrun sweep model=", ["model=convnet", "model=resnet_cifar"]),
+        ("cpdrun sweep model=resnet_c", ["resnet_cifar"]),
+        ("cpdrun sweep model=resnet_cifar model.dep", ["model.depth="]),
+        ("cpdrun sweep format=fp32,e4m3f", ["fp32,e4m3fn", "fp32,e4m3fnuz"]),
+        ("cpdrun sweep recipe=nvfp4_4", ["nvfp4_4over6"]),
+        ("cpdrun sweep script=tra", ["train.py"]),
+        ("cpdrun search --pl", ["--plan"]),
+        ("cpdrun status mi", ["mine"]),
     ],
 )
-def test_the_shell_completes_commands_experiments_and_keys(cpdrun, tmp_path, typed, offered):
-    """As argcomplete's shell function asks: the line in COMP_LINE, the answer in a file."""
-    answer = tmp_path / "answer"
-    environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
-    cpdrun(_ARGCOMPLETE="1", _ARGCOMPLETE_IFS="\n", _ARGCOMPLETE_STDOUT_FILENAME=str(answer), **environment)
-    assert set(offered) <= set(answer.read_text().split("\n"))
+def test_bash_completes_commands_keys_values_and_names(tmp_path, typed, offered):
+    """As bash asks: argcomplete's function is registered, and called with the line."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "results" / "mine" / "runs").mkdir(parents=True)
+    script = """
+        eval "$(register-python-argcomplete cpdrun)"
+        COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
+        COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+        _python_argcomplete cpdrun
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    path = f"{CPDRUN.parent}:{os.environ['PATH']}"
+    command = ["bash", "--norc", "-c", script, "bash", typed]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert [line.strip() for line in done.stdout.splitlines()] == offered, done.stderr
+
+
+def test_completion_imports_neither_hydra_nor_torch(cpdrun, tmp_path):
+    """An answer takes less than 0.3 s only without them."""
+    for typed in ("cpdrun sweep exp=", "cpdrun sweep mod", "cpdrun status "):
+        environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
+        answer = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer"), "_ARGCOMPLETE": "1"}
+        log = cpdrun(PYTHONPROFILEIMPORTTIME="1", **answer, **environment).stderr
+        imported = [line.rpartition("|")[2].strip() for line in log.splitlines() if "import time:" in line]
+        assert len(imported) > 20
+        heavy = {"torch", "numpy", "hydra", "omegaconf", "rich", "pandas"}
+        assert not heavy & {name.partition(".")[0] for name in imported}, typed
 
 
 def test_the_doctor_names_what_is_there_and_what_fixes_the_rest(cpdrun):

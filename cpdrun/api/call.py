@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cpdrun.api.answer import Answer
 from cpdrun.api.command_line import typed
-from cpdrun.cli import parsers, read
+from cpdrun.cli import parser_of, read
 from cpdrun.errors import INTERRUPTED, Stopped
 from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import Notebook, is_notebook
@@ -28,7 +28,7 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
         UserError: The command would print an error.
         Stopped: The command was interrupted or cancelled.
     """
-    began, parser = time.monotonic(), parsers()[command]
+    began, parser = time.monotonic(), parser_of(command)
     arguments = read([*command.split(), *typed(parser, words, keywords)])
     arguments.began = began
     nowhere = Console(quiet=True, force_jupyter=False)

@@ -27,12 +27,12 @@ DOCUMENTS = {"init": InitDocument}
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     init = commands.add_parser(
         "init",
-        help="write a starter project with your own model, dataset, task and experiment",
+        help="write a starter project for your own model and data",
         description="Write a starter project into a new folder: a model, a dataset and a task (a class in a file "
         "each), the yaml that names them, and an experiment that runs unchanged. Replace the parts with your own.",
     )
     init.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must be new or empty")
-    add_mode(init, "--schema", "print the JSON Schema of an experiment's yaml, for editors")
+    add_mode(init, "--schema", "print the JSON Schema of an experiment, or of a document")
     add_json(init)
     return init
 

@@ -8,9 +8,13 @@ import argparse
 from typing import Any
 
 from cpdrun.arguments import add_json, add_names, several
+from cpdrun.commands.report_run import report_run
 from cpdrun.errors import OK, UserError
 
-DOCUMENTS = {"report": "cpdrun.report.document:ReportDocument"}
+DOCUMENTS = {
+    "report": "cpdrun.report.document:ReportDocument",
+    "plots": "cpdrun.report.document:PlotsDocument",
+}
 # The help of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
@@ -37,9 +41,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument("--tol", metavar="T", help=margin)
     against = "the runs to compare with: format=bf16, or on another axis of bits: precision.activations=fp32"
     report.add_argument("--baseline", type=several, metavar="KEY=VALUE,...", help=against)
-    report.add_argument(
-        "--rows", type=several, default=[], metavar="AXES", help="axes of the rows of an additional table"
-    )
+    rows = "axes of the rows of an additional table, such as format,aps"
+    report.add_argument("--rows", type=several, default=[], metavar="AXES", help=rows)
     report.add_argument("--cols", type=several, default=[], metavar="AXES", help="axes of its columns")
     networks = (
         "networks of the predicted speed-up and step times: 1gbit, 10gbit, a yaml file ... (default: all)"
@@ -54,37 +57,66 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     report.add_argument(
         "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"
     )
+    serve = "show the page in a browser on this machine and follow a running sweep, until Ctrl-C; nothing is written"
+    report.add_argument("--serve", action="store_true", help=serve)
+    report.add_argument("--plots", action="store_true", help="list all plots and what each needs")
     add_json(report)
     return report
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.commands.report_run import report_run
+    if arguments.json and arguments.serve:
+        raise UserError("--json prints one document and --serve keeps serving, so type only one of them")
+    if arguments.plots:
+        return _list_plots(arguments)
     from cpdrun.record import find_sweeps, find_sweeps_or_runs
     from cpdrun.record.find import split_results_dir
-    from cpdrun.report import write_report
 
     has_names = bool(split_results_dir(arguments.names)[1])
     sweeps, runs = find_sweeps_or_runs(arguments.names) if has_names else (find_sweeps(arguments.names), [])
-    if runs and sweeps:
-        raise UserError(f"{sweeps[0].name} is a sweep and {runs[0].name} a run: name sweeps, or one run")
+    if runs and (sweeps or arguments.serve):
+        what = f"{sweeps[0].name} is a sweep and" if sweeps else "--serve shows sweeps, and"
+        raise UserError(f"{what} {runs[0].name} is a run: name sweeps, or one run")
     if runs:
         return report_run(arguments, runs)
-    made = write_report(
-        sweeps,
+    from cpdrun.report.content import ReportOptions
+
+    options = ReportOptions(
         metric=arguments.metric,
-        formats=arguments.format,
         ci=arguments.ci,
         tolerance=arguments.tol,
+        baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
         rows=arguments.rows,
         cols=arguments.cols,
         networks=arguments.networks,
-        export_to=arguments.to,
         costs=arguments.costs,
-        baseline=None if arguments.baseline is None else _baseline(arguments.baseline),
-        console=arguments.output.console,
     )
+    if arguments.serve:
+        from cpdrun.report.page.server import serve
+
+        serve(sweeps, options, lambda address: arguments.output.print(f"{address} (Ctrl-C ends it)"))
+        return OK
+    from cpdrun.report import write_report
+
+    formats, console = arguments.format, arguments.output.console
+    made = write_report(sweeps, options, formats=formats, export_to=arguments.to, console=console)
     arguments.output.set_result(made.document())
+    return OK
+
+
+def _list_plots(arguments: argparse.Namespace) -> int:
+    """Print the name of each plot and what it needs."""
+    from rich.table import Table
+
+    from cpdrun.report.document import PlotRow, PlotsDocument
+    from cpdrun.report.plots import available
+
+    plots = [PlotRow(plot.name, plot.title.replace("{metric}", "metric"), plot.needs) for plot in available()]
+    table = Table("plot", "needs", box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for plot in plots:
+        table.add_row(plot.name, plot.needs)
+    arguments.output.console.print(table)
+    arguments.output.set_result(PlotsDocument(plots), "plots")
     return OK
 
 

@@ -180,10 +180,8 @@ def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str
     from cpdrun.report import write_report
 
     console = Console(quiet=True)  # because the report would print the same answer again
-    files = write_report([results.question.directory], formats=["md", "csv", "html"], console=console).files
-    page = next(file for file in files if file.suffix == ".html")
-    pictures = [file.name for file in files if file.suffix == ".png"]
-    return f"Tables and pictures: open {page}; beside it {', '.join(pictures)}"
+    made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
+    return f"Tables and plots: open {made.page}"
 
 
 def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> list[str]:

@@ -15,8 +15,6 @@ from cpdrun.commands.launching import (
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cpdrun.commands.sweep_document import SweepDocument
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.shell.output import Output
@@ -24,6 +22,10 @@ if TYPE_CHECKING:
     from cpdrun.sweep import Plan, PlannedRun
     from cpdrun.sweep.run_states import RunStates
 
+WHAT_TO_RUN = (
+    "say what to run: cpdrun sweep exp=NAME, such as exp=digits_bits, or key=value for one run of the defaults. "
+    "`cpdrun sweep exp=?` lists the experiments"
+)
 DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
 
@@ -103,7 +105,7 @@ def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
 
     with before_a_start():
         if not arguments.overrides:
-            raise UserError(_which_experiment(arguments.config_dir))
+            raise UserError(WHAT_TO_RUN)
         if not arguments.dry_run:
             session.warm_up()
         imports = not arguments.dry_run
@@ -286,11 +288,3 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
             output.print(line)
     output.print(f"For the report: cpdrun report {sweep.directory.path}")
     return power
-
-
-def _which_experiment(config_dir: "Path | None") -> str:
-    from cpdrun.config.compose import Composer
-
-    with Composer(config_dir) as composer:
-        names = ", ".join(composer.groups()["exp"])
-    return f"say what to run: cpdrun sweep exp=NAME, or key=value for one run of the defaults; experiments: {names}"

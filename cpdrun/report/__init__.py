@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from cpdrun.shell.callable_package import is_function_too
 
 if TYPE_CHECKING:
+    from cpdrun.report.content import ReportOptions
     from cpdrun.report.write import Report, write_report
     from cpdrun.study import ReportError, ReportUsageError
 
-__all__ = ["Report", "ReportError", "ReportUsageError", "write_report"]
+__all__ = ["Report", "ReportError", "ReportOptions", "ReportUsageError", "write_report"]
 
 is_function_too(__name__)
 
@@ -20,6 +21,8 @@ is_function_too(__name__)
 def __getattr__(name: str) -> Any:
     if name in ("Report", "write_report"):
         from cpdrun.report import write as source
+    elif name == "ReportOptions":
+        from cpdrun.report import content as source
     elif name in ("ReportError", "ReportUsageError"):
         import cpdrun.study as source
     else:

@@ -6,7 +6,7 @@ import pandas as pd
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
-from cpdrun.report.result_text import join_first
+from cpdrun.report.render import join_first
 from cpdrun.report.study_text import ignored_texts, question_notes
 from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, ignored, sweep_names
 from cpdrun.study.formats import bits

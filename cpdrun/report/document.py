@@ -1,6 +1,6 @@
-"""The document of `cpdrun report --json`."""
+"""The documents of `cpdrun report --json` and `cpdrun report --plots --json`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class ReportDocument:
         fronts: The Pareto front and its knee for each cost that varies within a facet.
         crossover: The predicted step times. Empty if they cannot be predicted.
         files: The paths of the files.
+        layout: The rows of the table with the requested axes. Empty if none was requested.
     """
 
     verdicts: list[VerdictRow]
@@ -75,3 +76,30 @@ class ReportDocument:
     fronts: list[dict[str, Any]]
     crossover: list[dict[str, Any]]
     files: list[Path]
+    layout: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class PlotRow:
+    """A plot that a report may have.
+
+    Attributes:
+        name: The name of the plot and of its files.
+        title: The heading.
+        needs: What the runs must have for the plot to be drawn.
+    """
+
+    name: str
+    title: str
+    needs: str
+
+
+@dataclass
+class PlotsDocument:
+    """All plots that a report may have.
+
+    Attributes:
+        plots: The plots by name.
+    """
+
+    plots: list[PlotRow]

@@ -12,7 +12,8 @@ from typing import Any
 from cpdrun.report import best_of
 from cpdrun.report.completeness import mixture
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
-from cpdrun.report.result_text import gap_text, join_first, more_text, pairs_text, result_text
+from cpdrun.report.render import join_first
+from cpdrun.report.result_text import gap_text, more_text, pairs_text, result_text
 from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_sentences
 from cpdrun.report.style import strategy_styles
 from cpdrun.report.tables import Shown

@@ -7,7 +7,8 @@ from typing import Any
 from cpdrun.report.cost.axes import COSTS, Cost
 from cpdrun.report.cost.front import front, knee
 from cpdrun.report.methods.comparison import label
-from cpdrun.report.result_text import gap_text, join_first
+from cpdrun.report.render import join_first
+from cpdrun.report.result_text import gap_text
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 

@@ -6,10 +6,9 @@ separated by an empty line. Each paragraph becomes one line of output, so long s
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from cpdrun.report.result_text import join_first
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,6 +30,16 @@ def render(template: str, **values: Any) -> str:
     return " ".join(render_lines(template, **values))
 
 
+def render_file(template: str, **values: Any) -> str:
+    """Render a template and return it with its line breaks and one line break at its end.
+
+    Args:
+        template: The name of a file in `cpdrun/report/templates`, such as `table.tex.j2`.
+        values: The values that the template uses.
+    """
+    return _environment().get_template(template).render(**values).strip("\n") + "\n"
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, such as `1 run` or `3 runs`.
 
@@ -40,6 +49,12 @@ def count(number: int, noun: str, plural: str = "") -> str:
         plural: The noun in the plural, if it is not formed with an "s".
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
+    """Join the first few items of a list, and say how many more there are."""
+    more = len(items) - most
+    return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def capital(text: str) -> str:
@@ -58,6 +73,6 @@ def _environment() -> "jinja2.Environment":
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {"join_first": join_first, "count": count, "capital": capital}
+    environment.filters |= {"join_first": join_first, "count": count, "capital": capital, "exp": math.exp}
     environment.tests |= {"finite": math.isfinite, "nan": math.isnan}
     return environment

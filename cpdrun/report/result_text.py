@@ -1,7 +1,6 @@
 """Texts for one result: its gap and interval, its failed runs, and the number of further pairs that it needs."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
@@ -94,12 +93,6 @@ def more_text(judgement: Judgement, margin: float = math.nan, samples: float = m
 def pairs_text(pairs: int, kind: str = "") -> str:
     """Return `1 pair` or `3 pairs`, with `kind` before the noun."""
     return f"{pairs} {kind}pair{'s' if pairs != 1 else ''}"
-
-
-def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
-    """Join the first few items of a list, and say how many more there are."""
-    more = len(items) - most
-    return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def describe_group(study: "Study", group: "Group") -> str:

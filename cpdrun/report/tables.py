@@ -12,6 +12,7 @@ from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
 from cpdrun.study.group import Group
+from cpdrun.study.metric import MOST_DIGITS
 from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
@@ -19,10 +20,15 @@ from cpdrun.study.verdicts import MARKS
 # The figures of what a worker keeps in memory, by heading.
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
+OWN_SPREAD = "own spread"
 _BITS_TITLE = "bits a parameter a step"
 _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
+
+# The largest number of decimals that `show_means` adds to those of a share, and of significant digits of a cost.
+_MORE_DECIMALS = 2
+_MOST_SIZE_DIGITS = 6
 
 # The columns of details.csv that describe a verdict.
 _OF_VERDICT = (
@@ -82,7 +88,8 @@ def frame(study: Study) -> pd.DataFrame:
     """Return the columns of table.csv.
 
     The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, diverged, and
-    bits_per_parameter_per_step if a record has it.
+    bits_per_parameter_per_step if a record has it. `format` is what is compared, such as the recipe in a sweep of
+    recipes. If the gradients' format then varies too, it is in the column `config.format`.
 
     Means and standard deviations over the seeds are in the metric's own unit (a fraction from 0 to 1 for an accuracy).
     `n` counts the seeds. `diverged` counts the runs that diverged, whose measured values are part of the mean.
@@ -170,20 +177,32 @@ def means(study: Study) -> Shown:
 def _means(study: Study, is_short: bool) -> Shown:
     axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
     labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
-    own = ["own ±" if is_short else "own spread"] if has_own_spread(study) else []
+    own = ["own ±" if is_short else OWN_SPREAD] if has_own_spread(study) else []
     header = [*labels, "n", study.metric.title, study.difference_title, *own, "failed", "verdict"]
     rows = []
+    mean_texts = show_means(study)
     for i, group in enumerate(study.groups):
         gap = study.against_baseline(group)
         shown = "-" if gap is None else gap_text(study.metric, gap).replace(study.metric.points, "", 1)
         labels_of_row = [*_labels(group, axes), *(column[i] for column in chain.values())]
-        figures = [str(len(group.values)), study.metric.show(group.mean), shown]
+        figures = [str(len(group.values)), mean_texts[i], shown]
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
             figures[2], verdict = figures[2].replace(", ", ","), verdict.split()[-1]
         rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
     return Shown(header, rows, len(labels))
+
+
+def show_means(study: Study) -> list[str]:
+    """Return the mean of each group as text, with enough decimals to tell each group from its baseline."""
+    scale, digits = study.metric.scale, study.metric.digits
+    most = digits + _MORE_DECIMALS if study.metric.is_fraction else MOST_DIGITS
+    pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baseline_of(g)) is not None]
+    apart = [(ours * scale, theirs * scale) for ours, theirs in pairs if not math.isclose(ours, theirs)]
+    while digits < most and any(f"{ours:.{digits}f}" == f"{theirs:.{digits}f}" for ours, theirs in apart):
+        digits += 1
+    return [f"{g.mean * scale:.{digits}f}" if math.isfinite(g.mean) else "-" for g in study.groups]
 
 
 def has_own_spread(study: Study) -> bool:
@@ -236,7 +255,9 @@ def runs(study: Study) -> pd.DataFrame:
     The columns are the axes, the seed, how the run ended, and all metrics.
     """
     done = finished(study.runs)
-    names = [SWEEP, "run:name", "format", *_axes(study), SEED, USE, "run:status", "run:test_samples"]
+    done = done.assign(**{FORMAT: done[study.bits_axis.key], f"config.{FORMAT}": done[FORMAT]})
+    axes = [f"config.{FORMAT}" if axis == FORMAT else axis for axis in _axes(study)]
+    names = [SWEEP, "run:name", FORMAT, *axes, SEED, USE, "run:status", "run:test_samples"]
     metrics = [name for name in done.columns if name.startswith("metric:")]
     names = [*dict.fromkeys(name for name in names if name in done.columns), *metrics]
     ours = {name: name.split(":", 1)[-1] for name in names if ":" in name}
@@ -255,7 +276,8 @@ def _chain(study: Study) -> dict[str, list[str]]:
 def full(study: Study) -> Shown:
     """Return the table for a page: `means` with the columns of `size_counts`."""
     table, sizes = means(study), size_counts(study)
-    rows = [[*row, *(_show_size(name, sizes[name][i]) for name in sizes)] for i, row in enumerate(table.rows)]
+    columns = [_size_texts(name, counts) for name, counts in sizes.items()]
+    rows = [[*row, *(column[i] for column in columns)] for i, row in enumerate(table.rows)]
     return Shown([*table.header, *sizes], rows, table.n_labels)
 
 
@@ -285,14 +307,26 @@ def _bits_a_parameter(study: Study) -> list[float]:
     return [group.bits_a_parameter for group in study.groups]
 
 
-def _show_size(title: str, count: float) -> str:
-    shows = {_BITS_TITLE: show_bits, _OPERATIONS_TITLE: show_count, _AREA_TITLE: show_transistors}
-    return shows.get(title, show_bytes)(count)
+def _size_texts(title: str, counts: list[float]) -> list[str]:
+    """Return the cells of a column of costs, with enough digits to tell different costs apart."""
+    shows = {_BITS_TITLE: show_bits, _OPERATIONS_TITLE: show_count}
+    if title == _AREA_TITLE:
+        return [show_transistors(count) for count in counts]
+    for digits in range(3, _MOST_SIZE_DIGITS + 1):
+        texts = [shows.get(title, show_bytes)(count, digits) for count in counts]
+        if len(set(texts)) == len(set(map(str, counts))):
+            break
+    return texts
 
 
-def show_bits(bits: float) -> str:
-    """Return bits per parameter and step, such as `32`, `8.01` or `0.125`. NaN and inf become `-`."""
-    return f"{bits:.3g}" if math.isfinite(bits) else "-"
+def show_bits(bits: float, digits: int = 3) -> str:
+    """Return bits per parameter and step, such as `32`, `8.01` or `0.125`. NaN and inf become `-`.
+
+    Args:
+        bits: The number of bits.
+        digits: The number of significant digits.
+    """
+    return f"{bits:.{digits}g}" if math.isfinite(bits) else "-"
 
 
 def _known(counts: list[float]) -> list[float]:
@@ -306,8 +340,9 @@ def column(axis: str) -> str:
 
 def _numbers(study: Study, group: Group) -> dict:
     """Return the row of a group in `frame`."""
-    row = {FORMAT: group.keys[FORMAT], "bits": group.bits}
-    row |= {column(axis): group.keys[axis] for axis in _axes(study)} | {"n": len(group.values)}
+    row = {FORMAT: group.keys[FORMAT] if study.bits_axis.is_of_gradients else group.name, "bits": group.bits}
+    axes = {"config.format" if axis == FORMAT else column(axis): group.keys[axis] for axis in _axes(study)}
+    row |= axes | {"n": len(group.values)}
     values, name = group.values, study.metric.name
     spread = deviation(values) if len(values) > 1 else None
     return row | {f"{name}_mean": group.mean, f"{name}_sd": spread, "diverged": group.diverged}
@@ -333,7 +368,12 @@ def _judged(study: Study, group: Group) -> dict:
 
 
 def _axes(study: Study) -> list[str]:
-    return ["aps", "world_size", *study.axes, *(key for key in study.tuned.keys if key not in study.axes)]
+    """Return the axes that identify a row, without `format` if it is the column of what is compared."""
+    held = (
+        not study.bits_axis.is_of_gradients and len({str(group.keys[FORMAT]) for group in study.groups}) > 1
+    )
+    tuned = [key for key in study.tuned.keys if key not in study.axes]
+    return [*([FORMAT] if held else []), "aps", "world_size", *study.axes, *tuned]
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:

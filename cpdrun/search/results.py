@@ -15,7 +15,8 @@ from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.search.start import begun, predicted_width, start_at
 from cpdrun.stats.failures import Failure, are_identical
-from cpdrun.study.margin import Course, Margin, choose_margin, course_of, with_digits
+from cpdrun.stats.means import mean
+from cpdrun.study.margin import Course, Margin, choose_margin, course_of
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.sweep.manifest import read_ledger
 from cpdrun.whatif.damage import strictness
@@ -122,8 +123,9 @@ class Results:
 
     @property
     def metric(self) -> Metric:
-        """The metric, with as many digits as the margin needs."""
-        return with_digits(self._compared, self.margin, self._baseline_courses())
+        """The metric, with as many digits as the margin and the means of the cells need."""
+        means = (mean([*values.values()]) for values in self.ended.values.values())
+        return self._compared.with_digits(self.margin.shown, means)
 
     @property
     def _compared(self) -> Metric:

@@ -1,56 +1,57 @@
-"""Completion in the shell for experiments, keys, the choices of groups, and the names of sweeps and runs.
+"""Completion in the shell for experiments, keys and their values, and the names of sweeps and runs.
 
 Users turn it on in their shell with: eval "$(register-python-argcomplete cpdrun)"
+
+An answer must take less than 0.3 s, so this module reads the yaml files of conf/ itself instead of composing them with
+Hydra.
 """
 
 import argparse
 import contextlib
+import glob
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cpdrun.config.compose import SCRIPT_ROOT, Composer
-from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import flatten
-from cpdrun.config.scaling import with_short_form
-from cpdrun.config.script import SHORT_FORMS, is_of_script
-from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
+EXPERIMENT, ROOT, SCRIPT_ROOT = "exp", "config", "script"
+# Entry points of installed packages with yaml files.
+ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
+# Short forms of keys of scripts.
+SCRIPT_KEYS = ("script", "script_args", "metric")
 
 
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
     """Return the completions of an override.
 
-    Before the equals sign, they are `key=` for every key and group. After `group=`, they are the choices of the group.
-    The words that were already typed determine which keys exist. Yaml files in the folder of an earlier --config-dir
-    are included.
+    Before the equals sign, they are `key=` for every key and group. After it, they are the values of the key, also
+    after a comma. The words that were already typed determine which keys exist. Yaml files in the folder of an earlier
+    --config-dir are included.
     """
-    typed = getattr(parsed_args, "overrides", None) or []
-    with contextlib.suppress(ConfigError), Composer(getattr(parsed_args, "config_dir", None)) as composer:
-        if any(is_of_script(word) for word in typed):
-            composer.use(SCRIPT_ROOT)
-        groups = composer.groups()
-        key, equals, _value = prefix.partition("=")
-        if equals:
-            return [f"{key}={choice}" for choice in groups.get(key, [])]
-        chosen = dict(word.split("=", 1) for word in typed if "=" in word)
-        choices = {group: chosen[group] for group in groups if chosen.get(group) in groups[group]}
-        keys = {
-            key
-            for key, _ in flatten(composer.compose(with_short_form(composer, choices)))
-            if not key.startswith("sweep.")
-        }
-        return [
-            f"{key}=" for key in sorted(keys | set(groups) | set(SHORT_FORMS)) if not key.endswith("_target_")
-        ]
-    return []
+    words = getattr(parsed_args, "overrides", None) or []
+    chosen = dict(word.split("=", 1) for word in words if "=" in word)
+    folders = _folders(getattr(parsed_args, "config_dir", None))
+    key, equals, typed = prefix.partition("=")
+    if not equals:
+        is_script = any(word.split("=")[0] in SCRIPT_KEYS for word in words)
+        keys = {*_keys(folders, chosen, SCRIPT_ROOT if is_script else ROOT), *SCRIPT_KEYS}
+        return [f"{name}=" for name in sorted(keys)]
+    earlier, comma, _last = typed.rpartition(",")
+    return [f"{key}={earlier}{comma}{value}" for value in _values(key, typed, folders)]
 
 
 def sweeps(**_: Any) -> list[str]:
     """Return the names of the sweeps in the default results directory."""
+    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
+
     return [sweep.name for sweep in sweeps_in(Path(DEFAULT_RESULTS_DIR))]
 
 
 def sweeps_and_runs(**_: Any) -> list[str]:
     """Return the names of the sweeps and runs in the default results directory."""
+    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
+
     found = sweeps_in(Path(DEFAULT_RESULTS_DIR))
     return [sweep.name for sweep in found] + [run.name for sweep in found for run in sweep.runs()]
 
@@ -60,3 +61,87 @@ def formats(**_: Any) -> list[str]:
     from custom_fp.facts import listed
 
     return [fmt.name for fmt in listed()]
+
+
+def _folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders of yaml files: the user's own, cpdrun's, and those of installed packages."""
+    every = entry_points()
+    packages = [
+        "cpdrun.conf",
+        *(entry.value for group in ENTRY_POINTS for entry in every.select(group=group)),
+    ]
+    found = [config_dir] if config_dir else []
+    with contextlib.suppress(ImportError):  # The command itself reports what is wrong.
+        for package in dict.fromkeys(packages):
+            spec = find_spec(package)
+            found += [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    return found
+
+
+def _values(key: str, typed: str, folders: list[Path]) -> list[str]:
+    """Return the values of a key.
+
+    Args:
+        key: The key.
+        typed: What was typed after the equals sign.
+        folders: The folders of yaml files.
+    """
+    if key in ("script", "script.path"):
+        return _scripts(typed)
+    if key == "format":
+        return formats()
+    if key == "aps":
+        return ["false", "true"]
+    return sorted({file.stem for folder in folders for file in folder.glob(f"{key}/*.yaml")} if key else ())
+
+
+def _scripts(typed: str) -> list[str]:
+    """Return the folders and Python files whose paths start with what was typed."""
+    paths = sorted(Path(path) for path in glob.glob(f"{glob.escape(typed)}*"))  # noqa: PTH207 (keeps "./")
+    return [
+        f"{path}/" if path.is_dir() else str(path) for path in paths if path.is_dir() or path.suffix == ".py"
+    ]
+
+
+def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]:
+    """Return the groups, and the keys of a run with the given choices of groups."""
+    names = [root, *([f"{EXPERIMENT}/{chosen[EXPERIMENT]}"] if EXPERIMENT in chosen else [])]
+    bodies = [body for name in names for body in _read(folders, name)]
+    defaults = [entry for body in bodies for entry in body.get("defaults", ())]
+    choices: dict[str, Any] = {EXPERIMENT: None}
+    for entry in defaults:
+        if isinstance(entry, dict):
+            for group, choice in entry.items():
+                choices[group.split()[-1].lstrip("/").partition("@")[0]] = choice
+    choices["scaling"] = "aps"  # because aps=true may follow, whose keys may be set
+    found = {key for body in bodies for key in _flat(body) if key.split(".")[0] not in ("defaults", "sweep")}
+    for group, choice in {**choices, **{key: chosen[key] for key in choices if key in chosen}}.items():
+        if group != EXPERIMENT and choice:
+            parts = _read(folders, f"{group}/{choice}")
+            found |= {f"{group}.{key}" for part in parts for key in _flat(part) if key != "defaults"}
+    return {key for key in found | set(choices) if not key.endswith("_target_")}
+
+
+def _read(folders: list[Path], name: str) -> Iterator[dict[str, Any]]:
+    """Yield the content of a yaml file, and of the files of the same folder that its defaults list names."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
+    try:
+        body = None if file is None else yaml.load(file.read_text(encoding="utf-8"), loader)
+    except (OSError, ValueError, yaml.YAMLError):  # The command itself reports what is wrong.
+        return
+    if isinstance(body, dict):
+        yield body
+        for entry in body.get("defaults") or ():
+            if isinstance(entry, str) and entry != "_self_":
+                yield from _read(folders, f"{name.rpartition('/')[0]}/{entry}".lstrip("/"))
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in body.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -106,7 +106,7 @@ class Output:
 
         If the command stopped before it had a result, return an error document instead.
         """
-        lines = ["interrupted"] if error is None else error.told()
+        lines = ["interrupted"] if error is None else error.full_lines()
         kind, result, failure = self._kind, self._result, error and {ERROR: FailureDocument(lines)}
         if result is None:
             kind, result, failure = ERROR, ErrorDocument(self.command, lines), None

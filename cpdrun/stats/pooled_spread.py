@@ -8,8 +8,9 @@ that is noisier than the others is not judged by their spread alone, and varianc
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
+from typing import Any
 
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.means import deviation
@@ -45,8 +46,8 @@ def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
 
 
 def priors(
-    cells: Mapping[Hashable, Sequence[float]], margin: float, resolution: float = 0.0
-) -> dict[Hashable, SpreadPrior]:
+    cells: Mapping[Any, Sequence[float]], margin: float, resolution: float = 0.0
+) -> dict[Any, SpreadPrior]:
     """Return the prior of each cell, from the first pairs of the other cells.
 
     A cell is left out while its prior must not be fixed yet: if it has no pairs, or if it has fewer than FIRST_PAIRS

@@ -23,6 +23,7 @@ import pandas as pd
 
 from cpdrun.record import RunDir, read_overrides
 from cpdrun.study import formats
+from cpdrun.study.collect import as_rows
 from cpdrun.study.formats import Choice
 
 GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
@@ -150,8 +151,12 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
             yield False, bits, None
     elif last == "levels" and isinstance(value, int):
         yield False, math.ceil(math.log2(2 * value + 1)), None
-    elif isinstance(value, str) and formats.bits(value) is not None and not formats.is_baseline(value):
-        yield last == _OF_SUMS, formats.bits(value), formats.exponent_bits(value)
+    elif (
+        isinstance(value, str)
+        and (size := formats.bits(value)) is not None
+        and not formats.is_baseline(value)
+    ):
+        yield last == _OF_SUMS, size, formats.exponent_bits(value)
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -211,7 +216,7 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
     if runs.empty:
         return runs
     readable = runs[runs["run:problem"].isna()]
-    rows = readable.to_dict("records")
+    rows = as_rows(readable)
     for group in GROUPS:
         names = _names(rows, group)
         if names is not None and (found := of_rows(rows, names, group)) is not None:
@@ -237,13 +242,15 @@ def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
     if not any(typed):
         return None
     known = {section: name for section, name in zip(sections, typed, strict=True) if name}
-    names: list[str | None] = []
+    names: list[str] = []
     for row, section, name in zip(rows, sections, typed, strict=True):
         name = name or known.get(section)
         if name is None and formats.is_baseline(choice("", row, group)):
             name = "fp32"
+        if name is None:
+            return None
         names.append(name)
-    return names if all(names) else None
+    return names
 
 
 def _typed(row: Mapping[str, Any], group: str) -> str | None:
@@ -265,7 +272,7 @@ def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -
     These keys are axes of their own.
     """
     first: dict[str, Mapping[str, Any]] = {}
-    held = {}
+    held: dict[str, None] = {}
     for row, name in zip(rows, names, strict=True):
         of_name = dict(_section(first.setdefault(name, row), group))
         held |= {key: None for key, value in _section(row, group) if repr(of_name.get(key)) != repr(value)}

@@ -33,7 +33,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -64,6 +64,7 @@ SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
 OF_RECIPES = (RECIPE, INGREDIENTS)  # the sections whose settings are also contained in `precision`
 CORE_AXES = (FORMAT, "aps", "world_size")
+AS_FORMAT = "as format"  # the placeholder for a key that follows the format
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
@@ -82,6 +83,11 @@ def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
     once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
     names = [sweep.name for sweep in once]
     return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
+
+
+def as_rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of the table as dicts, by column."""
+    return cast("list[dict[str, Any]]", runs.to_dict("records"))
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
@@ -133,6 +139,28 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if not together and not any(settles(runs, [axis], key) for axis in same_group):
             axes.append(key)
     return axes
+
+
+def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of several sweeps with a placeholder for keys that follow the format in some sweeps only.
+
+    A key follows the format if it always equals the format, as with `model.errors: ${format}`. In a sweep in which such
+    a key follows the format, it would otherwise be an axis that separates the candidates from their baseline. If the
+    key has a single value in each of the other sweeps, it has the placeholder in all runs, and so is no axis.
+    """
+    by_sweep = dict(list(runs.groupby("run:sweep")))
+    masked = {}
+    for key in filter(may_be_axis, config_keys(runs)) if len(by_sweep) > 1 else ():
+        follow = [
+            name
+            for name, rows in by_sweep.items()
+            if rows[FORMAT].nunique() > 1 and (rows[key] == rows[FORMAT]).all()
+        ]
+        others = [rows for name, rows in by_sweep.items() if name not in follow]
+        if follow and others:
+            is_axis = any(_varies(rows, key) for rows in others)
+            masked[key] = runs[key].mask(runs["run:sweep"].isin(follow) | (not is_axis), AS_FORMAT)
+    return runs.assign(**masked)
 
 
 def identity(value: Any) -> str:
@@ -355,7 +383,7 @@ def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
         return []
     rows = [
         ({key: identity(row[key]) for key in keys}, tuple(identity(row[name]) for name in metrics))
-        for row in done.to_dict("records")
+        for row in as_rows(done)
     ]
     asked = [key for key in keys if key == SEED or key.startswith(SCRIPT_ARGS)]
     return [setting for key in asked if (setting := _ignored_setting(key, rows)) is not None]

@@ -35,7 +35,8 @@ class Recorded(str):
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:
-            made.bits, made.exponent_bits = _number(facts.get("bits")), _number(facts.get("exponent_bits"))
+            made.bits, exponent_bits = _number(facts.get("bits")), _number(facts.get("exponent_bits"))
+            made.exponent_bits = None if exponent_bits is None else int(exponent_bits)
         return made
 
 
@@ -135,6 +136,6 @@ def widest_first(name: object) -> tuple:
     return (-size, *rest)
 
 
-def _number(value: object) -> int | float | None:
+def _number(value: Any) -> int | float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) and 0 <= value <= 1024 else None

@@ -13,6 +13,8 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from custom_fp.formats.scalar import Format
+
 from cpdrun.record import EpochRow
 from cpdrun.study import formats
 
@@ -198,9 +200,15 @@ def mean_of_known(values: Iterable[float]) -> float:
 
 
 def _epoch_statistics(epoch: int, entry: Mapping[str, Any]) -> EpochStatistics:
-    low, high = (_exponent(entry.get(key)) for key in ("exponent_min", "exponent_max"))
-    shares = (_number(entry.get(key)) for key in ("underflow", "overflow", "sum_error"))
-    return EpochStatistics(epoch, low, high, *shares, _count(entry.get("nonfinite")))
+    return EpochStatistics(
+        epoch,
+        low=_exponent(entry.get("exponent_min")),
+        high=_exponent(entry.get("exponent_max")),
+        underflow=_number(entry.get("underflow")),
+        overflow=_number(entry.get("overflow")),
+        sum_error=_number(entry.get("sum_error")),
+        nonfinite=_count(entry.get("nonfinite")),
+    )
 
 
 def _number(value: Any) -> float:
@@ -261,7 +269,7 @@ def exponent_range(name: str) -> tuple[int, int] | None:
     None for formats without a fixed range, such as those with scales, and for formats of the user's own.
     """
     fmt = formats.parse(name)
-    if fmt is None or fmt.exponent_bits is None or fmt.has_scales:
+    if not isinstance(fmt, Format):
         return None
     return fmt.emin - fmt.mantissa_bits, fmt.emax
 

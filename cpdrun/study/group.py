@@ -81,7 +81,7 @@ def method_of(config: Mapping[str, Any]) -> Method:
     else:
         family, pattern, key = WITH_APS if aps else WITHOUT_APS, "direct", None
     if _is(steps):
-        return Method(LOCAL, pattern, name, aps, key, every=max(1, int(steps)))
+        return Method(LOCAL, pattern, name, aps, key, every=max(1, int(steps or 1)))
     if _is(gather := config.get("sync.gather")):
         return Method(SHARDED, "sharded", name, aps, gather=str(gather))
     if any(setting.startswith("sync.topology") and _is(value) for setting, value in config.items()):

@@ -13,7 +13,7 @@ from cpdrun.stats.failures import Failure
 from cpdrun.stats.means import mean
 from cpdrun.study import choices, formats
 from cpdrun.study.axes import APS, BitsAxis, hybrid, is_strategy
-from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, identity, other_axes
+from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, as_rows, identity, other_axes
 from cpdrun.study.group import Facet, Group, method_of
 
 # The columns of `collect` whose means over a group's runs are stored in `Group.figures`, by the name they get there.
@@ -111,7 +111,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
     """
     names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in runs.to_dict("records"):
+    for row in as_rows(runs):
         members.setdefault(tuple(identity(row[name]) for name in names), []).append(row)
     groups = [_group(rows, names, metric, of) for rows in members.values()]
 
@@ -182,15 +182,15 @@ def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
         return tuple(identity(row.get(key)) for key in keys)
 
     failed = readable[readable["run:failure"].notna()]
-    others = {of(row) for row in readable[readable["run:failure"].isna()].to_dict("records")}
-    finished_cells = {of(row) for row in readable[readable["run:state"] == State.DONE].to_dict("records")}
+    others = {of(row) for row in as_rows(readable[readable["run:failure"].isna()])}
+    finished_cells = {of(row) for row in as_rows(readable[readable["run:state"] == State.DONE])}
     patterns = [key for key in readable.columns if key.startswith("script.metric")]
 
     def read_by(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(identity(row[key]) for key in patterns)
 
-    done = {read_by(row) for row in readable[readable["run:state"] == State.DONE].to_dict("records")}
-    rows = failed.to_dict("records")
+    done = {read_by(row) for row in as_rows(readable[readable["run:state"] == State.DONE])}
+    rows = as_rows(failed)
     counts = [
         of(row) in finished_cells or (row["run:state"] == State.FAILED and of(row) not in others)
         for row in rows

@@ -11,7 +11,7 @@ first logged value.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 
 from cpdrun.config.margin import Typed
@@ -106,16 +106,6 @@ def choose_margin(
     found = [_margin(asked, asked_by, is_default, metric, course, baseline) for course in courses]
     with_problem = (margin for margin in found if margin.problem)
     return next(with_problem, min(found, key=lambda margin: margin.shown))
-
-
-def with_digits(metric: Metric, margin: Margin, courses: Sequence[Course]) -> Metric:
-    """Return the metric with enough digits to show a difference as large as the margin.
-
-    Without a margin, differences of 2 % of the baseline's final value are shown.
-    """
-    values = [abs(course.final) * metric.scale for course in courses if course.final]
-    unknown = math.isnan(margin.shown)
-    return replace(metric, show_down_to=0.02 * min(values, default=math.nan) if unknown else margin.shown)
 
 
 def _before_a_run(asked: Typed, asked_by: str, baseline: str) -> Margin:

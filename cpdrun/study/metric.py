@@ -6,9 +6,10 @@ to 1 (Cohen's kappa of 0.1), whichever is smaller, or if its loss is below 95 % 
 heuristic; runs that learn and runs that do not are usually far from them.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import pandas as pd
@@ -17,6 +18,7 @@ from cpdrun.record.measure import Measure, known_measure
 from cpdrun.study import ReportError
 
 MOST_DIGITS = 12  # the largest number of decimals
+SIGNIFICANT = 4  # the largest number of significant digits that are added to tell values apart
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,12 @@ class Metric:
     Attributes:
         name: The name of the metric.
         declared: The direction and unit from the run's record. None if the record does not contain them.
-        show_down_to: The size of the differences that must be visible, in the unit in which values are shown. NaN if
-            unknown.
+        decimals: The number of decimals of shown values. None for 1 in a fraction and 4 otherwise.
     """
 
     name: str
     declared: Measure | None = None
-    show_down_to: float = math.nan
+    decimals: int | None = None
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
@@ -108,15 +109,28 @@ class Metric:
 
     @property
     def digits(self) -> int:
-        """The number of decimals of a shown value.
+        """The number of decimals of a shown value."""
+        return self.decimals if self.decimals is not None else 1 if self.is_fraction else 4
 
-        It is 1 for a fraction. Otherwise it is at least 4, and enough to show a tenth of `show_down_to`, but at most
-        MOST_DIGITS.
+    def with_digits(self, margin: float, values: Iterable[float]) -> "Metric":
+        """Return the metric with enough decimals to show the margin and to tell compared values apart.
+
+        A fraction has at least 1 decimal, and as many as the margin. Other metrics have at least 4 decimals, enough to
+        show a tenth of the margin, and enough to tell the values apart, but no more than SIGNIFICANT digits of the
+        smallest value for the latter, because further digits are noise.
+
+        Args:
+            margin: The margin in the unit in which values are shown. If it is NaN, 2 % of the smallest value is used.
+            values: The compared values, such as the means of all groups, in the unit of the stored metric.
         """
         if self.is_fraction:
-            return 1
-        needed = 1 - math.floor(math.log10(self.show_down_to)) if self.show_down_to > 0 else 0
-        return min(max(4, needed), MOST_DIGITS)
+            return replace(self, decimals=min(max(1, _decimals(margin)), MOST_DIGITS))
+        sizes = sorted({abs(value) * self.scale for value in values if math.isfinite(value) and value})
+        smallest = sizes[0] if sizes else math.nan
+        gap = min((b - a for a, b in itertools.pairwise(sizes)), default=math.nan)
+        apart = min(_decimals(gap), _decimals(smallest) + SIGNIFICANT - 1)
+        needed = max(4, 1 + _decimals(0.02 * smallest if math.isnan(margin) else margin), apart)
+        return replace(self, decimals=min(needed, MOST_DIGITS))
 
     def show(self, value: float) -> str:
         """Return a value such as `98.9`; `-` if it is not finite."""
@@ -219,3 +233,8 @@ def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: 
     healthy = [value for value in baseline if math.isfinite(value)]
     sign = -1 if metric.higher_is_better else 1
     return (fmean(healthy) if healthy else 0.0) + sign * TOLERANCES * tolerance
+
+
+def _decimals(size: float) -> int:
+    """Return the number of decimals that show the first digit of a positive size; 0 for other sizes."""
+    return -math.floor(math.log10(size)) if size > 0 and math.isfinite(size) else 0

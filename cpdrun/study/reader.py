@@ -19,13 +19,14 @@ from cpdrun.study.collect import (
     collect,
     count_states,
     finished,
+    mask_followers,
     other_axes,
     sweep_names,
     why_none,
 )
 from cpdrun.study.group import Group
 from cpdrun.study.grouping import facet_axes, failed_runs, make_groups
-from cpdrun.study.margin import Course, choose_margin, course_of, with_digits
+from cpdrun.study.margin import Course, choose_margin, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.study.search_record import CONFIDENCE, Tuned, asked, baseline_of, read_tuned
 from cpdrun.study.study import Study
@@ -77,7 +78,7 @@ def read_study(
             f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
         )
     tuned = read_tuned(runs, sweeps, Metric.of(usual, done))
-    shown = _compared(tuned, where)
+    shown = mask_followers(_compared(tuned, where))
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
@@ -119,7 +120,8 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
     ]
     courses = [_course(study, group) for group in dict.fromkeys(baselines)]
     margin = choose_margin(asked_margin, asked_by, metric, courses, name)
-    return replace(study, margin=margin, metric=with_digits(metric, margin, courses))
+    means = [group.mean for facet in study.facets for group in facet.all_groups]
+    return replace(study, margin=margin, metric=metric.with_digits(margin.shown, means))
 
 
 def _course(study: Study, baseline: Group) -> Course:

@@ -14,7 +14,7 @@ from typing import Any
 from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
 from cpdrun.study import formats
-from cpdrun.study.collect import CASE, CORE_AXES, SEED, config_keys, identity, may_be_axis
+from cpdrun.study.collect import CASE, CORE_AXES, SEED, as_rows, config_keys, identity, may_be_axis
 from cpdrun.study.gradient_sums import GradientStatistics, gradient_statistics
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.records import rows_of
@@ -97,7 +97,9 @@ def compare_run(study: Study, run: RunDir) -> RunComparison:
     fp32 = _baseline_of(study, facet)
     value, epoch = _own_value(study, run, row)
     own = RunComparison(RunVerdict.OPEN, value, None, math.nan, same_seed=False, epoch=epoch, group=group)
-    if problem := _problem(study, facet, fp32):
+    if facet is None or fp32 is None:
+        return replace(own, problem=BaselineProblem(BaselineFlaw.NOT_FINISHED))
+    if fp32 is facet.baseline and (problem := study.baseline_problem(facet)):
         return replace(own, problem=problem)
     baseline, same_seed = _baseline(study, fp32, row.get(SEED))
     reference = _against(fp32, baseline, row.get(SEED) if same_seed else None, study, epoch)
@@ -124,13 +126,6 @@ def _judged(study: Study, comparison: RunComparison, row: dict[str, Any]) -> Run
     return replace(comparison, verdict=verdict, lost=lost)
 
 
-def _problem(study: Study, facet: Facet | None, fp32: Group | None) -> BaselineProblem | None:
-    """Return why there is nothing to compare with; None if there is."""
-    if facet is None or fp32 is None:
-        return BaselineProblem(BaselineFlaw.NOT_FINISHED)
-    return study.baseline_problem(facet) if fp32 is facet.baseline else None
-
-
 def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
     """Return the baseline of a facet, or else that of a facet that differs only in how gradients are summed."""
     if facet is None or facet.baseline is not None:
@@ -151,7 +146,7 @@ def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
     """Return the run's row of the table of runs; empty if the study does not contain it."""
     here = run.path.resolve()
-    rows = study.runs[study.runs["run:name"] == run.name].to_dict("records")
+    rows = as_rows(study.runs[study.runs["run:name"] == run.name])
     return next((row for row in rows if Path(row["run:path"]).resolve() == here), {})
 
 
@@ -244,18 +239,19 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
     seed = identity(own.get(SEED))
     baselines = {one.name for group in study.groups if group.is_baseline for one in group.runs}
     found = []
-    for row in runs[done & (runs[SEED].map(identity) == seed)].to_dict("records"):
+    for row in as_rows(runs[done & (runs[SEED].map(identity) == seed)]):
         changed = _changed(row, own, keys)
         if CASE in changed:  # the name of a case stands for the settings of its own
             every = [key for key in config_keys(runs) if may_be_axis(key) or key in CORE_AXES]
             changed = [key for key in _changed(row, own, every) if key not in (CASE, *IGNORED)]
         tunables = {tunable(key) for key in changed}
-        if len(tunables) == 1 and None not in tunables and row["run:name"] not in baselines:
+        changed_one = tunables.pop() if len(tunables) == 1 else None
+        if changed_one is not None and row["run:name"] not in baselines:
             other = RunDir(Path(row["run:path"]))
             theirs = compare_row(study, row, comparison)
             if math.isfinite(theirs.lost) and not theirs.lost >= comparison.lost:
                 statistics = gradient_statistics(rows_of(other))
-                found.append(Neighbor(tunables.pop(), _words(changed, row), other, theirs, statistics))
+                found.append(Neighbor(changed_one, _words(changed, row), other, theirs, statistics))
     own_bits = formats.bits(own.get("format")) or 0
 
     def cost(one: Neighbor) -> tuple:

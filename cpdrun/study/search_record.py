@@ -21,7 +21,7 @@ from cpdrun.stats.ledger import Ledger, Start, read_starts
 from cpdrun.stats.means import choose
 from cpdrun.study import ReportUsageError, formats
 from cpdrun.study.axes import axis_text
-from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity, other_axes, sweep_names
+from cpdrun.study.collect import CORE_AXES, SEED, as_rows, config_keys, identity, other_axes, sweep_names
 from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric
 
@@ -117,7 +117,7 @@ def _margin(value: object) -> Typed | None:
         return None
 
 
-def _number(value: object) -> float | None:
+def _number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
 
@@ -193,7 +193,7 @@ class Tuned:
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the values that were chosen for them added to their keys."""
         return [
-            replace(group, keys=dict.fromkeys(self.keys) | self.values_of(group) | group.keys)
+            replace(group, keys={**dict.fromkeys(self.keys), **self.values_of(group), **group.keys})
             for group in groups
         ]
 
@@ -256,7 +256,7 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
     masked = _masked(own, tune, pd.Series(True, index=own.index))
     names = [*CORE_AXES, *other_axes(masked)]
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row, kept in zip(own.to_dict("records"), masked[names].to_dict("records"), strict=True):
+    for row, kept in zip(as_rows(own), as_rows(masked[names]), strict=True):
         found.setdefault(tuple(identity(kept[name]) for name in names), []).append(row)
     return list(found.values())
 

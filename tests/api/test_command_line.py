@@ -7,14 +7,8 @@ import pytest
 from custom_fp import Format
 
 from cpdrun.api.command_line import typed
-from cpdrun.cli import parsers, read
+from cpdrun.cli import parser_of, read
 from cpdrun.errors import MistypedError, UserError
-
-
-@pytest.fixture(scope="module")
-def by_command():
-    return parsers()
-
 
 KEYS = [
     ({"format": "e4m3"}, ["format=e4m3"]),
@@ -37,8 +31,8 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("keywords", "words"), KEYS, ids=[str(k) for k, _ in KEYS])
-def test_keys(by_command, keywords, words):
-    assert typed(by_command["sweep"], [], keywords) == words
+def test_keys(keywords, words):
+    assert typed(parser_of("sweep"), [], keywords) == words
 
 
 OPTIONS = [
@@ -55,12 +49,12 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("command", "keywords", "words"), OPTIONS)
-def test_options(by_command, command, keywords, words):
-    assert typed(by_command[command], [], keywords) == words
+def test_options(command, keywords, words):
+    assert typed(parser_of(command), [], keywords) == words
 
 
-def test_what_is_typed_is_read(by_command):
-    words = typed(by_command["sweep"], ["exp=digits_bits"], {"seed": [0, 1], "jobs": 2, "rerun": "all"})
+def test_what_is_typed_is_read():
+    words = typed(parser_of("sweep"), ["exp=digits_bits"], {"seed": [0, 1], "jobs": 2, "rerun": "all"})
     arguments = read(["sweep", *words])
     assert arguments.overrides == ["exp=digits_bits", "seed=0,1"]
     assert (arguments.jobs, arguments.rerun, arguments.json) == (2, "all", False)
@@ -76,9 +70,9 @@ def test_what_is_typed_is_read(by_command):
         ("sweep", {"jobs": [1, 2]}, "takes one value"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(by_command, command, keywords, why):
+def test_a_mistake_is_told_in_a_line(command, keywords, why):
     with pytest.raises(UserError, match=why):
-        typed(by_command[command], [], keywords)
+        typed(parser_of(command), [], keywords)
 
 
 def test_what_the_parser_refuses_raises_and_does_not_exit():

@@ -18,7 +18,7 @@ from cpdrun.costmodel import (
     speedup,
 )
 from cpdrun.record import SweepDir, write_json, write_text
-from cpdrun.report import ReportUsageError, write_report
+from cpdrun.report import ReportOptions, ReportUsageError, write_report
 from cpdrun.report.plots import NotDrawnError, speedup_vs_workers
 from cpdrun.report.svg import MARK, texts_of
 from cpdrun.study.reader import read_study
@@ -113,4 +113,4 @@ def test_networks_that_are_asked_for_are_the_panels(sweep, tmp_path):
     figure = speedup_vs_workers.draw(read_study([sweep], networks=asked))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["10gbit", str(own)]
     with pytest.raises(ReportUsageError, match="unknown network '10gbits': choose 100mbit, 1gbit, 10gbit"):
-        write_report([sweep], networks=["10gbits"])
+        write_report([sweep], ReportOptions(networks=["10gbits"]))

@@ -14,7 +14,7 @@ import pytest
 from documented_lines import PAGES, REFERENCES, REPOSITORY, commands, commands_in_text
 from typed_line import type_line
 
-from cpdrun.cli import COMMANDS, MODES, parsers, read
+from cpdrun.cli import COMMANDS, parser_of, read
 from cpdrun.errors import MistypedError
 from cpdrun.record import write_run
 
@@ -276,8 +276,8 @@ def test_commands_named_in_the_text_have_those_options(page):
         options = [word for word in words if word.startswith("--")]
         if program == "cpdrun" and words and words[0] != "--version":
             assert words[0] in COMMANDS, command
-            mode = next((f"{words[0]} {o}" for o in options if f"{words[0]} {o}" in MODES), words[0])
-            shown = parsers()[words[0]].format_help() + parsers()[mode].format_help()
+            mode = next((f"{words[0]} {o}" for o in options if f"{words[0]} {o}" in COMMANDS), words[0])
+            shown = parser_of(words[0]).format_help() + parser_of(mode).format_help()
             assert [o for o in options if not re.search(rf"{o}\b", shown)] == [], command
         if script := re.search(r"\bscripts/\w+\.\w+", command):
             source = (REPOSITORY / script[0]).read_text()

@@ -55,7 +55,7 @@ def test_the_good_finish_and_the_bad_is_shown(launcher, sweep):
     assert code == 1
     assert (summary["done"], summary["diverged"], summary["failed"]) == (2, 1, ["bad"])
     assert "Traceback" in text  # the last lines of the failing log
-    assert f"the rest is in {sweep.run('bad').last_attempt().rank_log(0)}" in text
+    assert f"the whole log: {sweep.run('bad').last_attempt().rank_log(0)}" in text
     assert text.count("start ") == text.count("s  [") == 4  # a line a start, a line an end
     assert not summary["torch_imported"]
 
@@ -224,7 +224,7 @@ def test_a_full_disk_is_one_clear_line(launcher, sweep):
         code, summary, text = result(process)
         assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
         assert "stopping because the disk is full" in text and "Traceback" not in text
-        assert text.count("1 failed of it. Make room, then type the command again") == 1
+        assert text.count("Free some space, then type the command again") == 1
         filler.unlink()
         code, summary, _ = result(launcher(jobs=jobs))
         assert (code, summary["done"]) == (0, 1)

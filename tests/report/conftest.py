@@ -1,6 +1,6 @@
 """Sweeps on disk and reports on them, for the tests of this folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,29 @@ def report():
 
     from rich.console import Console
 
-    from cpdrun.report import write_report
+    from cpdrun.report import ReportOptions, write_report
 
-    def run(*sweeps: Sweep, **options: Any) -> SimpleNamespace:
+    def run(
+        *sweeps: Sweep, formats: Sequence[str] = ("md", "csv"), export_to: Sequence[str] = (), **options: Any
+    ) -> SimpleNamespace:
         out = io.StringIO()
-        made = write_report([sweep.dir for sweep in sweeps], console=Console(file=out, width=200), **options)
+        made = write_report(
+            [sweep.dir for sweep in sweeps],
+            ReportOptions(**options),
+            formats=formats,
+            export_to=export_to,
+            console=Console(file=out, width=200),
+        )
         folder = made.files[0].parent
         answers = [line for line in made.sentences if not line.startswith("Margin: ")]
-        return SimpleNamespace(**vars(made), folder=folder, printed=out.getvalue(), answers=answers)
+        crossover = made.content.crossover
+        return SimpleNamespace(
+            **vars(made.content)
+            | vars(made)
+            | {"sentences": made.sentences, "crossover": None if crossover is None else crossover.numbers},
+            folder=folder,
+            printed=out.getvalue(),
+            answers=answers,
+        )
 
     return run

@@ -124,3 +124,37 @@ def test_cases_beside_another_axis_are_compared_where_that_is_the_same(new_sweep
     table = pd.read_csv(made.folder / "details.csv")
     assert [round(gap, 3) for gap in table["vs_baseline"].dropna()] == [-0.02, -0.02]
     assert {each["facet"] for each in made.verdicts} == {"format fp32", "format e4m3"}
+
+
+def test_each_of_several_sweeps_keeps_its_baseline(new_sweep, report, no_pictures):
+    follows, fixed = new_sweep("follows"), new_sweep("fixed")
+    for seed, shift in enumerate(SCATTER):
+        for format, mean in (("fp32", 0.98), ("e4m3", 0.97)):
+            follows.add(format, seed=seed, accuracy=mean + shift, model={"errors": format})
+            fixed.add(format, seed=seed, accuracy=mean + shift, model={"errors": "fp32"})
+    made = report(follows, fixed)
+    assert [(each["facet"], each["candidate"]) for each in made.verdicts] == [
+        ("sweep fixed", "e4m3 without APS"),
+        ("sweep follows", "e4m3 without APS"),
+    ]
+    table = pd.read_csv(made.folder / "details.csv")
+    assert "model.errors" not in table and [round(gap, 3) for gap in table["vs_baseline"].dropna()] == [
+        -0.01,
+        -0.01,
+    ]
+
+
+def test_a_key_that_follows_the_format_in_one_sweep_may_be_an_axis_of_another(new_sweep, report, no_pictures):
+    follows, varies = new_sweep("follows"), new_sweep("varies")
+    for seed, shift in enumerate(SCATTER):
+        for format, mean in (("fp32", 0.98), ("e4m3", 0.97)):
+            follows.add(format, seed=seed, accuracy=mean + shift, model={"errors": format})
+            for errors in ("fp32", "e5m2"):
+                varies.add(format, seed=seed, accuracy=mean + shift, model={"errors": errors})
+    made = report(follows, varies)
+    assert [each["facet"] for each in made.verdicts] == [
+        "sweep follows, model.errors as format",
+        "sweep varies, model.errors e5m2",
+        "sweep varies, model.errors fp32",
+    ]
+    assert all(each["pairs"] == len(SCATTER) for each in made.verdicts)

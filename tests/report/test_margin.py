@@ -165,3 +165,24 @@ def test_a_mistyped_margin_is_refused(flat, capsys):
     assert code == 2 and "tol=two: the margin must be a number above 0" in said
     with pytest.raises(ReportUsageError):
         read_study([SweepDir(Path(flat))], tolerance=-1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "margin", "values", "shown"),
+    [
+        (
+            LOSS,
+            0.0002,
+            [0.000451, 0.000452],
+            ["0.0004510", "0.0004520"],
+        ),  # the margin alone needs fewer digits
+        (LOSS, 0.05, [0.3512, 0.3513], ["0.3512", "0.3513"]),
+        (LOSS, 0.05, [0.35120001, 0.35120002], ["0.3512", "0.3512"]),  # further digits are noise
+        (LOSS, math.nan, [0.00045, 0.00046], ["0.0004500", "0.0004600"]),
+        (LOSS, math.nan, [12.0, 12.0], ["12.0000", "12.0000"]),
+        (SHARE, 0.5, [0.98, 0.981], ["98.0", "98.1"]),
+        (SHARE, 0.02, [0.98, 0.9803], ["98.00", "98.03"]),
+    ],
+)
+def test_values_have_enough_digits_to_be_told_apart(metric, margin, values, shown):
+    assert [metric.with_digits(margin, values).show(value) for value in values] == shown

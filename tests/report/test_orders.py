@@ -54,7 +54,8 @@ def test_without_chains_in_the_records_there_is_no_column(new_sweep, report):
     fill(sweep, ENOUGH)
     made = report(sweep, formats=["md", "svg"])
     assert "chain" not in (made.folder / "table.md").read_text(encoding="utf-8")
-    assert "no fewest_bits_vs_chain: " in made.printed
+    assert "fewest_bits_vs_chain" not in made.printed
+    assert not (made.folder / "fewest_bits_vs_chain.svg").exists()
 
 
 def test_an_order_that_is_certified_with_bits_that_another_cannot_use_is_named(

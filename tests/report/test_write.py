@@ -171,7 +171,7 @@ def test_no_run_has_a_value(new_sweep, report):
     sweep.add("e4m3", accuracy=None, metrics={"test_accuracy": None})
     made = report(sweep)
     assert made.sentences == ["No finished run has a value of test_accuracy."]
-    assert "no accuracy_vs_bits: no reduced format has a value yet" in made.printed
+    assert "accuracy_vs_bits" not in made.printed
 
 
 def test_broken_records_are_named_and_left_out(new_sweep, report):
@@ -225,13 +225,10 @@ def test_a_picture_is_written_whole_or_not_at_all(digits, report, monkeypatch):
     before = (report(digits).folder / "accuracy_vs_bits.png").read_bytes()
 
     def die(self, content, **_):
-        if hasattr(content, "write"):
-            content.write(b"\x89PNG half of")
-        else:
-            content.write_bytes(b"\x89PNG half of")
+        content.write(b"\x89PNG half of")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", die)
+    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", die)
     with pytest.raises(KeyboardInterrupt):
         report(digits, formats=["png"])
     assert (digits.dir.report / "accuracy_vs_bits.png").read_bytes() == before

@@ -50,26 +50,36 @@ class Cost:
     has_no_other: bool = False
 
 
-def show_bytes(count: float) -> str:
-    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`."""
+def show_bytes(count: float, digits: int = 3) -> str:
+    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`.
+
+    Args:
+        count: The number of bytes.
+        digits: The number of significant digits.
+    """
     if not math.isfinite(count):
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
         count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{digits}g} {unit}"
 
 
-def show_count(count: float) -> str:
-    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`."""
+def show_count(count: float, digits: int = 3) -> str:
+    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`.
+
+    Args:
+        count: The count.
+        digits: The number of significant digits.
+    """
     if not math.isfinite(count):
         return "-"
     for unit in ("", "k", "M", "G", "T", "P"):
         if count < 1000 or unit == "P":
             break
         count /= 1000
-    return f"{count:.3g} {unit}".rstrip()
+    return f"{count:.{digits}g} {unit}".rstrip()
 
 
 def show_transistors(count: float) -> str:

@@ -3,8 +3,8 @@
 Names come from users, so every character of a name is escaped if it has a meaning in a markup.
 """
 
-import html
 import unicodedata
+from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
@@ -71,11 +71,6 @@ def escape_markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\|`*_[]#~$" else c for c in text)
 
 
-def escape_html(text: str) -> str:
-    """Return text that a browser shows as typed: no tags, no end of an attribute, no control characters."""
-    return html.escape(without_controls(text))
-
-
 def latex(table: Shown) -> str:
     r"""Return a tabular with booktabs rules, which needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
     columns = "l" + "r" * (len(table.header) - 1)
@@ -90,14 +85,14 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
-def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
+def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -> Table:
     """Return a table for a rich console. Markup in the text has no effect.
 
     Only the first 80 rows are shown, and a caption says how many rows are left out.
 
     Args:
         table: The table.
-        bold: Whether each row is bold.
+        bold: Whether each row is bold. By default, no row is.
         encoding: The encoding of the terminal.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -107,7 +102,8 @@ def terminal(table: Shown, bold: list[bool], encoding: str = "utf-8") -> Table:
             justify="left" if i == 0 else "right",
             overflow="fold",
         )
-    for row, is_bold in zip(table.rows[:_LONGEST_ON_A_TERMINAL], bold, strict=False):
+    for i, row in enumerate(table.rows[:_LONGEST_ON_A_TERMINAL]):
+        is_bold = i < len(bold) and bold[i]
         made.add_row(*(Text(encodable(cell, encoding)) for cell in row), style="bold" if is_bold else "")
     if len(table.rows) > _LONGEST_ON_A_TERMINAL:
         made.caption = f"{len(table.rows) - _LONGEST_ON_A_TERMINAL} more rows: see table.csv"

@@ -220,14 +220,14 @@ def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
         if not is_matched:
             ours, theirs = _numbered(ours), _numbered(theirs)
     compared = compare_runs(ours, theirs)
-    seeds = ordered_seeds(compared.ours.keys() & compared.baseline.keys())
+    shared = ordered_seeds(compared.ours.keys() & compared.baseline.keys())
     worst = _worst(table, question) if question.worst is None else question.worst
     higher = not question.lower_is_better
     gaps = differences(compared.ours, compared.baseline, higher_is_better=higher, worst=worst)
-    failed = frozenset(seed for seed in seeds if math.isnan(compared.ours[seed]))
+    failed = frozenset(seed for seed in shared if math.isnan(compared.ours[seed]))
     unmatched = len(_seeds(ours) - _seeds(theirs))
     return Pairs(
-        dict(zip(seeds, gaps, strict=True)), failed, pairing, compared.counts, unmatched, compared.is_barred
+        dict(zip(shared, gaps, strict=True)), failed, pairing, compared.counts, unmatched, compared.is_barred
     )
 
 

@@ -1,0 +1,210 @@
+"""The content of a report: the answer, the notes and the tables about the runs of some sweeps.
+
+Nothing is drawn, printed or written here. `cpdrun.report.write` does that, and `cpdrun.report.page` makes HTML.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.config.margin import Typed
+from cpdrun.costmodel import CalibrationError, Network, network
+from cpdrun.record import SweepDir, read_manifest
+from cpdrun.report import best_of, completeness, headline, pareto, pivot, tables
+from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.methods import comparison, crossover, crossover_text
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study import ReportUsageError
+from cpdrun.study.collect import sweep_names
+from cpdrun.study.reader import read_study
+from cpdrun.study.study import Study
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report compares and describes.
+
+    Attributes:
+        metric: The metric to compare. By default it is the metric that a search of these runs asked for, or else the
+            metric by which the dataset is judged.
+        ci: The confidence level of the intervals in percent. By default it is the level that a search of these runs
+            used, or else 95.
+        tolerance: The margin, which is how much worse than the baseline is still good enough. It is a number in the
+            unit in which the metric is shown, or a percentage such as "2%" of the baseline's value or improvement,
+            whichever is smaller. By default it is the margin that a search of these runs used, or else 0.5 points of a
+            share and 2 % of any other metric.
+        baseline: The values that identify the baseline by key, such as {"format": "bf16"}. By default these are the
+            values that a search of these runs asked for, or else fp32.
+        rows: The axes of the rows of an additional table.
+        cols: The axes of the columns of that table.
+        networks: The networks of the predicted speed-up and step times, by name or as yaml files. By default these are
+            all named networks and the calibrated one.
+        costs: The costs whose Pareto fronts are described in sentences: bytes, kept, bitops, area. By default these are
+            all costs that differ.
+    """
+
+    metric: str | None = None
+    ci: float | None = None
+    tolerance: Typed | None = None
+    baseline: Mapping[str, Any] | None = None
+    rows: Sequence[str] = ()
+    cols: Sequence[str] = ()
+    networks: Sequence[str] = ()
+    costs: Sequence[str] = ()
+
+    def check(self) -> None:
+        """Raise ReportUsageError if a value is not allowed."""
+        if unknown := [name for name in self.costs if name not in COSTS]:
+            raise ReportUsageError(f"unknown cost {unknown[0]!r}; there are: {', '.join(COSTS)}")
+        if self.ci is not None and not 0 < self.ci < 100:
+            raise ReportUsageError(
+                f"ci={self.ci:g} is not a confidence level; give a percentage between 0 and 100, such as 95"
+            )
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table that is written to files of its own.
+
+    Attributes:
+        name: The name of the files without a suffix.
+        title: The heading.
+        numbers: The table as numbers.
+        shown: The table as text.
+        sentences: The sentences about the table.
+    """
+
+    name: str
+    title: str
+    numbers: pd.DataFrame
+    shown: tables.Shown
+    sentences: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a report.
+
+    Attributes:
+        study: The study that the report is about.
+        sweeps: The sweeps.
+        verdicts: A row for each chain with its verdict, as `headline.verdicts` returns them. A chain holds the
+            candidates of one facet that share a way of scaling.
+        next_command: The search command that adds pairs. It is empty if no verdict is open or the command is not known.
+        answer: The sentences of the answer, the verdicts first.
+        costs: The sentences about the costs.
+        notes: What is missing, failed, mixed or left out, one note an item.
+        matrix: The table of the answers if there are many facets, or None.
+        best: The table of each format at its best tuned value, or None.
+        layout: The table with the requested axes along its sides, or None.
+        crossover: The table of the predicted step times, or None if they cannot be predicted.
+        fronts: The Pareto front and its knee for each cost that varies within a facet.
+    """
+
+    study: Study
+    sweeps: Sequence[SweepDir]
+    verdicts: list[dict[str, Any]]
+    next_command: str
+    answer: list[str]
+    costs: list[str]
+    notes: list[str]
+    matrix: tables.Shown | None
+    best: NamedTable | None
+    layout: NamedTable | None
+    crossover: NamedTable | None
+    fronts: list[dict[str, Any]]
+
+
+def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
+    """Read the runs of some sweeps and return the content of their report.
+
+    Raises:
+        ReportError: There is nothing to report, or the question cannot be asked.
+        ReportUsageError: An option has a value that is not allowed.
+    """
+    options.check()
+    study = read_study(
+        list(sweeps),
+        metric=options.metric,
+        ci=options.ci,
+        tolerance=options.tolerance,
+        networks=_networks(options.networks),
+        baseline=options.baseline,
+    )
+    layout = _layout(study, options.rows, options.cols)
+    answer, matrix = headline.headline(study)
+    verdicts = headline.verdicts(study)
+    next_command = _next_command(sweeps, verdicts)
+    predicted, reason = _crossover(study, sweeps)
+    return Content(
+        study=study,
+        sweeps=sweeps,
+        verdicts=verdicts,
+        next_command=next_command,
+        answer=[*answer, *([f"For more pairs: {next_command}"] if next_command else [])],
+        costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
+        notes=[*completeness.notes(study, sweeps), *([reason] if reason else [])],
+        matrix=matrix,
+        best=_best(study),
+        layout=layout,
+        crossover=predicted,
+        fronts=pareto.numbers(study),
+    )
+
+
+def _best(study: Study) -> NamedTable | None:
+    shown = best_of.shown(study)
+    if shown is None:
+        return None
+    return NamedTable("best_of", "Each at its best", best_of.numbers(study), shown)
+
+
+def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:
+    if not rows and not cols:
+        return None
+    down, along = pivot.complete(study, rows, cols)
+    title = f"{study.metric.title} by {' and '.join((*rows, *cols))}"
+    return NamedTable("pivot", title, pivot.numbers(study, down, along), pivot.shown(study, down, along))
+
+
+def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:
+    """Return which method is fastest on which network.
+
+    Returns:
+        The prediction and "", or None and the reason why nothing can be predicted. The reason is "" if the user asked
+        for no prediction, which means that there is no calibration and no network was named.
+    """
+    try:
+        found = crossover.crossover(study)
+    except CalibrationError as error:
+        is_asked = study.networks or any(sweep.calibration.exists() for sweep in sweeps)
+        return None, f"no crossover: {error}" if is_asked else ""
+    shown, numbers = crossover_text.shown(study, found), crossover_text.numbers(study, found)
+    sentences = crossover_text.sentences(study, found)
+    return NamedTable("crossover", "Fastest by network", numbers, shown, sentences), ""
+
+
+def _networks(names: Sequence[str]) -> dict[str, Network]:
+    try:
+        return {name: network(name) for name in names}
+    except CalibrationError as error:
+        raise ReportUsageError(str(error)) from None
+
+
+def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
+
+    Returns:
+        The command, or "" if no verdict is open, if there are several sweeps, or if the overrides cannot be read.
+    """
+    if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
+        return ""
+    try:
+        typed = read_manifest(sweeps[0])["overrides"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
+    return " ".join(["cpdrun search", *words]) if isinstance(typed, list) and words else ""

@@ -1,0 +1,44 @@
+"""The sentences of `cpdrun judge`. This module imports neither numpy nor pandas."""
+
+from collections.abc import Mapping, Sequence
+
+from cpdrun.report.failures_text import failure_bound_text, left_out_text
+from cpdrun.report.render import render_lines
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study.judge.candidates import JudgedArm, JudgeQuestion, Pairing
+from cpdrun.study.judge.session import SessionState
+
+_WITH_NOTE = (Pairing.ORDER, Pairing.SHUFFLED)
+
+
+def judge_sentences(
+    question: JudgeQuestion,
+    margin: float,
+    judged: Sequence[JudgedArm],
+    session: SessionState | None,
+    decision_words: Mapping[Verdict, str],
+) -> list[str]:
+    """Return the question, the verdict on each candidate with its numbers, the session, and the assumptions.
+
+    Args:
+        question: The question.
+        margin: The margin in the metric's unit.
+        judged: The verdicts.
+        session: The session after this call. None without a session.
+        decision_words: The words for the decisions about ideas, by verdict.
+    """
+    return render_lines(
+        "judge.j2",
+        question=question,
+        margin=margin,
+        judged=judged,
+        session=session,
+        decisions=[None] * len(judged) if session is None else session.decisions,
+        words=decision_words,
+        has_prior=any(each.judgement.prior.degrees for each in judged),
+        has_single_pair=any(each.judgement.pairs == 1 for each in judged),
+        has_failed=any(each.pairs.failed for each in judged),
+        pairing=next((each.pairs.pairing for each in judged if each.pairs.pairing in _WITH_NOTE), None),
+        failure_bound_text=failure_bound_text,
+        left_out_text=left_out_text,
+    )

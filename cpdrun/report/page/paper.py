@@ -1,0 +1,127 @@
+"""What a paper copies from a report: a LaTeX table, a paragraph about the methods, and the references in BibTeX."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import cpdrun
+from cpdrun.record import write_text
+from cpdrun.report.page.markup import escape_latex
+from cpdrun.report.render import render, render_file
+from cpdrun.report.tables import OWN_SPREAD, Shown, full
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study.axes import axis_text, plain
+from cpdrun.study.collect import finished
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
+
+_COMMIT_LETTERS = 12
+# The keys of a config that the methods name, by the name of the value in the template.
+_SETTINGS = {
+    "model": "model._target_",
+    "data": "data._target_",
+    "optimizer": "optim._target_",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "workers": "world_size",
+}
+
+
+def write(folder: Path, study: Study) -> list[Path]:
+    """Write table.tex, methods.txt and cite.bib, and return the paths."""
+    texts = {"table.tex": table(study), "methods.txt": methods(study), "cite.bib": references(study)}
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def table(study: Study) -> str:
+    r"""Return a LaTeX table with its caption, which needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
+
+    A column that is the same in every row is left out, and the caption names its value. The verdict is a word.
+    """
+    shown, left_out = _without_constants(full(study))
+    words = {f"{MARKS[verdict]} {verdict}": str(verdict) for verdict in Verdict}
+    rows = [[escape_latex(words.get(cell, cell)) for cell in row] for row in shown.rows]
+    caption = render("table_caption.j2", constants=left_out, **_facts(study))
+    return render_file(
+        "table.tex.j2",
+        caption=escape_latex(caption),
+        label=re.sub(r"[^A-Za-z0-9]+", "-", "-".join(study.sweeps)),
+        columns="".join("l" if name in (shown.header[0], "verdict") else "r" for name in shown.header),
+        header=[escape_latex(name) for name in shown.header],
+        rows=rows,
+    )
+
+
+def methods(study: Study) -> str:
+    """Return a paragraph that describes how the runs were made and judged, with the numbers of this study."""
+    return render("methods.txt.j2", **_facts(study)) + "\n"
+
+
+def references(study: Study) -> str:
+    """Return the BibTeX entries that the methods paragraph cites."""
+    return render_file("cite.bib.j2", **_facts(study))
+
+
+def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
+    """Return the table without the columns that are the same in every row, and the values of these columns.
+
+    The first column and the intervals from a group's own pairs are not among the values. The latter are always left
+    out.
+    """
+    kept, constants = [], {}
+    for i, name in enumerate(shown.header):
+        cells = {row[i] for row in shown.rows}
+        if name == OWN_SPREAD:
+            continue
+        if i == 0 or len(cells) > 1 or len(shown.rows) == 1:
+            kept.append(i)
+        elif not cells & {"-", "0", "0 B"}:
+            constants[name] = cells.pop()
+    rows = [[row[i] for i in kept] for row in shown.rows]
+    return Shown([shown.header[i] for i in kept], rows, sum(i < shown.n_labels for i in kept)), constants
+
+
+def _facts(study: Study) -> dict[str, Any]:
+    """Return the values that the templates of a paper use."""
+    runs, seeds = finished(study.runs), [len(group.values) for group in study.groups if group.values]
+    verdicts = [judged.verdict for judged in study.judged.values()]
+    names = [
+        g.full_name if study.bits_axis.is_of_gradients else g.name for g in study.groups if not g.is_baseline
+    ]
+    environment = {
+        key: _values(study, f"env:{key}") for key in ("cpdrun", "git_commit", "torch", "python", "device")
+    }
+    commits = [commit[:_COMMIT_LETTERS] for commit in environment["git_commit"]]
+    return {
+        "sweeps": [plain(name) for name in study.sweeps],
+        "metric": study.metric.name.replace("_", " "),
+        "unit": "%" if study.metric.is_fraction else "",
+        "higher_is_better": study.metric.higher_is_better,
+        "baseline": study.baseline_name,
+        "margin": study.margin_text if study.tolerance > 0 else "",
+        "confidence": f"{study.ci:g}",
+        "error": f"{100 - study.ci:g}",
+        "n_runs": len(runs),
+        "n_failed": sum(judged.failures.failed for judged in study.judged.values()),
+        "fewest_seeds": min(seeds, default=0),
+        "most_seeds": max(seeds, default=0),
+        "candidates": list(dict.fromkeys(names)),
+        "is_compared": bool(study.judged),
+        "counts": {str(verdict): verdicts.count(verdict) for verdict in Verdict},
+        "uses_aps": any(group.aps for group in study.groups),
+        "settings": {name: _values(study, key) for name, key in _SETTINGS.items()},
+        "versions": environment["cpdrun"] or [cpdrun.__version__],
+        "commits": commits,
+        "torch": environment["torch"],
+        "python": environment["python"],
+        "devices": environment["device"],
+    }
+
+
+def _values(study: Study, column: str) -> list[str]:
+    """Return the different known values of a column of the runs, as text."""
+    if column not in study.runs.columns:
+        return []
+    return list(dict.fromkeys(axis_text(value) for value in study.runs[column].dropna()))

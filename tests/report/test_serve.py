@@ -1,0 +1,225 @@
+"""`cpdrun report --serve`: the page of a running sweep, in a real browser and over HTTP."""
+
+import http.client
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import browser
+import pytest
+
+from cpdrun.record import write_text
+from cpdrun.report import ReportOptions
+from cpdrun.report.page.server import live_server, read_progress
+
+PROGRAM = browser.find()
+needs_browser = pytest.mark.skipif(
+    PROGRAM is None, reason="no headless Chromium (Debian: apt-get install chromium-headless-shell)"
+)
+FORMATS = ("fp32", "e5m2", "e4m3", "e3m4", "e3m2")
+
+
+@pytest.fixture(autouse=True)
+def one_plot(monkeypatch):
+    """Draw one plot, because drawing takes most of the time."""
+    from cpdrun.report import plots
+
+    drawn = [plot for plot in plots.available() if plot.name == "accuracy_vs_bits"]
+    monkeypatch.setattr("cpdrun.report.plots.available", lambda: iter(drawn))
+
+
+@pytest.fixture
+def running(new_sweep):
+    """A sweep of 12 runs, of which 10 have finished, one is pending and one has no directory yet."""
+    sweep = new_sweep()
+    for seed in range(2):
+        for i, format in enumerate(FORMATS):
+            sweep.add(format, seed=seed, accuracy=0.98 - 0.01 * i, name=f"{format}-{seed}")
+    sweep.add("e3m0", seed=0, status=None, name="e3m0-0")
+    names = [*(run.name for run in sweep.dir.runs()), "e3m0-1"]
+    write_text(sweep.dir.manifest, "runs: [" + ", ".join(names) + "]\n")
+    return sweep
+
+
+@pytest.fixture
+def serve():
+    """Start a server of the report of a sweep and return its port."""
+    servers = []
+
+    def start(sweep, **options) -> int:
+        server = live_server([sweep.dir], ReportOptions(**options))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return server.server_port
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def get(port: int, path: str = "/", **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+def finish(sweep, format: str, seed: int, accuracy: float) -> None:
+    """Finish a run under another name and move it to its place, so that a reader never sees half of it."""
+    run = sweep.add(format, seed=seed, accuracy=accuracy, name=f"new-{format}-{seed}")
+    there = sweep.dir.run(f"{format}-{seed}").path
+    if there.exists():
+        (there / "config.yaml").unlink()
+        there.rmdir()
+    run.path.rename(there)
+
+
+def wait_for(page, expression: str, patience_s: float = 90) -> None:
+    deadline = time.monotonic() + patience_s
+    while not page.run(expression):
+        assert time.monotonic() < deadline, expression
+        time.sleep(0.2)
+
+
+@needs_browser
+def test_a_run_that_ends_appears_and_the_order_the_filters_and_the_position_stay(running, serve):
+    port = serve(running)
+    with browser.start(PROGRAM) as page:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=1000, height=300, deviceScaleFactor=1, mobile=False
+        )
+        page.navigate(f"http://localhost:{port}/")
+        assert "10 of 12 runs have ended" in page.run("document.querySelector('.progress').textContent")
+        page.click("#means th:nth-child(1) button")
+        page.click("#means th:nth-child(1) button")
+        headings = page.run("[...document.querySelectorAll('#means th')].map(h => h.textContent)")
+        accuracy = headings.index("test accuracy, %")
+        page.run(f"document.getElementById('means-column-{accuracy}').focus()")
+        page.call("Input.insertText", text="< 97.5")
+        shown = (
+            "[...document.querySelectorAll('#means tbody tr')].filter(r => !r.hidden)"
+            ".map(r => r.cells[0].textContent)"
+        )
+        assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2"]
+        page.run("document.getElementById('runs-details').open = true")
+        page.run("document.getElementById('runs-details').scrollIntoView()")
+        place = "document.getElementById('runs-details').getBoundingClientRect().top"
+        before = page.run(place)
+
+        finish(running, "e3m0", 0, accuracy=0.9)
+        wait_for(page, "document.querySelector('.progress').textContent.includes('11 of 12')")
+        assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2", "e3m0"]
+        assert page.run("document.querySelector('#means th').ariaSort") == "descending"
+        assert page.run("document.getElementById('runs-details').open")
+        assert abs(page.run(place) - before) <= 2
+        assert page.run("document.activeElement.id") == f"means-column-{accuracy}"
+        page.call("Input.insertText", text=" ")  # at the end, where the cursor was
+        assert page.run("document.activeElement.value") == "< 97.5 "
+
+        finish(running, "e3m0", 1, accuracy=0.9)
+        wait_for(page, "document.querySelector('.progress').textContent.includes('Nothing is left to run')")
+        assert page.run("[...document.querySelectorAll('#runs tbody tr')].length") == 12
+        requests = [url for url in page.complaints() if not url.startswith(f"http://localhost:{port}/")]
+        assert requests == []
+
+
+@needs_browser
+def test_every_column_sorts_and_filters(running, serve):
+    with browser.start(PROGRAM) as page:
+        page.navigate(f"http://localhost:{serve(running)}/")
+        for table in ("means", "runs"):
+            headings = page.run(f"[...document.querySelectorAll('#{table} th')].map(h => h.textContent)")
+            for i, heading in enumerate(headings):
+                sorted_ = f"document.querySelectorAll('#{table} th')[{i}]"
+                page.click(f"#{table} th:nth-child({i + 1}) button")
+                assert page.run(f"{sorted_}.ariaSort") == "ascending", heading
+                text = page.run(f"document.querySelector('#{table} tbody tr').cells[{i}].textContent")
+                shown = page.run(
+                    f"""(() => {{ const input = document.getElementById('{table}-column-{i}');
+                    const type = (text) => {{
+                        input.value = text; input.dispatchEvent(new Event('input', {{ bubbles: true }})) }};
+                    type({text!r});
+                    const rows = [...document.querySelectorAll('#{table} tbody tr')].filter(row => !row.hidden);
+                    const cells = rows.map(row => row.cells[{i}].textContent);
+                    type('nothing has these words');
+                    const others = [...document.querySelectorAll('#{table} tbody tr')].filter(row => !row.hidden);
+                    type('');
+                    return [cells, others.length] }})()"""
+                )
+                assert shown[0] and all(text in cell for cell in shown[0]) and shown[1] == 0, heading
+            assert page.run(f"[...document.querySelectorAll('#{table} tbody tr')].every(r => !r.hidden)")
+
+
+@needs_browser
+def test_a_page_whose_server_has_ended_says_so(running):
+    server = live_server([running.dir], ReportOptions())
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    with browser.start(PROGRAM) as page:
+        page.navigate(f"http://127.0.0.1:{server.server_port}/")
+        server.shutdown()
+        server.server_close()
+        wait_for(page, "document.getElementById('live').textContent.includes('has ended')")
+        assert page.run("document.querySelectorAll('#means tbody tr').length") == 5
+
+
+def test_only_this_machine_and_only_the_page(running, serve):
+    port = serve(running)
+    answer = get(port)
+    text = answer.read().decode()
+    assert answer.status == 200 and "10 of 12 runs have ended" in text
+    assert "connect-src &#39;self&#39;" in text
+    assert get(port, Host=f"localhost:{port}").status == 200
+    for host in ("example.org", f"example.org:{port}", "127.0.0.1.example.org", f"[::1]:{port}", ""):
+        assert get(port, Host=host).status == 404, host
+    for path in ("/sweep.yaml", "/../sweep.yaml", "/report.html", "/%2e%2e/sweep.yaml"):
+        assert get(port, path).status == 404, path
+
+
+def test_an_unchanged_page_is_not_sent_again_and_nothing_is_written(running, serve):
+    before = sorted(running.dir.path.rglob("*"))
+    port = serve(running)
+    version = get(port).headers["ETag"]
+    assert get(port, **{"If-None-Match": version}).status == 304
+    assert sorted(running.dir.path.rglob("*")) == before
+
+
+def test_a_sweep_without_a_finished_run_has_a_page(new_sweep, serve):
+    sweep = new_sweep()
+    sweep.add(status=None)
+    text = get(serve(sweep)).read().decode()
+    assert "no finished run in digits_bits" in text and "0 of 1 runs have ended" in text
+
+
+def test_a_wrong_option_is_shown_on_the_page(running, serve):
+    assert (
+        "no finished run in digits_bits has a metric &#39;speed&#39;"
+        in get(serve(running, metric="speed")).read().decode()
+    )
+
+
+def test_failed_and_unreadable_runs_have_ended(new_sweep):
+    sweep = new_sweep()
+    sweep.add(seed=0)
+    sweep.add(seed=1, status=None, outcome="failed")
+    progress = read_progress([sweep.dir])
+    assert (progress.total, progress.ended, progress.failed, progress.is_over) == (2, 2, 1, True)
+    sweep.add(seed=2, status=None)
+    later = read_progress([sweep.dir])
+    assert not later.is_over and later.version != progress.version
+
+
+def test_the_command_prints_the_address_and_ends_with_ctrl_c(running):
+    command = [sys.executable, "-m", "cpdrun.cli", "report", "--serve", str(running.dir.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().split()[0]
+        try:
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=120) as answer:
+                assert b"10 of 12 runs have ended" in answer.read()
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+    assert not running.dir.report.exists()
