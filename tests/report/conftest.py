@@ -69,6 +69,7 @@ def report():
             folder=folder,
             printed=out.getvalue(),
             answers=answers,
+            document=made.document,
         )
 
     return run
