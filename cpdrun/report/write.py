@@ -14,7 +14,7 @@ from rich.console import Console
 from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import export, tables
 from cpdrun.report.content import Content, NamedTable, ReportOptions, read_content
-from cpdrun.report.document import ReportDocument, VerdictRow
+from cpdrun.report.document import ReportDocument
 from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.render import count
@@ -58,7 +58,7 @@ class Report:
         """Return the document of the report for programs."""
         crossover, layout = self.content.crossover, self.content.layout
         return ReportDocument(
-            verdicts=[VerdictRow(**row) for row in self.content.verdicts],
+            verdicts=self.content.verdicts,
             next_command=self.content.next_command or None,
             sentences=self.sentences,
             notes=self.content.notes,

@@ -118,7 +118,7 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     typed = report(sweep, tolerance=0.25, ci=95).printed
     assert "at most 0.25 points worse than fp32" in typed and "of the search;" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
+    assert "Nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
 
 
 def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):
