@@ -4,7 +4,7 @@
     sudo python scripts/bench_costmodel.py --out results/reference/costmodel
 
 Ranks run in network namespaces (slow_links.py). In turns, so that both see the same disturbances of a
-shared machine, a round calibrates (`cpdrun.train.calibrate`: compute, codec, network, never the exchange
+shared machine, a round calibrates (`cpdrun.costmodel.measure`: compute, codec, network, never the exchange
 itself) and takes steps of the training loop with each method. A parameter is its median over the rounds, a
 measured step the median of all; nothing is fitted to the steps.
 """
@@ -73,7 +73,7 @@ def be_rank(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from cpdrun.train.calibrate import measure
+    from cpdrun.costmodel.measure import measure
 
     torch.set_num_threads(1)
     be_preferred()

@@ -5,7 +5,7 @@
     python scripts/bench_crossover.py --rate loopback                        # no link, no root
 
 Each rank runs in a network namespace behind a token bucket, (slow_links.py). On every link, in one process a rank:
-the link and the codecs are calibrated (`cpdrun.train.calibrate`, never an exchange), then all methods exchange one
+the link and the codecs are calibrated (`cpdrun.costmodel.measure`, never an exchange), then all methods exchange one
 vector in turns, so that a busy machine disturbs all alike. Times are medians of the slowest rank's; predictions are
 `cpdrun.costmodel.exchange_s` of what was calibrated: nothing is fitted. The loopback's "link" is memory, shared
 with the processors that pack. As root, the ranks go before the machine's other programs.
@@ -68,7 +68,7 @@ def be_rank(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from cpdrun.train.calibrate import measure_codec, measure_network
+    from cpdrun.costmodel.measure import measure_codec, measure_network
 
     torch.set_num_threads(1)
     if os.geteuid() == 0:
@@ -132,7 +132,7 @@ def top_k_codec(n_values: int) -> dict[str, float]:
     """Seconds a value to compress the vector, and to decode a message of it and add it."""
     import torch
 
-    from cpdrun.train.calibrate import alternate
+    from cpdrun.costmodel.measure import alternate
 
     compressor, x_1xn = top_k(), torch.randn(1, n_values) * 1e-3
     data, total_n = compressor.compress(x_1xn, [()]), torch.zeros(n_values)

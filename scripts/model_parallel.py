@@ -11,7 +11,8 @@ Dettmers (arXiv:1511.04561) sends either in 8 bits.
     hybrid   split over the g workers of a group only, and their parts' gradients summed across groups
 
 A group of g workers shares one link to the outside, as in hierarchical_s: rings inside the group, and g rings at once
-across groups, one for each part. All formulas count the busiest worker, in the alpha-beta model of rings_and_trees.py.
+across groups, one for each part. All formulas count the busiest worker, in the
+alpha-beta model of cpdrun.costmodel.collectives.
 """
 
 from dataclasses import dataclass, replace

@@ -22,7 +22,7 @@ import numpy as np
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
-from cpdrun.search.observed import Subject, observations, subjects
+from cpdrun.search.initial_width import subject_chain
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
@@ -32,6 +32,8 @@ from cpdrun.study.metric import Metric, worst
 from cpdrun.whatif.damage import damage, shown_effects, strictness
 from cpdrun.whatif.effects import ask as ask_effects
 from cpdrun.whatif.failure_model import failure_chance
+from cpdrun.whatif.forecast import Subject
+from cpdrun.whatif.observation import observations
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
@@ -178,12 +180,12 @@ def _question(recorded: Recorded) -> Question:
 
 
 def _every(question: Question) -> Iterator[Subject]:
-    return (subject for chain in question.chains for subject in subjects(question, chain))
+    return (subject for chain in question.chains for subject in subject_chain(question, chain).subjects)
 
 
 def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]:
     found = {}
-    served = observations(question, steps)
+    served = observations(question.directory, question.baseline_runs, steps)
     with Session() as session:
         for each in served:
             if not each.is_there:
@@ -195,7 +197,7 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
             subject.name: subject.config
             for chain in question.chains
             if chain.baseline in each.serves
-            for subject in subjects(question, chain)
+            for subject in subject_chain(question, chain).subjects
         }
         found |= ask_effects(each.folder, configs, question.directory)
     return found

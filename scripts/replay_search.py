@@ -27,12 +27,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from cpdrun.search.chains import Candidate, Chain, Rules, chain_states
+from cpdrun.search.initial_width import predicted_width, start_at
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
-from cpdrun.search.schedule import Candidate, Chain, Ended, Rules, stand, wanted
+from cpdrun.search.schedule import wanted_runs
 from cpdrun.search.settings import PREDICTED as FROM_PREDICTED
 from cpdrun.search.settings import WIDEST
-from cpdrun.search.start import predicted_width, start_at
+from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import differences
 from cpdrun.stats.ledger import Ledger
 from cpdrun.study import formats
@@ -192,15 +194,15 @@ def whole(grid: Grid, rules: Rules) -> list[float | None]:
 
 def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int]:
     """One search, seeds in an order of its own: the bits certified for each chain, and the runs it took."""
-    rng, ended, flying, runs, ledger = random.Random(seed), Ended(), [], 0, Ledger()
+    rng, ended, flying, runs, ledger = random.Random(seed), EndedRuns(), [], 0, Ledger()
     order = rng.sample(range(grid.seeds), grid.seeds)
     while True:
-        standings = stand(known(grid.chains, ended), ended, rules, ledger=ledger)
+        standings = chain_states(known(grid.chains, ended), ended, rules, ledger=ledger)
         if all(standing.chain.is_started for standing in standings):
             ledger = ledger.merged(
                 [each for s in standings for width in s.widths for each in width.hypotheses]
             )
-        for wish in wanted(standings, ended, set(flying), rules):
+        for wish in wanted_runs(standings, ended, set(flying), rules):
             if len(flying) == SLOTS:
                 break
             flying.append(wish)
@@ -212,7 +214,7 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
         assert ended.has(ending)
 
 
-def known(chains: Sequence[Chain], ended: Ended) -> list[Chain]:
+def known(chains: Sequence[Chain], ended: EndedRuns) -> list[Chain]:
     """As a search sees them: where one starts is not known before the run of the baseline that says so has ended."""
     return [
         chain

@@ -9,7 +9,7 @@ from typing import Any
 from cpdrun.arguments import add_json, add_overrides, positive, several
 from cpdrun.errors import OK, UserError
 
-DOCUMENTS = {"calibrate": "cpdrun.costmodel.table:CalibrateDocument"}
+DOCUMENTS = {"calibrate": "cpdrun.report.cost:CalibrateDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -43,9 +43,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.config.script import is_script
-    from cpdrun.costmodel import forecast, network, print_forecast, read_calibration
-    from cpdrun.costmodel.table import CalibrateDocument
+    from cpdrun.costmodel import forecast, network, read_calibration
     from cpdrun.launch.machine.calibration import calibrate
+    from cpdrun.report.cost import CalibrateDocument, forecast_table
     from cpdrun.sweep import plan
 
     sweep = plan(arguments.overrides, arguments.config_dir)
@@ -69,9 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         networks = {"as measured": measured} if measured else {"10gbit": network("10gbit")}
     output, document = arguments.output, CalibrateDocument(path, calibration, [])
     for name, link in networks.items():
-        rows = list(forecast(calibration, link, algorithm=arguments.algorithm, overlap=arguments.overlap))
-        print_forecast(output.console, f"{name}, {arguments.algorithm}", rows)
-        document.forecast += [row.document(name, arguments.algorithm) for row in rows]
+        rows = list(
+            forecast(calibration, link, name, algorithm=arguments.algorithm, overlap=arguments.overlap)
+        )
+        output.console.print(forecast_table(f"{name}, {arguments.algorithm}", rows))
+        document.forecast += rows
     output.set_result(document)
     return OK
 

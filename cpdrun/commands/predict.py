@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.report.prediction import Context
-    from cpdrun.search.observed import Observation
     from cpdrun.search.question import Question
     from cpdrun.whatif.forecast import ChainForecast
+    from cpdrun.whatif.observation import Observation
 
 DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
 # The maximum width of a table, in characters.
@@ -73,22 +73,23 @@ def _predict_experiment(
 ) -> int:
     """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
-    from cpdrun.search.observed import forecast_chains, observations, trained_outcomes
+    from cpdrun.report.search_text import describe_candidates, tolerance_text
+    from cpdrun.search.initial_width import subject_chain
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
-    from cpdrun.search.words import candidates_text, tolerance_of
     from cpdrun.sweep import listed
     from cpdrun.whatif.effects import check_not_diverged
+    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
 
     with before_a_start():
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-        found = observations(question, arguments.steps)
-        tolerance = tolerance_of(Results(question))
+        found = observations(question.directory, question.baseline_runs, arguments.steps)
+        margin = tolerance_text(Results(question))
     console.print(
-        f"Which is at most {tolerance} worse than {question.baseline_name}? {candidates_text(question)}",
+        f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
         soft_wrap=True,
     )
     for note in filter(None, (each.note for each in found)):
@@ -105,11 +106,12 @@ def _predict_experiment(
         check_not_diverged(each.folder)
     results = Results(question)
     context = Context(
-        tolerance_of(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
+        tolerance_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
     )
-    outcomes = trained_outcomes(question, results.ended, results.rules(), results.metric.scale)
+    outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):
-        chains = forecast_chains(question, found, results.strictness, outcomes)
+        subjects = [subject_chain(question, chain) for chain in question.chains]
+        chains = forecast_chains(question.directory, subjects, found, results.strictness, outcomes)
     _show(console, chains, context, arguments)
     return OK
 

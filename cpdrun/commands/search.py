@@ -4,7 +4,7 @@ It finds the smallest format that is at most a margin worse than the baseline, a
 """
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
@@ -18,12 +18,11 @@ from cpdrun.commands.launching import (
 from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, writing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
+    from cpdrun.shell.output import Output
 
-DOCUMENTS = {"search": "cpdrun.search.documents:SearchDocument"}
+DOCUMENTS = {"search": "cpdrun.report.search_text:SearchDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -58,18 +57,47 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
     """Ask the question, train the runs that answer it, print the results, and return the exit code."""
+    from cpdrun.report.search_text import describe_question
+    from cpdrun.search.loop import RunQueue, parallel_runs
+    from cpdrun.sweep import write_question
+
+    output = arguments.output
+    results = _ask(arguments, options, session)
+    directory = results.question.directory
+    _print(output, describe_question(results))
+    launcher = next(iter(results.cells.values()))[0].config["launcher"]
+    slots = parallel_runs(results, launcher, options)
+    summaries: list[Summary] = []
+    forecast: list[str] = []
+    code = OK
+    if arguments.dry_run:
+        forecast = _forecast(results, slots)
+    else:
+        with writing(directory.path):
+            write_question(directory, results.record())
+        if RunQueue(results).wanted(1, ahead=False):
+            code, summaries = _launch(session, results, options, slots, arguments)
+            code = FAILED if code == OK and results.margin.problem else code
+    _show_results(results, arguments, code, forecast, summaries)
+    return code
+
+
+def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> "Results":
+    """Return the question of the search with the results so far.
+
+    Raises:
+        UserError: The question or its margin is not valid.
+    """
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice
-    from cpdrun.search.drive import Driver
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.settings import MARGIN_KEY
-    from cpdrun.search.tuned_words import asked
-    from cpdrun.sweep import listed, write_question
+    from cpdrun.sweep import listed
 
     with before_a_start():
         if not arguments.overrides:
-            raise UserError("say what to search: cpdrun search exp=NAME, such as exp=digits_bits")
+            raise UserError("name an experiment to search: cpdrun search exp=digits_bits")
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         budget = [f"search.budget={arguments.budget}"] if arguments.budget else []
@@ -86,124 +114,27 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     jobs = [Job(question.directory.run(run.name), run.config, run.overrides) for run in planned]
     for line in advice(jobs[0].config["launcher"], question.directory, jobs, options):
         arguments.output.note(line)
-    console = arguments.output.console
-    code, forecast, summaries = OK, list[Any](), list[Any]()
-    _say_what_is_asked(console, results)
-    if not arguments.dry_run:
-        with writing(question.directory.path):
-            write_question(question.directory, asked(results))
-    if arguments.dry_run:
-        forecast, code = _dry_run(console, results, options), OK
-    elif Driver(results).asks(1, ahead=False):
-        code, summaries = _launch(session, results, options, arguments)
-        if code == OK and results.margin.problem:
-            code = FAILED
-    _say_what_was_found(results, arguments, code, forecast, summaries)
-    return code
+    return results
 
 
-def _say_what_is_asked(console: "Console", results: "Results") -> None:
-    """Print the question of the search, its margin, and how many earlier candidates share the error probability."""
-    from cpdrun.report.study_text import margin_text
-    from cpdrun.search.tuned_words import plan_text
-    from cpdrun.search.words import candidates_text, runs_text, tolerance_of
-
-    question = results.question
-    asked = question.settings
-    budget = f", for at most {asked.budget}" if asked.budget else ""
-    console.print(
-        f"Which is at most {tolerance_of(results)} worse than {question.baseline_name}, at {asked.confidence:g} % "
-        f"confidence{budget}? {candidates_text(question)}; {plan_text(results)}{runs_text(results)} here before",
-        soft_wrap=True,
-    )
-    console.print(f"Margin: {margin_text(results.margin, results.metric)}.", soft_wrap=True, markup=False)
-    asked_now = {candidate.name for chain in question.chains for width in chain.widths for candidate in width}
-    before = {each.candidate for each in results.ledger.hypotheses} - asked_now
-    if before:
-        count = f"{len(before)} more candidate{'s' if len(before) > 1 else ''}"
-        console.print(
-            f"This sweep was asked about {count} before, which keep their share of the error probability.",
-            soft_wrap=True,
-        )
-    for line in question.axis.said:
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def _say_what_was_found(
-    results: "Results",
-    arguments: argparse.Namespace,
-    code: int,
-    forecast: list[str],
-    summaries: "list[Summary]",
-) -> None:
-    """Print the results. The answers come last, so that they are at the end of the screen.
-
-    Raises:
-        UserError: The report could not be written. The error is raised after the results have been printed.
-    """
-    from cpdrun.search.words import facts, sentences, table
-
-    console, output = arguments.output.console, arguments.output
-    report, trouble = "", None
-    try:
-        report = _report(arguments, code, results)
-    except UserError as error:
-        trouble = error
-    lines, chains = sentences(results), len(results.question.chains)
-    if results.runs:
-        console.print(table(results))
-    for line in filter(None, [report, *lines[chains:], *lines[:chains]]):
-        console.print(line, soft_wrap=True)
-    went = {
-        "dry_run": arguments.dry_run,
-        "forecast": forecast,
-        "summaries": [summary.document() for summary in summaries],
-    }
-    output.set_result({**facts(results), **went, "notes": output.notes})
-    if trouble is not None:
-        raise trouble
-
-
-def _report(arguments: argparse.Namespace, code: int, results: "Results") -> str:
-    """Return a line that says where the report is, or which command makes it.
-
-    With --report, the report is written first. The line is empty if there is nothing to report yet.
-    """
-    from cpdrun.search.words import report_command
-
-    if arguments.dry_run or code == INTERRUPTED or not results.runs:
-        return ""
-    if not arguments.report:
-        return report_command(results)
-    from rich.console import Console
-
-    from cpdrun.report import write_report
-
-    console = Console(quiet=True)  # because the report would print the same answer again
-    made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
-    return f"Tables and plots: open {made.page}"
-
-
-def _dry_run(console: "Console", results: "Results", options: "LaunchOptions") -> list[str]:
-    """Print what is known and what the search may cost, and return the printed lines."""
+def _forecast(results: "Results", slots: int | None) -> list[str]:
+    """Return what the search may cost, and notes about names of formats that are easily confused."""
     from custom_fp.formats.synonyms import naming_notes
 
     from cpdrun.config.keys import flatten
-    from cpdrun.search.drive import at_once
-    from cpdrun.search.forecast import forecast
+    from cpdrun.report.search_text import describe_cost
+    from cpdrun.search.plan import forecast_cost
 
-    configs = [cell[0].config for cell in results.question.cells.values()]
-    lines = list(forecast(results, at_once(results, configs[0]["launcher"], options)))
-    lines += naming_notes(value for config in configs for _, value in flatten(config))
-    for line in lines:
-        console.print(line, soft_wrap=True)
-    return lines
+    configs = [cell[0].config for cell in results.cells.values()]
+    lines = describe_cost(results, forecast_cost(results, slots), slots)
+    return [*lines, *naming_notes(value for config in configs for _, value in flatten(config))]
 
 
 def _launch(
     session: "Session",
     results: "Results",
     options: "LaunchOptions",
+    slots: int | None,
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
     """Check whether the cells can be trained, and then search.
@@ -211,17 +142,76 @@ def _launch(
     Returns:
         The exit code, and the summary of each round of runs.
     """
+    from cpdrun.commands.search_display import SearchDisplay
     from cpdrun.launch import axes_of, print_summary
-    from cpdrun.search.drive import SearchDisplay, search
+    from cpdrun.search.loop import search
 
-    question, output, config_dir = results.question, arguments.output, arguments.config_dir
-    configs = [cell[0].config for cell in question.cells.values()]
-    before = cancelled_before(question.directory, arguments)
-    if not may_start(session, question.directory, configs, options, before, config_dir, output):
+    directory, output = results.question.directory, arguments.output
+    configs = [cell[0].config for cell in results.cells.values()]
+    before = cancelled_before(directory, arguments)
+    if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
-    display = SearchDisplay(output.progress, axes_of(question.directory), results)
-    with writing(question.directory.path):  # usually because the disk is full
-        summaries = search(session, results, configs[0]["launcher"], options, display, before)
+    display = SearchDisplay(output.progress, axes_of(directory), results, slots)
+    with writing(directory.path):  # usually because the disk is full
+        summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:
         print_summary(output.progress, summary)
     return max((summary.exit_code for summary in summaries), default=FAILED), summaries
+
+
+def _show_results(
+    results: "Results",
+    arguments: argparse.Namespace,
+    code: int,
+    forecast: list[str],
+    summaries: "list[Summary]",
+) -> None:
+    """Print the answers, then the table, the cost, and the command to type next.
+
+    Raises:
+        UserError: The report could not be written. The error is raised after the results have been printed.
+    """
+    from cpdrun.report.search_text import SearchDocument, describe_results, make_table, next_step
+    from cpdrun.report.study_text import margin_text
+    from cpdrun.search.results import search_result
+
+    output, trouble, report = arguments.output, None, ""
+    if arguments.report and not arguments.dry_run and code != INTERRUPTED and results.runs:
+        try:
+            report = _write_report(results)
+        except UserError as error:
+            trouble = error
+    lines, chains = describe_results(results), len(results.question.chains)
+    _print(output, lines[:chains])
+    if results.runs:
+        output.console.print(make_table(results))
+    _print(output, [*lines[chains:], *forecast, *([report] if report else []), next_step(results)])
+    output.set_result(
+        SearchDocument(
+            **vars(search_result(results)),
+            margin=margin_text(results.margin, results.metric),
+            says=lines,
+            dry_run=arguments.dry_run,
+            forecast=forecast,
+            summaries=[summary.document() for summary in summaries],
+            notes=output.notes,
+        )
+    )
+    if trouble is not None:
+        raise trouble
+
+
+def _print(output: "Output", lines: list[str]) -> None:
+    for line in lines:
+        output.console.print(line, soft_wrap=True, markup=False)
+
+
+def _write_report(results: "Results") -> str:
+    """Write the report and return a line that says where it is."""
+    from rich.console import Console
+
+    from cpdrun.report import write_report
+
+    console = Console(quiet=True)  # because the report would print the same answer again
+    made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
+    return f"Tables and plots: open {made.page}"

@@ -4,7 +4,7 @@ It finds the layers and roles that need more bits, and allocates bits to them.
 """
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.commands.launching import add_options, cancelled_before, may_start, options_of, words_of
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cpdrun.launch import LaunchOptions, Session
-    from cpdrun.search.allocate.allocation import Allocation
     from cpdrun.search.allocate.question import ScreenQuestion
     from cpdrun.search.allocate.results import Round
     from cpdrun.sweep import PlannedRun
 
-DOCUMENTS = {"screen": "cpdrun.search.documents:ScreenDocument"}
+DOCUMENTS = {"screen": "cpdrun.report.allocation_text:ScreenDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -48,55 +47,65 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
     """Train the rounds of a screen, print the allocation of bits, and return the exit code."""
-    from cpdrun.record import State
+    from cpdrun.report.allocation_text import describe_effects, make_effects_table
     from cpdrun.search.allocate.question import ask
-    from cpdrun.search.allocate.results import Round, read
-    from cpdrun.search.allocate.words import asked_lines, facts
+    from cpdrun.search.allocate.results import Round, choose_allocation, missing_runs, read
     from cpdrun.sweep import listed
-    from cpdrun.sweep.run_states import run_states
 
     with before_a_start():
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
-        question = ask(words_of(arguments), arguments.config_dir, imports=not arguments.dry_run)
-        listed(question.directory)
-    output, rounds = arguments.output, list[Any]()
-    console = output.console
-    while True:
-        for line in asked_lines(question):
-            console.print(line, soft_wrap=True, markup=False)
-        found = run_states(question.plan)
-        to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
-        console.print(
-            f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run", soft_wrap=True, markup=False
+        question: ScreenQuestion | None = ask(
+            words_of(arguments), arguments.config_dir, imports=not arguments.dry_run
         )
-        for text in found.odd.values():  # Runs with unreadable records are not counted.
-            output.note(text, kind="error")
-        output.set_result({**facts(question, rounds, None, None), "dry_run": arguments.dry_run})
+        assert question is not None
+        listed(question.directory)
+    console, rounds = arguments.output.console, list[Round]()
+    while question is not None:
+        to_run = _show_question(question, rounds, arguments)
         if arguments.dry_run:
             return OK
         code = _launch(session, question, to_run, options, arguments)
         if code == INTERRUPTED:
             return code
-        if (learnt := read(question)) is None:
-            return _unfinished(question, console) or code
-        rounds.append(Round(question, learnt))
-        further = _further(rounds, console)
-        if further is None:
-            return _tell(rounds, arguments) or code
-        question = further
+        if (found := read(question)) is None:
+            console.print(
+                f"{missing_runs(question)} runs have no result yet, and effects need all of them. Repeat the command."
+            )
+            return FAILED
+        rounds.append(Round(question, found))
+        console.print(make_effects_table(question, found), width=max(console.width, 110), crop=False)
+        _print(console, describe_effects(question, found))
+        chosen = choose_allocation(rounds)
+        question = None if chosen is None else question.next_round(chosen.levels)
+    _show_allocation(rounds, arguments)
+    return code
 
 
-def _further(rounds: "list[Round]", console: "Console") -> "ScreenQuestion | None":
-    """Print the results of the last round. Return the question of the next round, or None if there is none."""
-    from cpdrun.search.allocate.words import table, verdict_lines
+def _show_question(
+    question: "ScreenQuestion", rounds: "list[Round]", arguments: argparse.Namespace
+) -> "list[PlannedRun]":
+    """Print what a round varies and how many of its runs are done, and return the runs that are not."""
+    from cpdrun.record import State
+    from cpdrun.report.allocation_text import ScreenDocument, describe_round
+    from cpdrun.search.allocate.results import screen_result
+    from cpdrun.sweep.run_states import run_states
 
-    question, found = rounds[-1].question, rounds[-1].found
-    console.print(table(question, found), width=max(console.width, 110), crop=False)
-    for line in verdict_lines(question, found):
+    output = arguments.output
+    _print(output.console, describe_round(question))
+    found = run_states(question.plan)
+    to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
+    _print(output.console, [f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
+    for text in found.odd.values():  # Runs with unreadable records are not counted.
+        output.note(text, kind="error")
+    result = screen_result(question, rounds, None, None)
+    output.set_result(ScreenDocument(**vars(result), dry_run=arguments.dry_run))
+    return to_run
+
+
+def _print(console: "Console", lines: list[str]) -> None:
+    for line in lines:
         console.print(line, soft_wrap=True, markup=False)
-    chosen = _chosen(rounds)
-    return question.next_round(chosen.levels) if chosen is not None else None
 
 
 def _launch(
@@ -108,7 +117,7 @@ def _launch(
 ) -> int:
     """Train the runs of one round of a screen, and return the exit code."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
-    from cpdrun.search.allocate.certify import write_rows
+    from cpdrun.search.allocate.results import write_rows
     from cpdrun.sweep import write_manifest
 
     directory, output = question.directory, arguments.output
@@ -130,39 +139,18 @@ def _launch(
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 
-def _chosen(rounds: "list[Round]") -> "Allocation | None":
-    """Return the allocation of bits that the rounds so far lead to, or None if there is none."""
-    from cpdrun.search.allocate.allocation import allocate
-    from cpdrun.search.allocate.words import costs_of
+def _show_allocation(rounds: "list[Round]", arguments: argparse.Namespace) -> None:
+    """Print the allocation and the command that certifies it."""
+    from cpdrun.report.allocation_text import ScreenDocument, describe_allocation
+    from cpdrun.search.allocate.results import choose_allocation, screen_result, write_allocation
 
-    question, found = rounds[-1].question, rounds[-1].found
-    steps = [each.step for each in rounds]
-    return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
-
-
-def _unfinished(question: "ScreenQuestion", console: "Console") -> int:
-    """Print how many runs of a round have no result, and return the exit code."""
-    from cpdrun.search.allocate.results import missing
-
-    console.print(
-        f"{missing(question)} runs have no result yet: effects are of the whole design. Type it again."
-    )
-    return FAILED
-
-
-def _tell(rounds: "list[Round]", arguments: argparse.Namespace) -> int:
-    """Print the allocation and the command that certifies it, and return the exit code."""
-    from cpdrun.search.allocate.certify import write_allocation
-    from cpdrun.search.allocate.words import allocation_lines, facts
-
-    console = arguments.output.console
-    question, chosen = rounds[-1].question, _chosen(rounds)
-    for line in allocation_lines(rounds, chosen):
-        console.print(line, soft_wrap=True, markup=False)
+    output = arguments.output
+    question, chosen = rounds[-1].question, choose_allocation(rounds)
+    _print(output.console, describe_allocation(rounds, chosen))
     command = None
     if chosen is not None:
         with writing(question.directory.path):
             command = write_allocation(rounds, chosen)
-        console.print(f"To certify it: {command}", soft_wrap=True, markup=False)
-    arguments.output.set_result({**facts(question, rounds, chosen, command), "dry_run": False})
-    return OK
+        _print(output.console, [f"To certify it: {command}"])
+    result = screen_result(question, rounds, chosen, command)
+    output.set_result(ScreenDocument(**vars(result), dry_run=False))

@@ -6,20 +6,14 @@ It lists the runs that a search would start next, and the candidates whose verdi
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.errors import OK, UserError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from cpdrun.search.next import Next
-
 # Keys that the search chooses itself or that follow from the folder.
 IMPLIED = ("seed", "name", "results_dir")
 
-DOCUMENTS = {"next": "cpdrun.search.documents:NextDocument"}
+DOCUMENTS = {"next": "cpdrun.report.search_text:NextDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -38,7 +32,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.search import next as following
+    from cpdrun.report.search_text import NextDocument, describe_plan, make_plan_table
+    from cpdrun.search.plan import plan_runs
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.search.settings import budget
@@ -50,16 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     words = _words(arguments.overrides)
     limit = budget(arguments.budget)
     results = Results(ask(words, arguments.config_dir, imports=False))
-    found = following.look(results, limit)
-    output = arguments.output
-    output.set_result(following.facts(found, words))
-    console = output.console
-    if found.runs:
-        console.print(_table(found))
-    for line in following.says(found):
-        console.print(line, soft_wrap=True, markup=False)
-    if (typed := following.command(found, words)) is not None:
-        console.print(f"To run them: {typed}", soft_wrap=True, markup=False)
+    plan = plan_runs(results, limit, words)
+    output, lines = arguments.output, describe_plan(results, plan)
+    output.set_result(NextDocument(**vars(plan), says=lines))
+    if plan.runs:
+        output.console.print(make_plan_table(plan))
+    for line in lines:
+        output.console.print(line, soft_wrap=True, markup=False)
+    if plan.command is not None:
+        output.console.print(f"To start these runs: {plan.command}", soft_wrap=True, markup=False)
     return OK
 
 
@@ -85,28 +79,10 @@ def _words(typed: list[str]) -> list[str]:
     made_by = manifest.get("overrides") if isinstance(manifest, Mapping) else None
     if not isinstance(made_by, list):
         raise UserError(
-            f"{sweep.manifest} does not say which words made its runs. Type them: cpdrun search --plan exp=NAME"
+            f"{sweep.manifest} does not contain the overrides that made its runs. Type them: "
+            "cpdrun search --plan exp=NAME"
         )
     others = {*IMPLIED, *(word.split("=")[0] for word in more)}
     kept = [str(word) for word in made_by if str(word).lstrip("+").split("=")[0] not in others]
     where = [f"name={sweep.name}", f"results_dir={Path(sweep.path).parent}"]
     return [*kept, *where, *(word for word in more if word not in folders)]
-
-
-def _table(found: "Next") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    from cpdrun.launch.progress.display import duration
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("", "run", "seed", "takes", "says something of", "within the budget"):
-        if heading != "within the budget" or found.budget is not None:
-            table.add_column(heading, no_wrap=heading != "says something of")
-    for number, run in enumerate(found.runs, 1):
-        time = "not known" if run.seconds is None else duration(run.seconds)
-        of = ", ".join(run.candidates) + (" (ahead)" if run.is_ahead else "")
-        cells = [str(number), run.label, str(run.ask[1]), time, of]
-        fits = {True: "yes", False: "no", None: "not known"}[run.fits]
-        table.add_row(*map(Text, cells if found.budget is None else [*cells, fits]))
-    return table

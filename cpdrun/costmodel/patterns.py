@@ -2,8 +2,8 @@
 
 What is sent is given, as a run recorded it. The patterns are:
 
-    direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back (direct.py)
-    ring        the same bytes around a ring: the platform's own all_reduce of fp32 or bf16 (rings_and_trees.py)
+    direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back
+    ring        the same bytes around a ring: the platform's own all_reduce of fp32 or bf16
     messages    whole messages to the N-1 others, which decode all N: compressed gradients (top-k, QSGD, sign)
     neighbours  whole messages to D neighbors: gossip
     sharded     reduce-scatter of gradients, optimizer step, all-gather of weights: FSDP, ZeRO
@@ -19,9 +19,8 @@ Legend: N workers, n values, S bytes that a worker sends per exchange, alpha lat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cpdrun.costmodel.direct import all_gather_s, direct_s, reduce_scatter_s
+from cpdrun.costmodel.collectives import all_gather_s, direct_s, reduce_scatter_s, ring_s, small_all_reduce_s
 from cpdrun.costmodel.parameters import Codec, Network
-from cpdrun.costmodel.rings_and_trees import ring_s, small_all_reduce_s
 
 # APS agrees on one int32 for each layer.
 MAGNITUDE_BYTES = 4
@@ -81,12 +80,12 @@ def _bits(what: Exchange) -> float:
 
 
 def _direct_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of comm's own exchange, segment by segment, with codec and wire at once (direct.py)."""
+    """Return the seconds of comm's own exchange, segment by segment, with codec and wire at once."""
     return direct_s(what.values, what.workers, replace(what.codec, bits=_bits(what)), network)
 
 
 def _ring_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of the platform's all_reduce: a ring without a codec of cpdrun (rings_and_trees.py).
+    """Return the seconds of the platform's all_reduce: a ring without a codec of cpdrun.
 
     At each hop, a worker adds the values that it receives to its own. This is assumed to cost as much as `add` does.
     bf16 values are converted before and after.

@@ -4,15 +4,22 @@ This is weak scaling, as in data parallelism and in `cpdrun`: each worker keeps 
 batches per step. speedup(N) = N * T(1) / T(N).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cpdrun.costmodel.direct import direct_processor_s, direct_s
-from cpdrun.costmodel.parameters import Codec, Network, Workload
+from cpdrun.costmodel.collectives import (
+    direct_processor_s,
+    direct_s,
+    hierarchical_s,
+    ring_s,
+    small_all_reduce_s,
+    tree_s,
+)
+from cpdrun.costmodel.parameters import Calibration, Codec, Network, Workload
 from cpdrun.costmodel.patterns import MAGNITUDE_BYTES
-from cpdrun.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # the usual numbers of workers of a forecast
 DDP_FIRST_BUCKET_BYTES = 1 << 20
 # The default bucket_cap_mb of DistributedDataParallel.
 DDP_BUCKET_BYTES = 25 << 20
@@ -171,3 +178,79 @@ def _processor_s(setup: Setup) -> float:
     free = Network(0.0, float("inf"), setup.network.message_s)
     inner = Network(0.0, float("inf"), (setup.inner or setup.network).message_s)
     return found_s + exchange(replace(setup, network=free, inner=inner), setup.workload.values)
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """The predicted cost of a step of one format with one number of workers. Times are in seconds per step.
+
+    Attributes:
+        network: The name of the network.
+        algorithm: How gradients are added.
+        format: The name of the format.
+        workers: The number of workers.
+        compute_s: The worker's own computation.
+        agreement_s: The time to agree on scales, with APS.
+        exchange_s: The time to pack, send, add and unpack.
+        exposed_s: The part of agreement and exchange that computation does not hide.
+        total_s: The time of the step.
+        speedup: The speed-up over a single worker.
+    """
+
+    network: str
+    algorithm: str
+    format: str
+    workers: int
+    compute_s: float
+    agreement_s: float
+    exchange_s: float
+    exposed_s: float
+    total_s: float
+    speedup: float
+
+
+def forecast(
+    calibration: Calibration,
+    network: Network,
+    name: str,
+    *,
+    workers: Sequence[int] = WORKERS,
+    algorithm: str = "direct",
+    overlap: bool = False,
+    aps: bool = True,
+    group_size: int = 1,
+) -> Iterator[ForecastRow]:
+    """Yield the cost of every calibrated format with every number of workers, fewest bits last.
+
+    Formats below fp32 use APS if `aps` is true. Numbers of workers that `group_size` does not divide are left out.
+
+    Args:
+        calibration: The measurements.
+        network: The network between workers or groups.
+        name: The name of the network.
+        workers: The numbers of workers.
+        algorithm: One of ALGORITHMS.
+        overlap: As for `Setup`.
+        aps: Whether workers agree on APS scales first.
+        group_size: The number of workers in a group, for algorithm=hierarchical.
+
+    Raises:
+        ValueError: As `Setup` does.
+    """
+    by_bits = sorted(calibration.codecs.items(), key=lambda item: -item[1].bits)
+    for format_name, codec in by_bits:
+        for count in (each for each in workers if each % group_size == 0):
+            setup = Setup(
+                count,
+                calibration.workload,
+                codec,
+                network,
+                algorithm,
+                aps=aps and codec.bits < 32,
+                overlap=overlap,
+                shared_processor=calibration.about.get("device") == "cpu",
+                group_size=group_size,
+            )
+            cost = step_cost(setup)
+            times = {**vars(cost), "total_s": cost.total_s}
+            yield ForecastRow(name, algorithm, format_name, count, **times, speedup=speedup(setup))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.report.cost.axes import COSTS, Cost
-from cpdrun.report.cost.front import front, knee
+from cpdrun.costmodel.costs import front, knee
+from cpdrun.report.cost import COSTS, Cost
 from cpdrun.report.methods.comparison import label
 from cpdrun.report.render import join_first
 from cpdrun.report.result_text import gap_text

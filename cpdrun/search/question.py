@@ -5,34 +5,35 @@ A cell is a point of the axes without its seed. The candidates of a chain differ
 group that names formats, such as precision. With `case`, each case is a chain of its own. Every other axis, such as
 aps or world_size, multiplies the chains. The baseline of a candidate is the cell in which the keys of
 `search.baseline` have the values given there and all other axes have the candidate's values.
+
+If keys are tuned, each cell is replaced by its arms: the cell with each combination of the tuned values.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.identity import cell_name
-from cpdrun.config.keys import INGREDIENTS, has_key
+from cpdrun.config.identity import belongs_to_identity, cell_name
+from cpdrun.config.keys import INGREDIENTS, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
-from cpdrun.search.arms import held, key_of, with_arms
-from cpdrun.search.axes import Axis, read_axis, value_text, values_of
-from cpdrun.search.schedule import Candidate, Chain
+from cpdrun.search.chains import Candidate, Chain, Tuning
 from cpdrun.search.settings import Settings, settings
-from cpdrun.search.tune import Tuning
+from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study import formats
 from cpdrun.study.axes import APS, axis_text, axis_title, last_words
 from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
+from cpdrun.study.planned_axis import PlannedAxis, read_axis, value_text, values_of
+from cpdrun.study.search_results import Cell
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 BASELINE = "search.baseline"
-
-# The runs of a cell by seed.
-Cell = dict[int, PlannedRun]
+# A search compares these keys. To tune one of them would answer another question.
+COMPARED_KEYS = ("format", "aps", "world_size", "case")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Question:
         axis: The axis of bits.
         baseline_values: The values that make a run a baseline, by keys of its config.
         chains: The chains of candidates.
-        cells: The runs of each cell, by the name of the cell's run of seed 0.
+        cells: The runs of each cell, by the name of the cell.
         axes: The values of every axis.
         typed: The overrides that the user typed.
         tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
@@ -53,7 +54,7 @@ class Question:
 
     directory: SweepDir
     settings: Settings
-    axis: Axis
+    axis: PlannedAxis
     baseline_values: dict[str, Any]
     chains: list[Chain]
     cells: dict[str, Cell]
@@ -63,7 +64,7 @@ class Question:
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the config of the given cell. For tuned cells, use the first listed values."""
-        return self.cells[self.tuning.arms.get(name, (name,))[0]][0].config
+        return self.first_run(name).config
 
     @property
     def baseline_name(self) -> str:
@@ -78,6 +79,15 @@ class Question:
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
         """Return a plan of these runs, from which sweep.yaml is written."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
+
+    def first_run(self, name: str) -> PlannedRun:
+        """Return the run of seed 0 of the given cell. For tuned cells, use the first listed values."""
+        return self.cells[self.tuning.arms.get(name, (name,))[0]][0]
+
+    @property
+    def baseline_runs(self) -> dict[str, PlannedRun]:
+        """The first run of each baseline, by the name of the baseline's cell."""
+        return {chain.baseline: self.first_run(chain.baseline) for chain in self.chains}
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -108,48 +118,25 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     keys = list(map(key_of, texts))
     if SEED in keys:
         raise ConfigError(
-            "a search draws its seeds itself, 0, 1, 2 ...; search.most_seeds=N says how many at most"
+            "a search chooses its seeds itself: 0, 1, 2 ... Set search.most_seeds=N to limit their number"
         )
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     asked = settings(first.search)
     _check_metric(asked.metric, first.runs[0].config)
-    words = [*texts, *held(asked, first, texts)]
+    words = [*texts, *_fixed_tuned_keys(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    # If keys are tuned, the runs are those of the arms, which `with_arms` plans.
+    # If keys are tuned, the runs are those of the arms, which `_with_arms` plans.
     count = 1 if asked.tune else asked.most_seeds
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
     fixed = [f"{key}={typed_form(value)}" for key, value in axis.baseline.items()]
     against = plan([*words, *fixed, seeds], config_dir, imports=imports, of_baseline=True)
+    found = _candidates(axis, candidates, against, fixed)
+    chains = [Chain(label, _widths(each)) for label, each in found.items()]
+    members = [candidate for each in found.values() for _, candidate in each]
     cells = _cells([*against.runs, *candidates.runs])
-    baselines = {name: cell[0] for name, cell in _cells(against.runs).items()}
-    own = [key for key in axis.own if not _is_anothers(key, against)]
-    names = {_point(run, own): name for name, run in baselines.items()}
-    by_chain: dict[str, list[tuple[str, Candidate]]] = {}
-    for name, cell in _cells(candidates.runs).items():
-        run = cell[0]
-        value = axis.of(run)
-        against_name = names.get(_point(run, own))
-        if against_name is None:
-            raise ConfigError(f"{BASELINE}: no run of {' '.join(fixed)} beside {value}")
-        if name in baselines or axis.is_baseline(run):
-            continue  # The baseline's own format is not a candidate, whether it is scaled or not.
-        label = _label(run, axis)
-        if axis.key == CASE:
-            label = named = ", ".join(filter(None, [str(value), label]))
-        else:
-            named = f"{value} {label}"
-        candidate = Candidate(name, against_name, named, formats.bits(value))
-        by_chain.setdefault(label, []).append((value, candidate))
-    if not by_chain:
-        raise ConfigError(
-            "no candidate beside the baseline: give formats, such as format=e5m2,e4m3,e3m0, or choices of a group "
-            "that names formats, such as precision=fp32,pure_fp8"
-        )
-    chains = [Chain(label, _widths(found)) for label, found in by_chain.items()]
-    members = [candidate for found in by_chain.values() for _, candidate in found]
-    runs = [cells[member.name][0] for member in members]
-    values = values_of(axis, next(iter(baselines.values())), runs)
+    baselines = [cell[0] for cell in _cells(against.runs).values()]
+    values = values_of(axis, baselines[0], [cells[member.name][0] for member in members])
     cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
     question = Question(
         candidates.directory, asked, axis, values, chains, cells, candidates.axes, list(texts)
@@ -157,12 +144,55 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     if not asked.tune:
         return question
     untuned = [*against.runs, *candidates.runs]
-    return with_arms(
+    return _with_arms(
         question, untuned, ((True, [*texts, *fixed]), (False, texts)), config_dir, imports=imports
     )
 
 
-def _is_anothers(key: str, against: Plan) -> bool:
+def _candidates(
+    axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
+) -> dict[str, list[tuple[str, Candidate]]]:
+    """Return the candidates with their values on the axis of bits, by the label of their chain.
+
+    Args:
+        axis: The axis of bits.
+        candidates: The runs of all cells.
+        against: The runs of the baselines.
+        fixed: The overrides that turn a cell into its baseline's cell, for messages.
+
+    Raises:
+        ConfigError: A candidate has no baseline, or there is no candidate.
+    """
+    baselines = {name: cell[0] for name, cell in _cells(against.runs).items()}
+    own = [key for key in axis.own if not _is_only_of_candidates(key, against)]
+    names = {_point(run, own): name for name, run in baselines.items()}
+    found: dict[str, list[tuple[str, Candidate]]] = {}
+    for name, cell in _cells(candidates.runs).items():
+        run, value = cell[0], axis.of(cell[0])
+        baseline = names.get(_point(run, own))
+        if baseline is None:
+            raise ConfigError(
+                f"{BASELINE}: the experiment has no run of {' '.join(fixed)} to compare {value} with"
+            )
+        if name in baselines or axis.is_baseline(run):
+            continue  # The baseline's own format is not a candidate, whether it is scaled or not.
+        label = _label(run, axis)
+        if axis.key == CASE:
+            label = named = ", ".join(filter(None, [str(value), label]))
+        else:
+            named = f"{value} {label}"
+        bits = formats.bits(value)
+        assert bits is not None, f"the bits of {value} are unknown"
+        found.setdefault(label, []).append((value, Candidate(name, baseline, named, bits)))
+    if not found:
+        raise ConfigError(
+            "no candidate is left besides the baseline: give formats, such as format=e5m2,e4m3,e3m0, or choices of a "
+            "group that names formats, such as precision=fp32,pure_fp8"
+        )
+    return found
+
+
+def _is_only_of_candidates(key: str, against: Plan) -> bool:
     """Return whether `key` is an ingredient that no baseline's recipe has.
 
     The value of such an ingredient does not distinguish one baseline from another.
@@ -180,7 +210,7 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
     """
     if name is not None and is_script(config) and direction_of(name, config[SCRIPT]["direction"]) is None:
         raise ConfigError(
-            f"search.metric={name}: is less of it better, or more? Type script.direction.{name}=min or "
+            f"search.metric={name}: the direction of this metric is unknown. Type script.direction.{name}=min or "
             f"script.direction.{name}=max"
         )
 
@@ -198,7 +228,7 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
     return json.dumps({key: value_text(run, key) for key in keys}, sort_keys=True, default=str)
 
 
-def _label(run: PlannedRun, axis: Axis) -> str:
+def _label(run: PlannedRun, axis: PlannedAxis) -> str:
     """Return what all candidates of a chain have in common, such as `with APS, workers 8` or `of weights`.
 
     For a case, return only the values of the other axes.
@@ -218,9 +248,126 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     """Group candidates by bit width, most bits first.
 
     Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
-    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.search.observed`).
+    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.observation`).
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
         widths.setdefault(candidate.bits, []).append(candidate)
     return tuple(map(tuple, widths.values()))
+
+
+# ---- Tuned keys
+
+
+def _fixed_tuned_keys(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
+    """Return overrides that fix each tuned key at its first value.
+
+    With these, the question can be read without the other values.
+
+    Raises:
+        ConfigError: A key cannot be tuned.
+    """
+    config = first.runs[0].config
+    typed = {key_of(text) for text in texts}
+    for key in asked.tune:
+        if key in COMPARED_KEYS or key == SEED or not belongs_to_identity(key):
+            _refuse(
+                key, "cannot be tuned: tune a key whose best value depends on the format, such as optim.lr"
+            )
+        if key in first.axes:
+            _refuse(key, f"is an axis already: leave out {key}=..., or tune another key")
+        if key in asked.baseline:
+            _refuse(key, "cannot be tuned, because it defines the baseline")
+        if key in typed:
+            _refuse(key, f"is tuned: leave out {key}=...")
+        if has_key(config, key) and isinstance(get_key(config, key), Mapping):
+            _refuse(key, f"is a group of keys: tune one of them, such as {key}.{_first_number(config, key)}")
+    if asked.tune and asked.most_seeds > FIRST_SEED:
+        raise ConfigError(
+            f"search.most_seeds={asked.most_seeds}: must be at most {FIRST_SEED} with search.tune, because seeds "
+            f"from {FIRST_SEED} on choose the tuned values"
+        )
+    return [f"{key}={typed_form(values[0])}" for key, values in asked.tune.items()]
+
+
+def _with_arms(
+    question: Question,
+    untuned: Iterable[PlannedRun],
+    words: Iterable[tuple[bool, Sequence[str]]],
+    config_dir: Path | None,
+    *,
+    imports: bool,
+) -> Question:
+    """Return the question with each cell replaced by its arms.
+
+    Args:
+        question: The question without tuning.
+        untuned: The runs of seed 0 from which the question was made.
+        words: For each plan from which these runs came, whether it is the baseline's plan, and its overrides without
+            tuned keys and seeds.
+        config_dir: A config directory of the user's own.
+        imports: Whether planning may import what the config names.
+    """
+    asked, tune = question.settings, question.settings.tune
+    seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
+    axes = [f"{key}={','.join(map(typed_form, values))}" for key, values in tune.items()]
+    axes.append(f"{SEED}={','.join(map(str, (*range(asked.most_seeds), *seeds)))}")
+    names = {_untuned_point(run, tune): cell_name(run.config) for run in untuned}
+    found: dict[str, dict[str, Cell]] = {}
+    for of_baseline, texts in words:
+        runs = plan([*texts, *axes], config_dir, imports=imports, of_baseline=of_baseline).runs
+        for arm, cell in _cells(runs).items():
+            found.setdefault(names[_untuned_point(cell[0], tune)], {}).setdefault(arm, cell)
+    cells = {arm: cell for name in question.cells for arm, cell in found[name].items()}
+    return replace(
+        question,
+        chains=[_of_tuned(chain) for chain in question.chains],
+        cells=cells,
+        axes={**question.axes, **tune, SEED: list(range(asked.most_seeds))},
+        tuning=Tuning(
+            tune,
+            seeds,
+            {tuned(name): tuple(found[name]) for name in question.cells},
+            {arm: _tuned_values(cell[0], tune) for arm, cell in cells.items()},
+        ),
+    )
+
+
+def tuned(name: str) -> str:
+    """Return the name of a cell whose arm is still to be chosen. No run has this name."""
+    return f"{name}, tuned"
+
+
+def _of_tuned(chain: Chain) -> Chain:
+    widths = tuple(
+        tuple(replace(c, name=tuned(c.name), baseline=tuned(c.baseline)) for c in width)
+        for width in chain.widths
+    )
+    return replace(chain, widths=widths)
+
+
+def _untuned_point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(sorted(text for text in run.overrides if key_of(text) not in (SEED, *tune)))
+
+
+def _tuned_values(run: PlannedRun, tune: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the values of the tuned keys as they are listed."""
+    typed = {key_of(text): text.partition("=")[2] for text in run.overrides}
+    return {
+        key: next(value for value in values if typed_form(value) == typed[key])
+        for key, values in tune.items()
+    }
+
+
+def key_of(text: str) -> str:
+    """Return the key of an override. For example, the key of `+data.size=3` is data.size."""
+    return text.split("=")[0].lstrip("+~")
+
+
+def _first_number(config: Mapping[str, Any], key: str) -> str:
+    numbers = (name for name, value in get_key(config, key).items() if isinstance(value, float))
+    return next(numbers, "lr")
+
+
+def _refuse(key: str, why: str) -> None:
+    raise ConfigError(f"search.tune: {key} {why}")

@@ -1,135 +1,73 @@
-"""Read the results of a search: values by cell and seed, and the rules of the test in the metric's own unit."""
+"""The results of a search: the verdicts on its candidates, the rules of the test, and the same as plain data."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any, Literal
 
-from cpdrun.config.errors import ConfigError
-from cpdrun.config.script import SCRIPT, direction_of, is_script, judged_by
-from cpdrun.record import Ending, Result, RunDir
-from cpdrun.record.measure import ERROR, MEASURES
-from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
-from cpdrun.search.observed import with_chances
+from cpdrun.config.script import is_script
+from cpdrun.search.chains import Candidate, Chain, ChainState, Rules, chain_states
+from cpdrun.search.initial_width import (
+    choose_starts,
+    predicted_width,
+    start_at,
+    starts_record,
+    with_chances,
+)
 from cpdrun.search.question import Question
-from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
-from cpdrun.search.start import begun, predicted_width, start_at
-from cpdrun.stats.failures import Failure, are_identical
+from cpdrun.stats.chain import Width
+from cpdrun.stats.ended_runs import RunKey
+from cpdrun.stats.evidence import Judgement, Verdict, differences
+from cpdrun.stats.failures import are_identical
 from cpdrun.stats.means import mean
-from cpdrun.study.margin import Course, Margin, choose_margin, course_of
+from cpdrun.study.margin import Course, Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
-from cpdrun.sweep.manifest import read_ledger
+from cpdrun.study.search_results import RunResults
+from cpdrun.sweep.manifest import LEDGER, read_ledger
 from cpdrun.whatif.damage import strictness
 
 
-class Results:
-    """The results of a search.
+@dataclass(frozen=True)
+class MissingPrediction:
+    """A chain for which no prediction is available.
 
-    The constructor reads all runs that have ended. Call `take` for every run that ends later.
+    Attributes:
+        chain: The label of the chain.
+        bits: The bit width at which the chain starts, or None if its start was known already.
+    """
+
+    chain: str
+    bits: float | None
+
+
+class Results(RunResults):
+    """The results of a search, and the verdicts that follow from them.
 
     Attributes:
         question: The question of the search.
-        ended: The values and the failures by cell and seed.
-        seconds: The wall time of each run that has ended.
-        core_seconds: The core time of all runs that have ended.
-        fingerprints: The fingerprints by cell and seed, for runs that ended well.
-        unpredicted: One sentence for each chain without a prediction. A display removes the sentences that it shows.
-        begun: How the chains start.
+        starts: How the chains start.
         ledger: The hypotheses that were tested.
+        unpredicted: The chains without a prediction. A display removes those that it has shown.
     """
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.ended = Ended()
-        self.seconds: list[float] = []
-        self.core_seconds = 0.0
-        self._classes = self._samples = math.nan
-        self._metric: Metric | None = None
-        # All metrics of a cell's runs.
-        self._measured: dict[str, list[dict]] = {}
-        self.fingerprints: dict[str, dict[int, str]] = {}
+        self.starts = choose_starts(question)
+        self.unpredicted: list[MissingPrediction] = []
         # The chains whose order and start are known, by label.
         self._ordered: dict[str, Chain] = {}
-        self.unpredicted: list[str] = []
-        self._courses: dict[Ask, Course] = {}
-        self.begun = begun(question)
         arms = {arm: cell for cell, arms in question.tuning.arms.items() for arm in arms}
-        self.ledger = read_ledger(question.directory)
-        self.ledger = replace(self.ledger, cells={**self.ledger.cells, **arms})
-        for name, cell in question.cells.items():
-            for seed in cell:
-                if (
-                    not self.take((name, seed))
-                    and (failure := failure_of(self.run((name, seed)))) is not None
-                ):
-                    self.failed((name, seed), failure)
-
-    @property
-    def runs(self) -> int:
-        """The number of runs that have ended."""
-        return len(self.seconds)
-
-    def run(self, ask: Ask) -> RunDir:
-        """Return the folder of a run."""
-        name, seed = ask
-        return self.question.directory.run(self.question.cells[name][seed].name)
-
-    def take(self, ask: Ask) -> bool:
-        """Count the run of this cell and seed if it has ended with a result, and return whether it has.
-
-        Raises:
-            ConfigError: The run does not have the metric.
-        """
-        name, seed = ask
-        done = self.run(ask).result()
-        if done is None or seed in self.ended.values.get(name, {}):
-            return done is not None
-        config = self.question.cells[name][seed].config
-        self.seconds.append(_number(done.wall_seconds))
-        self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
-        self._classes = _first(self._classes, _number(done.num_classes))
-        self._samples = _first(self._samples, _number(done.test_samples))
-        metric = self._metric_of(done).name
-        if done.status is not Ending.DIVERGED and metric not in done.metrics:
-            self.failed(ask, Failure.UNKNOWN)
-            return True
-        # A run that failed before may have been tried again.
-        self.ended.failures.get(name, {}).pop(seed, None)
-        self.ended.given_up.discard(name)
-        value = _number(done.metrics.get(metric))
-        is_healthy = done.status is not Ending.DIVERGED and math.isfinite(value)
-        self.ended.values.setdefault(name, {})[seed] = value if is_healthy else math.nan
-        if done.status is Ending.DID_NOT_LEARN:
-            self.ended.gave_up.setdefault(name, set()).add(seed)
-        if (length := length_of(self.run(ask), config)) is not None:
-            self.ended.lengths.setdefault(name, {})[seed] = length
-        if (fingerprint := fingerprint_of(done)) is not None:
-            self.fingerprints.setdefault(name, {})[seed] = fingerprint
-        self._measured.setdefault(name, []).append(done.metrics)
-        return True
-
-    def failed(self, ask: Ask, failure: Failure) -> None:
-        """Count the run of this cell and seed as failed. This search does not try it again."""
-        name, seed = ask
-        self.ended.failures.setdefault(name, {})[seed] = failure
-        if self.ended.runs(name).is_given_up:
-            self.ended.given_up.add(name)
-
-    @property
-    def failures(self) -> list[Ask]:
-        """The runs that failed, the baselines' runs first. The next search of the same question tries them again."""
-        asks = [(name, seed) for name, seeds in self.ended.failures.items() for seed in seeds]
-        return [ask for ask in asks if self.run(ask).result() is None]
+        ledger = read_ledger(question.directory)
+        self.ledger = replace(ledger, cells={**ledger.cells, **arms})
+        super().__init__(question.directory, question.cells, question.settings.metric)
 
     @property
     def metric(self) -> Metric:
         """The metric, with as many digits as the margin and the means of the cells need."""
         means = (mean([*values.values()]) for values in self.ended.values.values())
-        return self._compared.with_digits(self.margin.shown, means)
-
-    @property
-    def _compared(self) -> Metric:
-        return self._metric or self._metric_before()
+        return self.compared_metric.with_digits(self.margin.shown, means)
 
     @property
     def margin(self) -> Margin:
@@ -137,9 +75,9 @@ class Results:
         question = self.question
         is_typed = any(text.startswith(f"{MARGIN_KEY}=") for text in question.typed)
         asked_by = "typed" if is_typed else "the experiment's"
-        asked = question.settings.tolerance
+        courses = self._baseline_courses()
         return choose_margin(
-            asked, asked_by, self._compared, self._baseline_courses(), question.baseline_name
+            question.settings.tolerance, asked_by, self.compared_metric, courses, question.baseline_name
         )
 
     @property
@@ -150,45 +88,32 @@ class Results:
     @property
     def strictness(self) -> float:
         """How strict the margin is, for a prediction."""
-        return strictness(self.metric, self.tolerance, self._classes)
-
-    def _baseline_courses(self) -> list[Course]:
-        names = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
-        return [course for name in sorted(names) if (course := self._course(name)) is not None]
-
-    def _course(self, baseline: str) -> Course | None:
-        """Read the baseline's run with the lowest seed, so that the margin does not change when further seeds end."""
-        values = self.paired(baseline) or self.ended.values.get(baseline, {})
-        seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
-        if seed is None or self._metric is None:
-            return None
-        ask = baseline, seed
-        if ask not in self._courses:
-            self._courses[ask] = course_of(self.run(ask), self._metric, values[seed], self._classes)
-        return self._courses[ask]
+        return strictness(self.metric, self.tolerance, self.classes)
 
     def rules(self) -> Rules:
         """Return the rules of the test."""
-        metric = self.metric
-        resolution = 1 / self._samples if metric.counts_samples and self._samples > 0 else 0.0
+        metric, settings = self.metric, self.question.settings
+        tolerance = self.tolerance / metric.scale
+        baselines = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
+        values = [value for name in baselines for value in self.paired(name).values()]
         return Rules(
-            tolerance=self.tolerance / metric.scale,
-            alpha=self.question.settings.alpha,
-            most_seeds=self.question.settings.most_seeds,
+            tolerance=tolerance,
+            alpha=settings.alpha,
+            most_seeds=settings.most_seeds,
             higher_is_better=metric.higher_is_better,
-            worst=self._worst(),
-            resolution=resolution,
+            worst=worst(metric, self.classes, values, tolerance),
+            resolution=1 / self.samples if metric.counts_samples and self.samples > 0 else 0.0,
             metric=metric.name,
         )
 
-    def standings(self) -> list[Standing]:
+    def states(self) -> list[ChainState]:
         """Return the verdicts on all candidates.
 
         Once all chains know where they start, this also adds the hypotheses of the candidates to the ledger.
         """
-        found = stand(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
-        if self._metric is not None and all(standing.chain.is_started for standing in found):
-            asked = [each for standing in found for width in standing.widths for each in width.hypotheses]
+        found = chain_states(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
+        if self.compared is not None and all(state.chain.is_started for state in found):
+            asked = [each for state in found for width in state.widths for each in width.hypotheses]
             self.ledger = self.ledger.merged(asked)
         return found
 
@@ -199,29 +124,30 @@ class Results:
 
     def _in_order(self, chain: Chain) -> Chain:
         of_width = [{self.question.config(c.name)["format"] for c in width} for width in chain.widths]
-        known = self.begun.of(chain)
+        known = self.starts.of(chain)
         if known is not None and all(len(formats) == 1 for formats in of_width):
             return self._ordered.setdefault(chain.label, known)
         waiting = replace(known or chain, is_ordered=False, is_started=known is not None)
         if self.chosen.get(chain.baseline, chain.baseline) in self.question.tuning.arms:
             return waiting  # The baseline's record depends on the arm that is chosen for it.
-        ask = self.first_run(chain.baseline)
-        if ask is None:
+        first = self.first_run(chain.baseline)
+        if first is None:
             return known or chain
-        if not self.ended.has(ask):
+        if not self.ended.has(first):
             return waiting
-        predicted = with_chances(self.question, chain, self.run(ask), self.strictness)
+        predicted = with_chances(self.question, chain, self.run(first), self.strictness)
         if predicted is None:
-            config = self.question.cells[ask[0]][0].config
+            config = self.question.cells[first[0]][0].config
             if (
                 not is_script(config) or config["observe"]
             ):  # A script is observed only if the user typed `observe`.
-                self.unpredicted.append(_unpredicted(chain, is_started=known is not None))
+                bits = None if known is not None else chain.widths[0][0].bits
+                self.unpredicted.append(MissingPrediction(chain.label, bits))
             return self._ordered.setdefault(chain.label, known or chain)
-        started = self.begun.of(predicted) or start_at(predicted, predicted_width(predicted), ask[1])
+        started = self.starts.of(predicted) or start_at(predicted, predicted_width(predicted), first[1])
         return self._ordered.setdefault(chain.label, started)
 
-    def first_run(self, named: str) -> Ask | None:
+    def first_run(self, named: str) -> RunKey | None:
         """Return the run of a baseline from which the order of the formats within a width is predicted.
 
         Return None if the baseline is still being tuned or if none of its runs will end well.
@@ -235,7 +161,7 @@ class Results:
         return next(((baseline, seed) for seed in seeds if seed not in failed), None)
 
     @property
-    def first_runs(self) -> set[Ask | None]:
+    def first_runs(self) -> set[RunKey | None]:
         """The first runs of all baselines. For a baseline that is being tuned, this includes a run of each arm."""
         tuning, baselines = self.question.tuning, {chain.baseline for chain in self.question.chains}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
@@ -244,13 +170,23 @@ class Results:
     @property
     def chosen(self) -> dict[str, str]:
         """The chosen arm of each tuned cell, by the name of the cell."""
-        better = self._compared.higher_is_better
+        better = self.compared_metric.higher_is_better
         return self.question.tuning.chosen(self.ended, higher_is_better=better)
 
     def paired(self, name: str) -> dict[int, float]:
         """Return the values of a cell by seed, without the tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
+
+    def gaps(self) -> dict[str, list[float]]:
+        """Return the differences of all pairs of each candidate of the question, by the name of its cell."""
+        rules, found = self.rules(), {}
+        for candidate in (c for chain in self.question.chains for width in chain.widths for c in width):
+            pairs = self.ended.compared(candidate.name, candidate.baseline)
+            found[candidate.name] = differences(
+                pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
+            )
+        return found
 
     def is_identical(self, candidate: Candidate) -> bool:
         """Return whether the runs of a candidate are equal to its baseline's, bit for bit, for every seed."""
@@ -262,8 +198,7 @@ class Results:
 
         Most problems are known only after two runs of the baseline have ended.
         """
-        tried = self.paired(baseline) or self.ended.values.get(baseline, {})
-        values = list(tried.values())
+        values = list((self.paired(baseline) or self.ended.values.get(baseline, {})).values())
         healthy = [value for value in values if math.isfinite(value)]
         diverged = len(values) - len(healthy)
         if baseline in self.ended.given_up:
@@ -272,70 +207,274 @@ class Results:
             return invalid
         if self._ignores_seeds(baseline):
             return (
-                f"the baseline's first {len(values)} seeds measured the same to the last digit: the script seeds "
-                "itself; hand it the run's, script_args='--seed {seed}'"
+                f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
+                "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
             )
         if len(values) >= 2 and diverged * 2 > len(values):
             return f"the baseline itself diverged in {diverged} of {len(values)} runs"
-        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self._classes) is False:
+        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self.classes) is False:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
         return None
 
-    def _metric_before(self) -> Metric:
-        """Return the metric that will be compared, as far as it is known before the first run has ended."""
-        asked, cell = self.question.settings.metric, next(iter(self.question.cells.values()))
-        script = next(iter(cell.values())).config.get(SCRIPT)
-        name = asked or (script and judged_by(script))
-        if not script or name is None:
-            return Metric(asked or "test_accuracy", ERROR if script else None)
-        return Metric(name, MEASURES[direction_of(name, script["direction"])])
-
     def _ignores_seeds(self, name: str) -> bool:
-        """Return whether a script seems to seed itself, so that all its runs are equal.
+        """Return whether a script seems to set its own seed, so that all its runs are equal.
 
         Equal runs would count as evidence without any noise.
         """
         name = self.chosen.get(name, name)
-        found = self._measured.get(name, [])
+        found = self.metrics.get(name, [])
         if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
             return False
         return all(one == found[0] for one in found)
 
-    def _metric_of(self, done: Result) -> Metric:
-        """Return the metric that is compared: `search.metric`, or else the metric by which the first run is judged.
+    def _baseline_courses(self) -> list[Course]:
+        names = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
+        courses = (
+            self.course(name, self.paired(name) or self.ended.values.get(name, {})) for name in sorted(names)
+        )
+        return [course for course in courses if course is not None]
 
-        Raises:
-            ConfigError: The run does not have the metric.
+    def tuning_runs(self) -> int:
+        """Return how many runs on tuning seeds have ended."""
+        tuning = self.question.tuning
+        arms = (arm for arms in tuning.arms.values() if len(arms) > 1 for arm in arms)
+        return sum(self.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
+
+    def baseline_labels(self, states: Sequence[ChainState]) -> dict[str, str]:
+        """Return the label of each baseline by the name of its cell. If there are several, each names its chain."""
+        name, chains = (
+            self.question.baseline_name,
+            {state.chain.baseline: state.chain.label for state in reversed(states)},
+        )
+        return {
+            cell: name if len(chains) == 1 else f"{name} {chain}" for cell, chain in reversed(chains.items())
+        }
+
+    def tuned_arms(self) -> dict[str, str]:
+        """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
+        states, tuning = self.states(), self.question.tuning
+        labels = self.baseline_labels(states)
+        for state in states:
+            labels |= {candidate.name: candidate.label for candidate, _, _ in state}
+        return {arm: label for arm, label in labels.items() if arm in tuning.values}
+
+    def record(self) -> dict[str, Any]:
+        """Return the question for sweep.yaml, with the start of each chain and the values chosen so far.
+
+        The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
         """
-        if self._metric is None:
-            metrics, asked = done.metrics, self.question.settings.metric
-            if asked is not None and asked not in metrics:
-                raise ConfigError(f"search.metric={asked}: the runs have {', '.join(sorted(metrics))}")
-            name = asked or done.judge or next(iter(metrics), "test_accuracy")
-            self._metric = Metric(name, done.measures.get(name))
-        return self._metric
-
-    def _worst(self) -> float:
-        chosen = self.chosen
-        baselines = {chain.baseline for chain in self.question.chains}
-        names = [chosen.get(name, name) for name in baselines]
-        values = [value for name in names for value in self.paired(name).values()]
-        return worst(self.metric, self._classes, values, self.tolerance / self.metric.scale)
+        question = self.question
+        found = question.asked | starts_record(self.starts.by, self.chains, question.tuning.arms)
+        found |= {LEDGER: self.ledger.as_yaml}
+        if not question.tuning:
+            return found
+        chosen = {label: dict(question.tuning.values[arm]) for arm, label in self.tuned_arms().items()}
+        return found | {"tune": found["tune"] | {"chosen": chosen}}
 
 
-def _unpredicted(chain: Chain, *, is_started: bool) -> str:
-    """Return `Without APS: no prediction is available, so the search starts at 8 bits.`"""
-    effect = (
-        "formats of the same width are ordered without it"
-        if is_started
-        else f"the search starts at {chain.widths[0][0].bits:g} bits"
+# ---- The same as plain data
+
+
+@dataclass(frozen=True)
+class ChosenValues:
+    """The values of the tuned keys that were chosen for a cell.
+
+    Attributes:
+        values: The chosen value of each key.
+        at_edge: "smallest" or "largest" for each key whose chosen value is at an end of the values tried.
+        measured: The metric on the tuning seeds, None for a run that diverged or failed.
+    """
+
+    values: dict[str, Any]
+    at_edge: dict[str, str]
+    measured: list[float | None]
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """The verdict on a candidate and its evidence.
+
+    Attributes:
+        candidate: The label of the candidate.
+        bits: The bit width.
+        verdict: The verdict.
+        pairs: The number of pairs.
+        settled_at: The number of pairs at which the verdict was reached, or None.
+        difference: The mean difference in the metric's own unit. Positive values are better. None without pairs.
+        low: The lower end of the confidence interval, None if it is open.
+        high: The upper end of the confidence interval, None if it is open.
+        own_low: The lower end of the interval from the candidate's own spread.
+        own_high: The upper end of the interval from the candidate's own spread.
+        more: How many more pairs are likely to settle the candidate, or None if this is unknown.
+        more_range: The range of `more`.
+        is_identical: Whether the runs equal those of the baseline bit for bit.
+        error_of_certifying: The candidate's share of the error probability.
+        runs_ended: The number of runs that have ended.
+        runs_failed: The number of runs that failed.
+        pairs_left_out: The number of pairs that are left out because a run of the baseline failed.
+        at_most_fail: The upper confidence limit of the share of runs that fail, None without runs.
+        tuned: The chosen values, or None if nothing is tuned or nothing is chosen yet.
+    """
+
+    candidate: str
+    bits: float
+    verdict: Verdict
+    pairs: int
+    settled_at: int | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    own_low: float | None
+    own_high: float | None
+    more: int | None
+    more_range: list[int] | None
+    is_identical: bool
+    error_of_certifying: float
+    runs_ended: int
+    runs_failed: int
+    pairs_left_out: int
+    at_most_fail: float | None
+    tuned: ChosenValues | None
+
+
+@dataclass(frozen=True)
+class ChainResult:
+    """The answer of a chain, which holds candidates that differ in their format only.
+
+    Attributes:
+        chain: What all candidates of the chain have in common.
+        problem: Why candidates cannot be compared with the baseline, or None if they can.
+        smallest: The certified candidate with the fewest bits, or None.
+        bits: The bit width of `smallest`, or None.
+        started_at: The bit width at which the chain started.
+        is_over: Whether no further run can settle anything in this chain.
+        candidates: The candidates, most bits first.
+        baseline_tuned: The values chosen for the baseline, or None if nothing is tuned or nothing is chosen yet.
+    """
+
+    chain: str
+    problem: str | None
+    smallest: str | None
+    bits: float | None
+    started_at: float
+    is_over: bool
+    candidates: list[CandidateResult]
+    baseline_tuned: ChosenValues | None
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a search tunes.
+
+    Attributes:
+        values: The values to choose from, by key.
+        seeds: The tuning seeds, which are in no pair.
+        runs: The number of runs on tuning seeds that have ended.
+    """
+
+    values: dict[str, list[Any]]
+    seeds: list[int]
+    runs: int
+
+
+@dataclass(kw_only=True)
+class SearchResult:
+    """The results of a search.
+
+    Attributes:
+        sweep: The folder of the sweep.
+        metric: The name of the metric.
+        tolerance: The margin in the unit in which the metric is shown, None while it is unknown.
+        margin_origin: The origin of the margin, such as "typed".
+        confidence: The confidence in percent.
+        runs: The number of runs that have ended.
+        difference_is: What `difference` of a candidate is.
+        hypotheses: The number of hypotheses that share the error probability.
+        error_left: The error probability that is left for further hypotheses.
+        chains: The answers.
+        tune: The tuned keys, or None if nothing is tuned.
+    """
+
+    sweep: str
+    metric: str
+    tolerance: float | None
+    margin_origin: str
+    confidence: float
+    runs: int
+    difference_is: Literal["mean over seeds"]
+    hypotheses: int
+    error_left: float
+    chains: list[ChainResult]
+    tune: TuneResult | None
+
+
+def search_result(results: Results) -> SearchResult:
+    """Return the results as plain data."""
+    chains = [_chain_result(results, state) for state in results.states()]
+    settings, tuning = results.question.settings, results.question.tuning
+    return SearchResult(
+        sweep=str(results.directory.path),
+        metric=results.metric.name,
+        tolerance=_finite(results.tolerance),
+        margin_origin=results.margin.origin,
+        confidence=settings.confidence,
+        runs=results.runs,
+        difference_is="mean over seeds",
+        hypotheses=len(results.ledger.hypotheses),
+        error_left=settings.alpha * results.ledger.left,
+        chains=chains,
+        tune=TuneResult(dict(tuning.keys), list(tuning.seeds), results.tuning_runs()) if tuning else None,
     )
-    return f"{chain.label[:1].upper()}{chain.label[1:]}: no prediction is available, so {effect}."
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+def _chain_result(results: Results, state: ChainState) -> ChainResult:
+    answer, chain = state.answer, state.chain
+    return ChainResult(
+        chain=chain.label,
+        problem=results.problem(chain.baseline),
+        smallest=answer[0].label if answer else None,
+        bits=answer[0].bits if answer else None,
+        started_at=chain.widths[chain.start][0].bits,
+        is_over=state.active is None,
+        candidates=[_candidate_result(results, state, *row) for row in state],
+        baseline_tuned=_chosen_values(results, chain.baseline),
+    )
 
 
-def _first(known: float, new: float) -> float:
-    return known if math.isfinite(known) else new
+def _candidate_result(
+    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
+) -> CandidateResult:
+    counts, more = state.failures[candidate.name], judgement.more
+    return CandidateResult(
+        candidate=candidate.label,
+        bits=candidate.bits,
+        verdict=width.verdict_of(judgement),
+        pairs=judgement.pairs,
+        settled_at=judgement.settled_at,
+        difference=_finite(judgement.mean),
+        low=_finite(judgement.low),
+        high=_finite(judgement.high),
+        own_low=_finite(judgement.own_low),
+        own_high=_finite(judgement.own_high),
+        more=None if more is None else more.likely,
+        more_range=None if more is None else [more.low, more.high],
+        is_identical=results.is_identical(candidate),
+        error_of_certifying=judgement.errors[0],
+        runs_ended=counts.ended,
+        runs_failed=counts.failed,
+        pairs_left_out=counts.left_out,
+        at_most_fail=counts.at_most(results.question.settings.confidence),
+        tuned=_chosen_values(results, candidate.name),
+    )
+
+
+def _chosen_values(results: Results, name: str) -> ChosenValues | None:
+    tuning = results.question.tuning
+    if name not in tuning.values:
+        return None
+    measured = [_finite(value) for value in tuning.measured(name, results.ended)]
+    return ChosenValues(dict(tuning.values[name]), dict(tuning.edges(name)), measured)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

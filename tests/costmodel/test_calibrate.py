@@ -12,22 +12,22 @@ from cpdrun.costmodel import (
     Codec,
     Network,
     Setup,
-    direct,
+    collectives,
+    measure,
     read_calibration,
     speedup,
     step,
     step_cost,
 )
+from cpdrun.costmodel.measure import measure_codec
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.machine.calibration import calibrate
 from cpdrun.sweep import plan
-from cpdrun.train import calibrate_methods
-from cpdrun.train.calibrate import measure_codec
 
 
 def test_the_model_cuts_and_orders_as_the_exchange_does():
-    assert direct.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
-    assert direct.LAG == comm_exchange.LAG
+    assert collectives.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
+    assert collectives.LAG == comm_exchange.LAG
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == step.DDP_FIRST_BUCKET_BYTES
 
 
@@ -37,7 +37,7 @@ def test_the_model_sends_the_bytes_that_the_exchange_sends(workers, bits):
     """A wire of one byte a second, and nothing else that takes time."""
     numels, wire = (5_000_000, 64, 10), Network(0.0, 1.0)
     sent = Layout(numels, bits, workers, comm_exchange.SEGMENT_VALUES).sent_bytes()
-    model_s = direct.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
+    model_s = collectives.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
     assert model_s == pytest.approx(sent, rel=1e-4)  # the layout fills up blocks of 8 values
 
 
@@ -76,7 +76,7 @@ def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, method_
 
 def test_what_compressors_take_is_measured_too(method_configs):
     found = {
-        key: Codec(**values) for key, values in calibrate_methods.measure(method_configs, repeats=1).items()
+        key: Codec(**values) for key, values in measure.measure_compressors(method_configs, repeats=1).items()
     }
     assert list(found) == list(method_configs) and all(codec.pack_s > 0 for codec in found.values())
     assert found["top-k"].unpack_s > 0 and found["factors"].unpack_s == 0

@@ -16,8 +16,15 @@ from cpdrun.costmodel import (
     speedup,
     step_cost,
 )
-from cpdrun.costmodel.direct import SEGMENT_VALUES, direct_processor_s, direct_s
-from cpdrun.costmodel.rings_and_trees import hierarchical_s, ring_s, small_all_reduce_s, tree_s
+from cpdrun.costmodel.collectives import (
+    SEGMENT_VALUES,
+    direct_processor_s,
+    direct_s,
+    hierarchical_s,
+    ring_s,
+    small_all_reduce_s,
+    tree_s,
+)
 from cpdrun.costmodel.step import buckets
 
 LINK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)

@@ -15,7 +15,7 @@ from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.slurm.executor import SlurmExecutor, queued
 from cpdrun.launch.slurm.squeue import elements_in_queue
 from cpdrun.record import State, SweepDir, read_json, read_manifest, state_of
-from cpdrun.search.drive import Driver
+from cpdrun.search.loop import RunQueue
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 
@@ -133,7 +133,7 @@ def test_a_search_submits_rounds_until_its_answer_is_certified(node, tmp_path):
     submitted = sorted(name for runs in rounds for name in runs)
     assert submitted == sorted(read_manifest(sweep)["runs"]) == [run.name for run in sweep.runs()]
     assert all(run.done.exists() and len(run.attempts()) == 1 for run in sweep.runs())
-    assert Driver(Results(ask(words))).asks(None, ahead=False) == []  # typed again it submits nothing
+    assert RunQueue(Results(ask(words))).wanted(None, ahead=False) == []  # typed again it submits nothing
 
 
 def test_a_sweep_of_a_script(node, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from made_up import fill_digits
 from matplotlib.figure import Figure
 
+from cpdrun.costmodel.costs import front
 from cpdrun.report import plots
-from cpdrun.report.cost.front import front
 from cpdrun.report.page import pictures
 from cpdrun.report.plots._metric_axis import MetricAxis, value_ranges
 from cpdrun.report.plots._panels import spread

@@ -185,8 +185,11 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
         write_json(folder.done, done | {"test_samples": 360})
     write_manifest(sweep)
     assert main(["sweep", *typed]) == 0
-    *_, said, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("3 seeds settle differences of ") and last.startswith("Nothing to do.")
+    counts, nothing, verdict, *_, said, last = capsys.readouterr().out.splitlines()
+    assert counts.endswith("6 done, 0 to run") and nothing == "Nothing to do."
+    assert verdict.startswith("OPEN: no format without APS is certified")
+    assert said.startswith("3 seeds settle differences of ")
+    assert last == f"For the report: cpdrun report {sweep.directory.path}"
     assert main(["sweep", *typed, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.validate(document, schema("sweep"), cls=jsonschema.Draft202012Validator)

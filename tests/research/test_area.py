@@ -70,9 +70,9 @@ def test_which_products_are_exact():
 def test_ours_stand_beside_published_ratios():
     from research.area.published import compared
 
-    from cpdrun.report.cost import area
+    from cpdrun.costmodel import costs
 
-    said = compared(area.rows())
+    said = compared(costs.area_rows())
     assert "| fp16 over fp32 multiplier | 0." in said and "| 0.21 | Horowitz 2014 |" in said
 
 

@@ -9,9 +9,10 @@ import pytest
 from instant_executor import Instant
 from rich.console import Console
 
+from cpdrun.commands.search_display import SearchDisplay
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
-from cpdrun.search.drive import SearchDisplay, search
+from cpdrun.search.loop import search
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.settings import budget as parsed
@@ -39,9 +40,9 @@ def launch():
         results = Results(replace(question, directory=SweepDir(folder)))
         console = Console(file=io.StringIO(), width=200)
         launcher = {"_target_": "instant_executor.Instant", "slots": slots}
-        display = SearchDisplay(console, [], results)
+        display = SearchDisplay(console, [], results, slots or None)
         with Session() as session:
-            summaries = search(session, results, launcher, LaunchOptions(), display, None)
+            summaries = search(session, results, launcher, LaunchOptions(), display, None, display.on_end)
         return results, console.file.getvalue(), [summary.exit_code for summary in summaries]
 
     return launch

@@ -4,8 +4,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from cpdrun.search.schedule import Ask, Candidate, Chain, Ended, Rules, Standing, stand, wanted
-from cpdrun.search.tune import Tuning
+from cpdrun.search.chains import Candidate, Chain, ChainState, Rules, Tuning, chain_states
+from cpdrun.search.schedule import wanted_runs
+from cpdrun.stats.ended_runs import EndedRuns, RunKey
 
 BASELINE = "fp32"
 RULES = Rules(tolerance=1.0, alpha=0.05, most_seeds=30)
@@ -29,9 +30,9 @@ class World:
     gaps: dict[str, float]
     noise: float = 0.35
     seed: int = 0
-    ran: list[Ask] = field(default_factory=list)
+    ran: list[RunKey] = field(default_factory=list)
 
-    def value(self, ask: Ask) -> float:
+    def value(self, ask: RunKey) -> float:
         name, seed = ask
         shared = random.Random(f"{self.seed} {seed}").gauss(98, 1)
         own = random.Random(f"{self.seed} {name} {seed}").gauss(0, self.noise)
@@ -42,15 +43,15 @@ class World:
         chains: list[Chain],
         rules: Rules = RULES,
         slots: int = 2,
-        ended: Ended | None = None,
+        ended: EndedRuns | None = None,
         most: float = math.inf,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
-    ) -> list[Standing]:
+    ) -> list[ChainState]:
         """Keep so many slots busy, let runs end in any order, and go on until nothing is wanted, or after `most`."""
-        rng, ended, flying = random.Random(self.seed), ended or Ended(), []
+        rng, ended, flying = random.Random(self.seed), ended or EndedRuns(), []
         while len(self.ran) < most:
-            standings = stand(chains, ended, rules, tuning)
-            for ask in wanted(standings, ended, set(flying), rules, tuning):
+            standings = chain_states(chains, ended, rules, tuning)
+            for ask in wanted_runs(standings, ended, set(flying), rules, tuning):
                 if len(flying) == slots:
                     break
                 flying.append(ask)
@@ -59,7 +60,7 @@ class World:
             ask = flying.pop(rng.randrange(len(flying)))
             self.ran.append(ask)
             ended.values.setdefault(ask[0], {})[ask[1]] = self.value(ask)
-        return stand(chains, ended, rules, tuning)
+        return chain_states(chains, ended, rules, tuning)
 
     def pairs(self, name: str) -> int:
         return sum(cell == name for cell, _ in self.ran)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_up_world import BASELINE, RULES, World, chain
 
-from cpdrun.search.schedule import Rules
+from cpdrun.search.chains import Rules
 
 
 @pytest.fixture

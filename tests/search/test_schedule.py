@@ -5,7 +5,9 @@ import math
 import pytest
 from made_up_world import BASELINE, RULES, World, chain
 
-from cpdrun.search.schedule import Ended, stand, wanted
+from cpdrun.search.chains import chain_states
+from cpdrun.search.schedule import wanted_runs
+from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure
 
@@ -65,7 +67,7 @@ def test_what_cannot_be_settled_stays_open_and_ends_the_chain():
 def test_a_search_that_is_stopped_and_typed_again_runs_nothing_twice_and_says_the_same(stop_after):
     undisturbed = World(GAPS)
     expected = undisturbed.search([PLAIN, APS], slots=1)
-    world, ended = World(GAPS), Ended()
+    world, ended = World(GAPS), EndedRuns()
     world.search([PLAIN, APS], slots=1, ended=ended, most=stop_after)
     standings = world.search([PLAIN, APS], slots=1, ended=ended)
     assert set(world.ran) == set(undisturbed.ran) and len(world.ran) == len(undisturbed.ran)
@@ -73,25 +75,25 @@ def test_a_search_that_is_stopped_and_typed_again_runs_nothing_twice_and_says_th
 
 
 def test_a_run_that_ends_early_tells_nothing_before_those_of_the_seeds_below_it():
-    ended = Ended({BASELINE: {0: 98.0, 1: 98.0, 2: 98.2}, "e4m3": {1: math.nan, 2: math.nan}})
-    (standing,) = stand([APS], ended, RULES)
+    ended = EndedRuns({BASELINE: {0: 98.0, 1: 98.0, 2: 98.2}, "e4m3": {1: math.nan, 2: math.nan}})
+    (standing,) = chain_states([APS], ended, RULES)
     assert standing.widths[0].judgements[0].pairs == 0
-    assert next(wanted([standing], ended, set(), RULES)) == ("e4m3", 0)
+    assert next(wanted_runs([standing], ended, set(), RULES)) == ("e4m3", 0)
 
 
 def test_failed_runs_are_skipped_and_a_cell_of_which_all_fail_is_given_up():
-    ended = Ended(failures={"e4m3": {0: Failure.UNKNOWN}})
-    (standing,) = stand([APS], ended, RULES)
-    asks = list(wanted([standing], ended, {(BASELINE, 0)}, RULES, ahead=False))
+    ended = EndedRuns(failures={"e4m3": {0: Failure.UNKNOWN}})
+    (standing,) = chain_states([APS], ended, RULES)
+    asks = list(wanted_runs([standing], ended, {(BASELINE, 0)}, RULES, ahead=False))
     assert asks[:4] == [(BASELINE, 1), ("e4m3", 1), (BASELINE, 2), ("e4m3", 2)]
     ended.given_up.add("e4m3")
-    (standing,) = stand([APS], ended, RULES)
-    assert standing.active is None and not list(wanted([standing], ended, set(), RULES))
+    (standing,) = chain_states([APS], ended, RULES)
+    assert standing.active is None and not list(wanted_runs([standing], ended, set(), RULES))
 
 
 def test_chains_take_turns_and_a_round_has_no_more_than_is_likely_to_be_needed():
-    standings = stand([PLAIN, APS], Ended(), RULES)
-    asks = list(wanted(standings, Ended(), set(), RULES, ahead=False))
+    standings = chain_states([PLAIN, APS], EndedRuns(), RULES)
+    asks = list(wanted_runs(standings, EndedRuns(), set(), RULES, ahead=False))
     assert asks[:5] == [(BASELINE, 0), ("plain e5m2", 0), ("e4m3", 0), (BASELINE, 1), ("plain e5m2", 1)]
     assert len(asks) == 9  # three pairs of each chain
-    assert len(list(wanted(standings, Ended(), set(), RULES))) == 15  # with all cores in the world
+    assert len(list(wanted_runs(standings, EndedRuns(), set(), RULES))) == 15  # with all cores in the world

@@ -7,7 +7,8 @@ from instant_executor import Instant
 from rich.console import Console
 
 from cpdrun.cli import main
-from cpdrun.search.words import facts, sentences, table
+from cpdrun.report.search_text import describe_results, make_table
+from cpdrun.search.results import search_result
 
 TYPED = ["format=fp32,e4m3,e3m0", "aps=true", "search.most_seeds=8", "name=found"]
 LOSS = "search.metric=test_loss"  # about 0.02 at the end; a guess among 10 classes has 2.3
@@ -17,16 +18,19 @@ def test_a_percentage_is_of_the_first_baseline_run(go):
     results, *_ = go(LOSS, "search.tolerance=50%")
     first = results.ended.values[results.question.chains[0].baseline][0]
     assert 0.48 * first < results.tolerance <= 0.5 * first
-    assert facts(results)["margin"].endswith(f"(50 % of fp32's final value {first:.4g}, typed)")
-    assert "certified" in " ".join(sentences(results))
+    assert search_result(results).margin_origin == f"50 % of fp32's final value {first:.4g}, typed"
+    assert "CERTIFIED" in " ".join(describe_results(results))
 
 
 def test_a_margin_that_is_too_wide_stops_the_search_after_the_first_runs(go):
     results, *_ = go(LOSS, "search.tolerance=2")
     assert results.runs <= 2 and set(results.ended.values) == {results.question.chains[0].baseline}
-    assert "no answer, for the margin 2 is more than half of fp32's own improvement" in sentences(results)[0]
+    assert (
+        "NO ANSWER with APS: the margin 2 is more than half of fp32's own improvement"
+        in describe_results(results)[0]
+    )
     drawn = io.StringIO()
-    Console(file=drawn, width=120).print(table(results))
+    Console(file=drawn, width=120).print(make_table(results))
     assert "✓" not in drawn.getvalue()
 
 

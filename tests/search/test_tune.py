@@ -13,12 +13,14 @@ from made_up_world import RULES, World, chain
 from rich.console import Console
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.search.forecast import forecast
+from cpdrun.report.search_text import describe_results, make_table
+from cpdrun.search.chains import Tuning, chain_states
+from cpdrun.search.plan import forecast_cost
 from cpdrun.search.question import ask
-from cpdrun.search.schedule import Ended, stand, wanted
+from cpdrun.search.results import search_result
+from cpdrun.search.schedule import wanted_runs
 from cpdrun.search.settings import settings
-from cpdrun.search.tune import Tuning
-from cpdrun.search.words import facts, sentences, table
+from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.means import FIRST_SEED, choose
 from cpdrun.sweep import plan
@@ -50,23 +52,22 @@ def go(go):
 
 
 def chosen(results):
-    (found,) = facts(results)["chains"]
-    rows = [(found["baseline_tuned"], "fp32"), *((c["tuned"], c["candidate"]) for c in found["candidates"])]
-    return {label.split()[0]: tuned and tuned["values"]["optim.lr"] for tuned, label in rows}
+    (found,) = search_result(results).chains
+    rows = [(found.baseline_tuned, "fp32"), *((c.tuned, c.candidate) for c in found.candidates)]
+    return {label.split()[0]: tuned and tuned.values["optim.lr"] for tuned, label in rows}
 
 
 def test_each_format_is_certified_with_the_value_chosen_for_it_on_seeds_of_its_own(go):
     results = go(TUNE)
     assert chosen(results) == {"fp32": 0.2, "e4m3": 0.1, "e3m0": 0.05, "e2m0": 0.05}
-    first, tuned, took = sentences(results)
-    assert "4 bits (e3m0 at lr 0.05) are enough, certified at 95 % to be at most 1 point worse than " in first
-    assert (
-        "fp32 at lr 0.2 in the mean over seeds: " in first
-        and "3 bits are not: refuted (e2m0 at lr 0.05" in first
+    first, tuned, took = describe_results(results)
+    assert first.startswith(
+        "CERTIFIED: e3m0 (4 bits) with APS at lr 0.05 is at most 1 point worse than fp32 at lr 0.2 in the mean"
     )
-    assert "seeds 1000 and 1001, in no pair, of lr (0.05, 0.1, 0.2): fp32 at lr 0.2 (largest tried)" in tuned
+    assert "Refuted: 3 bits (e2m0 at lr 0.05" in first
+    assert "seeds 1000 and 1001, in no pair. Chosen: fp32 at lr 0.2 (largest tried)" in tuned
     assert "e3m0 with APS at lr 0.05 (smallest tried)" in tuned and "e4m3 with APS at lr 0.1;" in tuned
-    assert ", 24 of them to choose; the grid of all 4 cells at" in took
+    assert ", 24 of them to choose tuned values; a grid of all 4 cells with" in took
     unchosen = [name for name in results.ended.values if name not in {*results.chosen.values()}]
     assert unchosen and all(min(results.ended.values[name]) >= FIRST_SEED for name in unchosen)
 
@@ -74,7 +75,7 @@ def test_each_format_is_certified_with_the_value_chosen_for_it_on_seeds_of_its_o
 def test_the_table_and_sweep_yaml_say_what_was_chosen(go):
     results = go(TUNE)
     console = Console(file=io.StringIO(), width=150)
-    console.print(table(results))
+    console.print(make_table(results))
     text = console.file.getvalue()
     assert "candidate" in text and " lr " in text and "0.2 max" in text and "baseline" in text
     manifest = yaml.safe_load(results.question.directory.manifest.read_text())
@@ -89,9 +90,11 @@ def test_one_value_is_the_search_with_that_value_typed(go):
     tuned, typed = go("search.tune.optim.lr=.1"), go("optim.lr=.1", folder="there")
     names = [sorted(p.name for p in r.question.directory.runs_folder.iterdir()) for r in (tuned, typed)]
     assert names[0] == names[1]
-    told = [[chain["candidates"] for chain in facts(r)["chains"]] for r in (tuned, typed)]
-    assert [{**row, "tuned": None} for row in told[0][0]] == [{**row, "tuned": None} for row in told[1][0]]
-    assert "nothing was chosen" in " ".join(sentences(tuned))
+    told = [
+        [replace(row, tuned=None) for row in search_result(r).chains[0].candidates] for r in (tuned, typed)
+    ]
+    assert told[0] == told[1]
+    assert "nothing was chosen" in " ".join(describe_results(tuned))
 
 
 def test_power_cuts_change_no_choice_and_run_nothing_twice(go):
@@ -107,7 +110,7 @@ def test_power_cuts_change_no_choice_and_run_nothing_twice(go):
             break
     Instant.cut_after = math.inf
     results = go(TUNE, slots=1)
-    assert cuts == 12 and sentences(results) == sentences(undisturbed)
+    assert cuts == 12 and describe_results(results) == describe_results(undisturbed)
     assert names(results) == names(undisturbed)
 
 
@@ -117,11 +120,11 @@ def names(results):
 
 def test_narrower_formats_are_tuned_only_when_they_are_reached():
     tuning = Tuning(seeds=(1000, 1001), arms={n: (f"{n} a", f"{n} b") for n in ("fp32", "e4m3", "e3m0")})
-    ended = Ended()
+    ended = EndedRuns()
 
     def asks():
-        standings = stand([APS], ended, RULES, tuning)
-        return list(wanted(standings, ended, set(), RULES, tuning))
+        standings = chain_states([APS], ended, RULES, tuning)
+        return list(wanted_runs(standings, ended, set(), RULES, tuning))
 
     expected = [(f"{name} {arm}", seed) for name in ("fp32", "e4m3") for seed in (1000, 1001) for arm in "ab"]
     assert asks() == expected
@@ -162,7 +165,7 @@ def test_values_of_pairs_have_no_part_in_the_choice():
     rng, of_tuning = random.Random(1), {"a": {1000: 0.9}, "b": {1000: 0.8}}
     for _ in range(20):
         values = {name: {s: rng.random() for s in range(9)} | known for name, known in of_tuning.items()}
-        assert tuning.chosen(Ended(values), higher_is_better=True) == {"e4m3": "a"}
+        assert tuning.chosen(EndedRuns(values), higher_is_better=True) == {"e4m3": "a"}
 
 
 def test_wrong_certificates_stay_below_alpha_though_the_luckiest_of_many_values_is_chosen():
@@ -233,16 +236,19 @@ def test_several_keys_are_their_product():
 
 def test_without_tune_there_is_nothing_of_it(go):
     results = go()
-    told = facts(results)
-    assert "tune" not in told and not any("tuned" in row for row in told["chains"][0]["candidates"])
+    told = search_result(results)
+    assert told.tune is None and not any(row.tuned for row in told.chains[0].candidates)
     assert "tune" not in yaml.safe_load(results.question.directory.manifest.read_text())["search"]
 
 
 def test_a_forecast_counts_the_runs_that_choose_and_a_budget_covers_them(go):
-    lines = list(forecast(go(TUNE, budget=5), 2))
-    assert lines[0].startswith("to choose the tuned values: 19 runs")
+    results = go(TUNE, budget=5)
+    assert forecast_cost(results, 2).tuning_runs == 19
     results = go(TUNE, budget=9)
-    assert results.runs == 9 and "e4m3 is not tuned yet, 3 of 6 runs to choose" in sentences(results)[0]
+    assert (
+        results.runs == 9
+        and "e4m3 (8 bits) is not tuned yet (3 of 6 runs to choose)" in describe_results(results)[0]
+    )
 
 
 def test_a_value_of_which_all_runs_fail_is_not_chosen(go, asked, monkeypatch):

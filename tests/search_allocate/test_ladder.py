@@ -19,13 +19,10 @@ from cpdrun.launch import Session
 from cpdrun.record import SweepDir, write_json
 from cpdrun.search.allocate import question as question_module
 from cpdrun.search.allocate.allocation import Costs, Step, allocate
-from cpdrun.search.allocate.certify import write_rows
-from cpdrun.search.allocate.factors import Factor, LayerGroup
-from cpdrun.search.allocate.layers import Layer
+from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup
 from cpdrun.search.allocate.question import ask
-from cpdrun.search.allocate.results import Round, read
-from cpdrun.search.allocate.settings import settings
-from cpdrun.search.allocate.words import costs_of
+from cpdrun.search.allocate.results import Round, costs_of, read, write_rows
+from cpdrun.search.settings import screen_settings
 from cpdrun.stats.screening import Effect, Effects, Sensitivity, joint_margin
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
@@ -113,7 +110,7 @@ def test_the_command_goes_on_where_the_runs_end(descent, capsys):
     told, aside = capsys.readouterr()
     facts = json.loads(told)
     assert "at most 20 runs in 3 rounds" in aside and aside.count(" 0 to run") == 3
-    assert "Round 3: 2 of 4 factors one level further down" in aside
+    assert "Round 3: 2 of 4 factors go one level further down" in aside
     assert [facts["round"], facts["runs"], facts["most_runs"]] == [3, 19, 19]
     assert [sum(e["round"] == n for e in facts["effects"]) for n in (1, 2, 3)] == [4, 4, 2]
     formats = {"front weight": "e2m1fn", "front input": "e4m3", "head weight": "e3m1", "head input": "e2m2"}
@@ -147,7 +144,7 @@ def test_rules_of_mixed_levels_round_each_layer_to_its_own(question, config):
 def asked(**given):
     with Composer() as composer:
         config = composer.compose({})
-    return settings({**config["screen"], **given}, config["search"])
+    return screen_settings({**config["screen"], **given}, config["search"])
 
 
 def test_allocations_over_levels_are_the_cheapest_of_all():

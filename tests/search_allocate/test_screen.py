@@ -22,15 +22,13 @@ from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
 from cpdrun.record import write_json
+from cpdrun.report.allocation_text import describe_effects
 from cpdrun.search.allocate import question as question_module
 from cpdrun.search.allocate.allocation import Costs, Step, allocate
-from cpdrun.search.allocate.certify import write_rows
-from cpdrun.search.allocate.factors import Factor, LayerGroup, factors_of, groups_of
-from cpdrun.search.allocate.layers import Layer, ask_layers
+from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, ask_layers, factors_of, groups_of
 from cpdrun.search.allocate.question import ask
-from cpdrun.search.allocate.results import read
-from cpdrun.search.allocate.settings import settings
-from cpdrun.search.allocate.words import verdict_lines
+from cpdrun.search.allocate.results import read, write_rows
+from cpdrun.search.settings import screen_settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.sweep import plan
@@ -91,7 +89,7 @@ def test_a_process_with_torch_tells_the_layers_and_what_is_wrong(layers, config,
     monkeypatch.setattr("sys.argv", ["layers", str(given), str(out)])
     layers_main()
     assert [Layer(**facts) for facts in json.loads(out.read_text())] == layers
-    with pytest.raises(UserError, match=r"the model's layers cannot be looked at: .*nowhere"):
+    with pytest.raises(UserError, match=r"the layers of the model cannot be found: .*nowhere"):
         ask_layers(config | {"model": {"_target_": "nowhere.Model"}})
 
 
@@ -108,7 +106,7 @@ def of(*names, embedding=0, norms=()):
 def asked(**given):
     with Composer() as composer:
         config = composer.compose({})
-    return settings({**config["screen"], **given}, config["search"])
+    return screen_settings({**config["screen"], **given}, config["search"])
 
 
 def test_groups_are_the_first_layer_the_stages_and_the_last():
@@ -173,8 +171,8 @@ def test_what_cannot_be_asked(given, told):
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["model=convnet"], "say what to screen"),
-        ([EXP, "seed=1"], "draws its seeds itself"),
+        (["model=convnet"], "name an experiment to screen"),
+        ([EXP, "seed=1"], "chooses its seeds itself"),
         ([EXP, "format=e4m3"], "screen.low.gradient=FORMAT"),
         ([EXP, "precision.rules=[]"], "screen sets precision.rules itself"),
         ([EXP, "batch_size=8,16"], "2 values of batch_size.*type batch_size=8"),
@@ -300,7 +298,7 @@ COSTS = {"features.1.0 output_gradient": 2.0, "classifier weight": 0.7, "feature
 def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, question, capsys):
     assert main(["search", "--allocate", *TYPED, "--dry-run"]) == 0 and not list(here.iterdir())
     said = capsys.readouterr().out
-    assert "12 factors" in said and "24 rows x 1 seed" in said and "0 done, 24 to run" in said
+    assert "12 factors" in said and "24 rows with 1 seed" in said and "0 done, 24 to run" in said
     for run in question.runs:
         question.directory.run(run.name).path.mkdir(parents=True)
     train(question, COSTS)
@@ -342,7 +340,7 @@ def test_runs_that_are_missing_or_diverged_are_told(here, question):
     train(question, COSTS, diverging=["classifier input"])
     found = read(question)
     assert len(found.diverged) == 12 and found.worst == 0.0
-    assert "12 runs diverged and count as 0.0 %" in verdict_lines(question, found)[1]
+    assert "12 runs diverged and count as 0.0 %" in describe_effects(question, found)[1]
     assert found.blamed(question) == ["classifier input"]
     effect = found.effects.factors[[f.name for f in question.factors].index("classifier input")]
     assert effect.mean == pytest.approx(0.93, abs=0.05) and math.isfinite(found.effects.error)

@@ -6,8 +6,8 @@ import yaml
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in
 from cpdrun.record import read_json
-from cpdrun.search.axes import read_axis
 from cpdrun.study.choices import choice
+from cpdrun.study.planned_axis import read_axis
 from cpdrun.sweep import plan
 from cpdrun.train.preflight.look import look
 

@@ -9,10 +9,10 @@ import yaml
 from cpdrun.cli import main
 from cpdrun.commands import schema
 from cpdrun.record import SweepDir
-from cpdrun.search.observed import observations, observed
 from cpdrun.search.question import ask
 from cpdrun.whatif.effects import NoEffectsError
 from cpdrun.whatif.effects import ask as ask_effects
+from cpdrun.whatif.observation import observations, observed
 
 TYPED = [
     "model.width=4",
@@ -147,7 +147,7 @@ def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_
     hidden = run.observed.with_suffix(".away")
     run.observed.rename(hidden)
     try:
-        [planned] = observations(question)
+        [planned] = observations(question.directory, question.baseline_runs)
         assert planned.sweep == question.directory.prediction and not planned.is_there
         assert "trained unobserved" in planned.note and planned.run.name == run.name
         assert main(["predict", *TYPED, f"results_dir={folder}", "--dry-run"]) == 0
@@ -198,10 +198,10 @@ def test_baselines_that_differ_in_their_sums_alone_share_one_observation(tmp_pat
         "name=x",
     ]
     question = ask(typed)
-    found = observations(question)
+    found = observations(question.directory, question.baseline_runs)
     assert [len(each.serves) for each in found] == [2, 2]
     assert {each.run.config["world_size"] for each in found} == {2, 4}
-    short = observations(question, steps=5)
+    short = observations(question.directory, question.baseline_runs, steps=5)
     assert all(each.run.config["max_steps"] == 5 for each in short)
     assert all(each.sweep == question.directory.prediction for each in short)
     run = question.cells[found[0].serves[0]][0]

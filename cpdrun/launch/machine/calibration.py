@@ -28,7 +28,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measure `config`'s model, the codec in `formats` (none: a usual choice) and the network between `nproc`
     ranks of this machine, and what the compressors of `methods` take: by its key the config of a run that has it.
-    Written to `out` and returned. Between machines, start cpdrun.train.calibrate with torchrun instead. Raises
+    Written to `out` and returned. Between machines, start cpdrun.costmodel.measure with torchrun instead. Raises
     LaunchError for an unknown format, or with the rank's last line where one fails.
     """
     try:
@@ -39,7 +39,7 @@ def calibrate(
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "config.json"
         write_json(given, config)
-        command = [sys.executable, "-m", "cpdrun.train.calibrate", str(given), str(out)]
+        command = [sys.executable, "-m", "cpdrun.costmodel.measure", str(given), str(out)]
         command += ["--repeats", str(repeats)]
         if formats:
             command += ["--formats", ",".join(formats)]
@@ -60,8 +60,8 @@ def _compressors(
     """By one rank, for nothing of it is exchanged."""
     asked, out = folder / "methods.json", folder / "compressors.json"
     write_json(asked, dict(methods))
-    module = [sys.executable, "-m", "cpdrun.train.calibrate_methods"]
-    _run_ranks([*module, str(asked), str(out), "--repeats", str(repeats)], 1, threads, folder)
+    command = [sys.executable, "-m", "cpdrun.costmodel.measure", "--compressors", str(asked), str(out)]
+    _run_ranks([*command, "--repeats", str(repeats)], 1, threads, folder)
     return read_json(out) or {}
 
 

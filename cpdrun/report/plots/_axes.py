@@ -7,7 +7,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
-from cpdrun.report.cost.axes import COSTS
+from cpdrun.report.cost import COSTS
 from cpdrun.report.tables import show_bits
 from cpdrun.study.metric import Metric
 

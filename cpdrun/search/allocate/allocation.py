@@ -22,10 +22,8 @@ from functools import partial
 
 from custom_fp.formats.names import parse
 
-from cpdrun.search.allocate.cases import Levels
-from cpdrun.search.allocate.factors import Factor, LayerGroup
-from cpdrun.search.allocate.layers import Layer
-from cpdrun.search.allocate.settings import GRADIENT, WIRE, Level, ScreenSettings
+from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, Levels
+from cpdrun.search.settings import GRADIENT, WIRE, Level, ScreenSettings
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
 # At most this many programs are solved. If there are more combinations of counts, an even sample of them is solved. At
@@ -192,8 +190,8 @@ def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: 
         return None
     levels = best[1]
     expected = math.fsum(step.of(i).mean for i, step in _taken(steps, levels))
-    counts = [sum(level > n for level in levels.values()) for n in range(len(steps))]
-    bound = _loss(steps, levels) + _margin(steps, counts, confidence)
+    taken = [sum(level > n for level in levels.values()) for n in range(len(steps))]
+    bound = _loss(steps, levels) + _margin(steps, taken, confidence)
     prices = costs.price(levels), costs.price(costs.lowest()), costs.price({})
     return Allocation(levels, expected, bound, *prices)
 

@@ -3,24 +3,39 @@
 If roles have several low levels, the screen has several rounds. A round varies only the factors that the allocation
 took down as far as the round before allowed. It takes them one level further down, and all other factors keep their
 levels in that allocation.
+
+The runs are planned from an experiment with cases in place of its axes. Such an experiment is a file that any command
+reads with --config-dir. It says what the experiment's own file says, except for `sweep:`. A user's folder of yaml is
+copied next to the file, because a command takes only one folder.
 """
 
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cpdrun.config.compose import EXPERIMENT
+import yaml
+
+from cpdrun.config.compose import EXPERIMENT, Composer
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.keys import get_key, set_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import is_script
-from cpdrun.record import SweepDir
-from cpdrun.search.allocate.cases import Cases, Levels, Values
-from cpdrun.search.allocate.experiment import body_of, copy_yaml, write_experiment
-from cpdrun.search.allocate.factors import Factor, LayerGroup, factors_of, groups_of
-from cpdrun.search.allocate.layers import Layer, ask_layers
-from cpdrun.search.allocate.settings import GRADIENT, PRODUCTS, ScreenSettings, settings
+from cpdrun.record import SweepDir, write_text
+from cpdrun.search.allocate.factors import (
+    Cases,
+    Factor,
+    Layer,
+    LayerGroup,
+    Levels,
+    Values,
+    ask_layers,
+    factors_of,
+    groups_of,
+)
+from cpdrun.search.settings import GRADIENT, PRODUCTS, ScreenSettings, screen_settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LOW, Design, design
 from cpdrun.sweep import Plan, PlannedRun, plan
@@ -29,9 +44,9 @@ from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
 # Keys that the screen sets, with the key to use instead. An override would replace the screen's own values.
 SET_HERE = {
-    FORMAT: "screen.low.gradient=FORMAT says what low bits are",
-    "full_precision.layers": "screen.groups says what is low or high as one",
-    RULES: "screen.low and screen.high say what is rounded to what",
+    FORMAT: "set the low format with screen.low.gradient=FORMAT",
+    "full_precision.layers": "set the groups of layers with screen.groups",
+    RULES: "set the formats with screen.low and screen.high",
 }
 
 
@@ -132,12 +147,7 @@ class ScreenQuestion:
         return rows * self.settings.seeds
 
 
-def ask(
-    texts: Sequence[str],
-    config_dir: Path | None = None,
-    *,
-    imports: bool = True,
-) -> ScreenQuestion:
+def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> ScreenQuestion:
     """Return the question of the first round of a screen.
 
     Args:
@@ -151,40 +161,61 @@ def ask(
         UserError: The layers of the model cannot be found.
     """
     keys = {_key(text): text.partition("=")[2] for text in texts}
-    experiment = keys.get(EXPERIMENT)
-    if experiment is None:
-        raise ConfigError(
-            "say what to screen: cpdrun search --allocate exp=NAME, such as exp=digits_screen_small"
-        )
-    if SEED in keys:
-        raise ConfigError(
-            f"a screen draws its seeds itself, from {FIRST_SEED} on; screen.seeds=N says how many"
-        )
-    for key, instead in SET_HERE.items():
-        if key in keys:
-            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself; {instead}")
+    experiment = _check_typed(keys)
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     config = first.runs[0].config
     if is_script(config):
         raise ConfigError(
-            f"exp={experiment} runs a script, whose layers are not known before it does: no screen"
+            f"exp={experiment} runs a script, and a screen needs layers that are known before a run"
         )
-    asked = settings(first.screen, first.search)
+    asked = screen_settings(first.screen, first.search)
     base, aps = _held(first, asked, keys)
-    body = body_of(experiment, config_dir)
     kept = config["full_precision"]["layers"]
     rules = config["precision"].get("rules", []) if config[RECIPE] is None else []
     layers = ask_layers(config)
     groups = groups_of(layers, asked)
     factors = factors_of(groups, asked)
-    cases = Cases(asked, groups, factors, layers, base, aps, kept, rules)
-    words = [text for text in texts if _is_of_runs(text, aps)]
-    start = ScreenQuestion(
-        *(asked, experiment, body, dict(first.search), config_dir, words),
-        *(groups, factors, layers, cases, imports),
-        *(1, {}, tuple(range(len(factors))), design(len(factors), foldover=asked.foldover), {}, [], first),
+    return _with_rows(
+        ScreenQuestion(
+            settings=asked,
+            experiment=experiment,
+            body=body_of(experiment, config_dir),
+            search=dict(first.search),
+            config_dir=config_dir,
+            words=[text for text in texts if _is_of_runs(text, aps)],
+            groups=groups,
+            factors=factors,
+            layers=layers,
+            cases=Cases(asked, groups, factors, layers, base, aps, kept, rules),
+            imports=imports,
+            number=1,
+            base={},
+            varied=tuple(range(len(factors))),
+            design=design(len(factors), foldover=asked.foldover),
+            names={},
+            rows=[],
+            plan=first,
+        )
     )
-    return _with_rows(start)
+
+
+def _check_typed(keys: Mapping[str, str]) -> str:
+    """Check that no override sets what the screen sets itself, and return the name of the experiment.
+
+    Raises:
+        ConfigError: No experiment was typed, or an override sets a key that the screen sets.
+    """
+    experiment = keys.get(EXPERIMENT)
+    if experiment is None:
+        raise ConfigError("name an experiment to screen: cpdrun search --allocate exp=digits_screen_small")
+    if SEED in keys:
+        raise ConfigError(
+            f"a screen chooses its seeds itself, from {FIRST_SEED} on. Set screen.seeds=N to change their number"
+        )
+    for key, instead in SET_HERE.items():
+        if key in keys:
+            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself; {instead}")
+    return experiment
 
 
 def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
@@ -207,7 +238,9 @@ def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
     found = replace(question, design=of, names=names)
     planned = _planned(found)
     if more := [key for key in planned.axes if key not in (CASE, SEED)]:
-        raise ConfigError(f"a screen is of one cell, and {more[0]} is an axis: type {more[0]}=VALUE")
+        raise ConfigError(
+            f"a screen has one value of each key, and {more[0]} is an axis: type {more[0]}=VALUE"
+        )
     runs = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
     rows = [[runs[case, seed] for seed in question.settings.drawn] for case in of_rows]
     return replace(found, rows=rows, plan=planned)
@@ -270,3 +303,70 @@ def _is_of_runs(text: str, aps: bool | None) -> bool:
 
 def _key(text: str) -> str:
     return text.split("=")[0].lstrip("+~")
+
+
+# ---- Experiments with cases
+
+
+def body_of(experiment: str, config_dir: Path | None) -> dict[str, Any]:
+    """Return what an experiment's file changes of the defaults, including what it takes from other files.
+
+    The result has the file's choices of groups and its values, without the `sweep:` and `screen:` blocks.
+    """
+    with Composer(config_dir) as composer:
+        composed = composer.compose({EXPERIMENT: experiment})
+        given = composer.set_by(experiment)
+        groups = [group for group in composer.groups() if group in given]
+        choices = {group: composer.choice(group, {EXPERIMENT: experiment}) for group in groups}
+    overrides = [{f"override /{group}": choice} for group, choice in choices.items() if choice is not None]
+    body: dict[str, Any] = {"defaults": [*overrides, "_self_"]}
+    for key in given:
+        if key not in groups and key.split(".")[0] not in ("sweep", SCREEN):
+            set_key(body, key, get_key(composed, key))
+    return body
+
+
+def write_experiment(
+    folder: Path,
+    name: str,
+    about: str,
+    body: Mapping[str, Any],
+    cases: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    search: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an experiment to `folder`/exp/NAME.yaml.
+
+    Args:
+        folder: The config directory.
+        name: The name of the experiment.
+        about: The comment at the top of the file.
+        body: The content of the experiment.
+        cases: The values of each case.
+        seeds: The seeds to list.
+        search: A `search:` block in place of the body's, if given.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    said = dict(body) | ({SEARCH: dict(search)} if search is not None else {})
+    said["sweep"] = {"cases": {key: dict(values) for key, values in cases.items()}, "seed": list(seeds)}
+    text = "".join(f"# {line}\n" for line in about.splitlines())
+    path = folder / EXPERIMENT / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text + yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120))
+
+
+def copy_yaml(config_dir: Path | None, folder: Path) -> None:
+    """Copy the user's yaml files to `folder`.
+
+    Raises:
+        OSError: A file cannot be copied.
+    """
+    if config_dir is None:
+        return
+    for path in sorted(config_dir.rglob("*.yaml")):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            target = folder / path.relative_to(config_dir)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)

@@ -1,20 +1,35 @@
-"""Read the results of the runs of a screen and estimate the effects."""
+"""The results of a screen: the effects of the factors, the same as plain data, and the files that a screen writes.
+
+A screen writes its runs as an experiment, the allocation, and the experiment of the search that tests the allocation.
+"""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.record import Ending, Result
-from cpdrun.search.allocate.allocation import Step
-from cpdrun.search.allocate.question import ScreenQuestion
-from cpdrun.stats.screening import Effects, effects
+from cpdrun.record import Ending, Result, write_text
+from cpdrun.search.allocate.allocation import Allocation, Costs, Price, Step, allocate
+from cpdrun.search.allocate.factors import FP32
+from cpdrun.search.allocate.question import CASE, ScreenQuestion, copy_yaml, write_experiment
+from cpdrun.search.settings import Level
+from cpdrun.stats.screening import Effects, Sensitivity, effects
+from cpdrun.study import formats
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric, worst
 
+# The names of cases in the experiment of the search that tests an allocation.
+ALLOCATED, ALL_LOW = "allocated", "all low"
+# The number of seeds that the written experiment lists. A search chooses its own seeds.
+SEARCH_SEEDS = 3
+
 
 @dataclass(frozen=True)
-class Found:
+class RoundResult:
     """The results of a round after all its runs have ended.
 
     Attributes:
@@ -40,13 +55,17 @@ class Found:
         common = set.intersection(*low) if len(rows) > 1 else set()
         return [question.factors[i].name for i in sorted(common)]
 
+    def by_effect(self) -> list[int]:
+        """Return the columns of the design, the most harmful factor first."""
+        return sorted(range(len(self.effects.factors)), key=lambda i: -self.effects.factors[i].mean)
+
 
 @dataclass(frozen=True)
 class Round:
     """A round of a screen with its results."""
 
     question: ScreenQuestion
-    found: Found
+    found: RoundResult
 
     @property
     def step(self) -> Step:
@@ -54,12 +73,12 @@ class Round:
         return Step(self.question.varied, self.found.effects)
 
 
-def missing(question: ScreenQuestion) -> int:
+def missing_runs(question: ScreenQuestion) -> int:
     """Return the number of runs that have not ended with a result."""
     return sum(question.directory.run(run.name).result() is None for run in question.runs)
 
 
-def read(question: ScreenQuestion) -> Found | None:
+def read(question: ScreenQuestion) -> RoundResult | None:
     """Return the results, or None until all runs have ended.
 
     Raises:
@@ -70,7 +89,7 @@ def read(question: ScreenQuestion) -> Found | None:
     if len(ended) < sum(map(len, results)) or not ended:
         return None
     metric = _metric(question, ended)
-    values = [[_value(each, metric) for each in row] for row in results]
+    values = [[_value(each, metric) for each in row if each is not None] for row in results]
     healthy = [value for row in values for value in row if math.isfinite(value)]
     asked = question.settings
     classes = next((float(each.num_classes) for each in ended if each.num_classes), math.nan)
@@ -81,7 +100,7 @@ def read(question: ScreenQuestion) -> Found | None:
     sign = -1.0 if metric.higher_is_better else 1.0
     worse = [[sign * value for value in row] for row in filled]
     found = effects(question.design, worse, margin=tolerance, confidence=asked.confidence)
-    return Found(metric, filled, bad, diverged, found, tolerance)
+    return RoundResult(metric, filled, bad, diverged, found, tolerance)
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
@@ -116,8 +135,8 @@ def _metric(question: ScreenQuestion, ended: list[Result]) -> Metric:
 
 def _value(done: Result, metric: Metric) -> float:
     value = done.metrics.get(metric.name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and done.status is not Ending.DIVERGED else math.nan
+    is_healthy = isinstance(value, int | float) and done.status is not Ending.DIVERGED
+    return float(value) if value is not None and is_healthy else math.nan
 
 
 def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
@@ -125,3 +144,249 @@ def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
         for seed, value in enumerate(values):
             if not math.isfinite(value):
                 yield row, seed
+
+
+def costs_of(question: ScreenQuestion) -> Costs:
+    """Return the cost of levels for a screen."""
+    return Costs(question.settings, question.groups, question.factors, question.layers)
+
+
+def choose_allocation(rounds: Sequence[Round]) -> Allocation | None:
+    """Return the allocation of bits that the rounds so far lead to, or None if there is none."""
+    question, found = rounds[-1].question, rounds[-1].found
+    steps = [each.step for each in rounds]
+    return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
+
+
+def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Price]]:
+    """Return the name, the bits and the price of each uniform format with which the allocation is compared."""
+    found = []
+    for level in question.settings.uniform:
+        bits = float(formats.bits(level["format"]) or math.nan)
+        found.append((level_name(level), bits, costs_of(question).uniform(bits)))
+    return found
+
+
+def level_name(level: Level) -> str:
+    """Return the name of a level, such as `e3m0`, `e3m0 with APS` or `mxfp4 stochastic`."""
+    extra = [f"{key}={value}" for key, value in level.items() if key not in ("format", "aps")]
+    extra += ["with APS"] if level.get("aps") else []
+    return " ".join([str(level["format"]), *extra])
+
+
+# ---- The same as plain data
+
+
+@dataclass(frozen=True)
+class EffectResult:
+    """The measured effect of a factor.
+
+    Attributes:
+        factor: The name of the factor.
+        round: The round in which the effect was measured.
+        cost: How much worse the metric is if the factor is one level lower, in the metric's own unit.
+        low: The lower end of the confidence interval.
+        high: The upper end of the confidence interval.
+        verdict: Whether the factor is sensitive, harmless or open.
+    """
+
+    factor: str
+    round: int
+    cost: float
+    low: float
+    high: float
+    verdict: Sensitivity
+
+
+@dataclass(frozen=True)
+class AllocationResult:
+    """The chosen levels, their loss and their cost.
+
+    Attributes:
+        low: The names of the low factors.
+        high: The names of the high factors.
+        levels: The level of each factor.
+        expected: The expected total loss, in the metric's own unit.
+        bound: The upper bound of the total loss, at the screen's confidence.
+        cost: The cost in units of `unit`.
+        unit: The unit of the cost.
+        mean_bits: The mean bits of a value.
+        all_low: The cost if every factor is as low as the screen allows.
+        all_high: The cost if every factor is high.
+        case: The config values of the allocation.
+    """
+
+    low: list[str]
+    high: list[str]
+    levels: dict[str, str]
+    expected: float
+    bound: float
+    cost: float
+    unit: str
+    mean_bits: float
+    all_low: float
+    all_high: float
+    case: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class ScreenResult:
+    """The results of a screen. Differences are in the metric's own unit, and larger is worse.
+
+    Attributes:
+        sweep: The folder of the sweep.
+        factors: The names of the factors.
+        round: The number of the last round that was reached.
+        rows: The number of rows of its design.
+        runs: The number of runs of all rounds so far.
+        most_runs: The largest number of runs that the screen may need.
+        metric: The name of the metric, or None if no round has ended.
+        effects: The effects of all rounds, the most harmful first, or None if no round has ended.
+        method: How the effects were estimated, or None if no round has ended.
+        tolerance: The margin in the metric's own unit, or None if no round has ended.
+        diverged: The number of diverged runs, or None if no round has ended.
+        allocation: The allocation, or None if there is none yet.
+        certify: The command that tests the allocation, or None.
+    """
+
+    sweep: str
+    factors: list[str]
+    round: int
+    rows: int
+    runs: int
+    most_runs: int
+    metric: str | None
+    effects: list[EffectResult] | None
+    method: str | None
+    tolerance: float | None
+    diverged: int | None
+    allocation: AllocationResult | None
+    certify: str | None
+
+
+def screen_result(
+    question: ScreenQuestion, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
+) -> ScreenResult:
+    """Return the screen as plain data. `question` is the question of the last round that was reached."""
+    found = rounds[-1].found if rounds else None
+    return ScreenResult(
+        sweep=str(question.directory.path),
+        factors=[factor.name for factor in question.factors],
+        round=question.number,
+        rows=question.design.runs,
+        runs=len(question.plan.runs),
+        most_runs=len(question.plan.runs) - len(question.runs) + question.most_runs(),
+        metric=found.metric.name if found else None,
+        effects=effect_results(rounds) if found else None,
+        method=_methods(rounds) if found else None,
+        tolerance=found.tolerance if found else None,
+        diverged=sum(len(each.found.diverged) for each in rounds) if found else None,
+        allocation=allocation_result(question, chosen) if chosen else None,
+        certify=command,
+    )
+
+
+def effect_results(rounds: Sequence[Round]) -> list[EffectResult]:
+    """Return the effects of all rounds, the most harmful of each round first."""
+    found = []
+    for each in rounds:
+        for i in each.found.by_effect():
+            effect, factor = each.found.effects.factors[i], each.question.factors[each.question.varied[i]]
+            found.append(
+                EffectResult(
+                    factor.name, each.question.number, effect.mean, effect.low, effect.high, effect.verdict
+                )
+            )
+    return found
+
+
+def _methods(rounds: Sequence[Round]) -> str:
+    return "; then ".join(dict.fromkeys(each.found.effects.method for each in rounds))
+
+
+def allocation_result(question: ScreenQuestion, chosen: Allocation) -> AllocationResult:
+    """Return the allocation as plain data."""
+    factors = list(enumerate(question.factors))
+    return AllocationResult(
+        low=[question.factors[i].name for i in chosen.low],
+        high=[factor.name for i, factor in factors if i not in chosen.low],
+        levels={
+            factor.name: level_name(question.settings.level(factor.role, chosen.levels.get(i, 0)))
+            for i, factor in factors
+        },
+        expected=chosen.expected,
+        bound=chosen.bound,
+        cost=chosen.price.cost,
+        unit=chosen.price.unit,
+        mean_bits=chosen.price.mean_bits,
+        all_low=chosen.all_low.cost,
+        all_high=chosen.all_high.cost,
+        case=question.cases.of(chosen.levels),
+    )
+
+
+# ---- Files
+
+
+def write_rows(question: ScreenQuestion) -> None:
+    """Write the screen's runs as an experiment, so that each can be run again by hand.
+
+    The command is `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    folder = question.directory.screen
+    copy_yaml(question.config_dir, folder)
+    about = f"The rows of `cpdrun search --allocate exp={question.experiment}`, as it wrote them.\n"
+    seeds = question.settings.drawn
+    write_experiment(folder, question.experiment, about, _body(question), question.by_case(), seeds)
+
+
+def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
+    """Write allocation.yaml and the experiment of the search that tests it, and return the command of that search.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    question, found = rounds[-1].question, rounds[-1].found
+    asked = question.settings
+    name = f"{question.experiment}_{ALLOCATED}"
+    uniform = {f"{level_name(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
+    cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
+    # The bound is cautious. The search measures the lowest levels, too.
+    if (lowest := costs_of(question).lowest()) != chosen.levels:
+        cases[ALL_LOW] = question.cases.of(lowest)
+    search: dict[str, Any] = {
+        k: v for k, v in question.search.items() if v is not None and k not in ("tune", "budget")
+    }
+    search |= {"baseline": {CASE: FP32}, "tolerance": found.tolerance * found.metric.scale}
+    search |= {"metric": found.metric.name}
+    about = f"The bits that `cpdrun search --allocate exp={question.experiment}` allocated, as it wrote them."
+    folder = question.directory.screen
+    write_experiment(folder, name, about, _body(question), cases, range(SEARCH_SEEDS), search)
+    command = _command(question, name)
+    facts = {
+        "experiment": question.experiment,
+        "command": command,
+        "effects": [{**asdict(each), "verdict": str(each.verdict)} for each in effect_results(rounds)],
+        "method": _methods(rounds),
+        "metric": found.metric.name,
+        "tolerance": found.tolerance,
+        "allocation": asdict(allocation_result(question, chosen)),
+    }
+    write_text(
+        question.directory.allocation, yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+    )
+    return command
+
+
+def _body(question: ScreenQuestion) -> dict[str, Any]:
+    """Return the experiment with the name of the screen's folder, so that its runs go to the same folder."""
+    return question.body | {"name": question.directory.name}
+
+
+def _command(question: ScreenQuestion, name: str) -> str:
+    words: Sequence[str] = [word for word in question.words if not word.startswith("exp=")]
+    typed = ["cpdrun", "search", "--config-dir", str(question.directory.screen), f"exp={name}", *words]
+    return " ".join(map(shlex.quote, typed))

@@ -41,9 +41,9 @@ from research.area import mac_verilog
 from research.area.netlist import Netlist
 from research.area.published import compared
 
-from cpdrun.report.cost import area
+from cpdrun.costmodel import costs
 
-TABLE = Path(area.__file__).with_name("area.csv")
+TABLE = Path(costs.__file__).with_name("area.csv")
 COLUMNS = ("a", "b", "accumulator", "significands", "multiply", "add", "mac", "cases")
 OPERANDS = (
     *(
@@ -238,7 +238,7 @@ def main() -> None:
     found = {(r["a"], r["b"], r["accumulator"]): r for r in (rows if asked.operands else ())}
     for name in asked.operands or (*INTEGERS, *OPERANDS):
         a, _, b = name.partition("x")
-        usual = (area.integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
+        usual = (costs.integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
         for accumulator in asked.accumulator.split(",") if asked.accumulator else usual:
             one = row(a, b or a, accumulator)
             found[one["a"], one["b"], one["accumulator"]] = one

@@ -1,4 +1,4 @@
-"""Ratios of areas that others have published, beside those of cpdrun/report/cost/area.csv.
+"""Ratios of areas that others have published, beside those of cpdrun/costmodel/area.csv.
 
 Horowitz, "Computing's energy problem (and what we can do about it)", ISSCC 2014, with the areas of its units, TSMC 45
 nm, as Gholami et al., "A Survey of Quantization Methods" (arXiv 2103.13630), figure 15, give them: in square

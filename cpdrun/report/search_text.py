@@ -1,0 +1,511 @@
+"""Texts of a search: its question, the answer of each chain, the next runs, and the cost.
+
+A text claims no more than the test allows. A format is certified, refuted or open. Widths below a width that is not
+certified were not reached and are not mentioned.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cpdrun.launch.progress.display import duration
+from cpdrun.launch.summary import SummaryDocument
+from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
+from cpdrun.report.render import capital, count, render, render_lines
+from cpdrun.report.result_text import (
+    MOST_ADVISED,
+    gap_text,
+    more_text,
+    own_interval_text,
+    pairs_text,
+    result_text,
+)
+from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
+from cpdrun.search.chains import Candidate, Chain, ChainState
+from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
+from cpdrun.search.question import Question
+from cpdrun.search.results import MissingPrediction, Results, SearchResult
+from cpdrun.stats.chain import Width
+from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.study import choices
+from cpdrun.study.axes import axis_text, short_titles
+from cpdrun.study.verdicts import MARKS
+
+# At most this many chains are listed one by one.
+MOST_CHAINS = 4
+STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
+
+
+@dataclass(kw_only=True)
+class SearchDocument(SearchResult):
+    """The results of a search, as `cpdrun search --json` prints them.
+
+    Attributes:
+        margin: The margin with its origin, as text.
+        says: The answer of each chain and the number of runs, as text.
+        dry_run: Whether no run was started.
+        forecast: What the search may cost, as text.
+        summaries: The numbers of runs of each round by how they ended.
+        notes: What a user should know in addition.
+    """
+
+    margin: str
+    says: list[str]
+    dry_run: bool
+    forecast: list[str]
+    summaries: list[SummaryDocument]
+    notes: list[str]
+
+
+@dataclass(kw_only=True)
+class NextDocument(SearchPlan):
+    """The runs that a search would start now, as `cpdrun search --plan --json` prints them.
+
+    Attributes:
+        says: What the runs would settle, as text.
+    """
+
+    says: list[str]
+
+
+# ---- The question
+
+
+def describe_question(results: Results) -> list[str]:
+    """Return lines with the question, the margin, and how many earlier candidates share the error probability."""
+    question = results.question
+    asked = {c.name for chain in question.chains for width in chain.widths for c in width}
+    tuning, axis = question.tuning, question.axis
+    return render_lines(
+        "search_question.j2",
+        margin=tolerance_text(results),
+        baseline=question.baseline_name,
+        confidence=f"{question.settings.confidence:g}",
+        budget=question.settings.budget,
+        candidates=describe_candidates(question),
+        tried=tried_text(tuning.keys) if any(map(tuning.runs, tuning.arms)) else "",
+        tuning_seeds=seeds_text(tuning.seeds) if tuning else "",
+        runs=results.runs,
+        margin_text=margin_text(results.margin, results.metric),
+        earlier=len({each.candidate for each in results.ledger.hypotheses} - asked),
+        axis=axis.key,
+        rule=counting_rule(axis.key) if axis.key in choices.GROUPS else "",
+        is_widest=axis.is_widest,
+        held=axis.held,
+    )
+
+
+def describe_candidates(question: Question) -> str:
+    """Return the candidates, the widest first, as in `8 candidates: without APS e4m3, e3m2; with APS the same`."""
+    listed: list[tuple[str, str]] = []
+    for chain in question.chains:
+        names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
+        listed.append((chain.label, "the same" if names in (first for _, first in listed[:1]) else names))
+    texts = [f"{label} {names}" if label != names else label for label, names in listed[:MOST_CHAINS]]
+    texts += [f"and {len(listed) - MOST_CHAINS} more combinations"] if len(listed) > MOST_CHAINS else []
+    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    return f"{count(candidates, 'candidate')}: {'; '.join(texts)}"
+
+
+def tolerance_text(results: Results) -> str:
+    """Return `1 point`, `0.5 points` or `0.05`; `the margin` while the number is unknown."""
+    return results.metric.show_tolerance(results.tolerance)
+
+
+def format_of(candidate: Candidate, chain: Chain) -> str:
+    """Return the label of a candidate without what all candidates of the chain have in common."""
+    return candidate.label.removesuffix(f" {chain.label}")
+
+
+# ---- The answers
+
+
+def describe_results(results: Results) -> list[str]:
+    """Return a line for each chain, the verdict first, then lines about tuned values and the number of runs."""
+    return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
+
+
+def answers(results: Results) -> list[str]:
+    """Return the answer of each chain, the verdict first."""
+    return [_answer(results, state) for state in results.states()]
+
+
+def _answer(results: Results, state: ChainState) -> str:
+    chain, certified, frontier = state.chain, state.answer, state.frontier
+    is_case = [[candidate.label for candidate in width] for width in chain.widths] == [[chain.label]]
+    width = None if frontier is None else state.widths[frontier]
+    rows = (
+        []
+        if frontier is None or width is None
+        else zip(chain.widths[frontier], width.judgements, strict=True)
+    )
+    candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement in rows]
+    above, above_has_pairs = _above_start(state)
+    return render(
+        "search_answer.j2",
+        chain=chain.label,
+        case=_named(results, chain.widths[0][0], chain) if is_case else "",
+        problem=results.problem(chain.baseline),
+        margin=tolerance_text(results),
+        baseline=results.question.baseline_name + _at(results, chain.baseline),
+        confidence=f"{results.question.settings.confidence:g}",
+        certified=_candidate(results, state, *certified) if certified else None,
+        is_refuted=width is not None and width.verdict is Verdict.REFUTED,
+        is_narrowest=frontier == len(chain.widths) - 1,
+        bits="" if frontier is None else f"{chain.widths[frontier][0].bits:g}",
+        candidates=candidates,
+        start_bits=f"{chain.widths[chain.start][0].bits:g}" if chain.start else "",
+        above_start=above,
+        above_has_pairs=above_has_pairs,
+        identical=_identical(results, state),
+    )
+
+
+def _candidate(
+    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement
+) -> dict[str, Any]:
+    """Return what the answer of a chain says about one candidate."""
+    counts, metric = state.failures[candidate.name], results.metric
+    format_name, at = format_of(candidate, state.chain), _at(results, candidate.name)
+    short_name = f"{format_name} ({candidate.bits:g} bits){at}"
+    gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
+    return {
+        "name": _named(results, candidate, state.chain),
+        "short_name": short_name,
+        "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
+        "short_gap": f"{format_name}{at} {gap}",
+        "pairs": pairs_text(judgement.pairs),
+        "result": result_text(metric, judgement, counts, results.question.settings.confidence),
+        "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
+        "more": "" if counts.failed else _more(results, judgement),
+        "ended": counts.ended,
+        "has_runs": judgement.pairs or counts.ended,
+        "is_next": state.active is not None and state.active[0] is candidate,
+        "is_refuted": judgement.verdict is Verdict.REFUTED,
+        "is_given_up": candidate.name in results.ended.given_up,
+        "is_identical": results.is_identical(candidate),
+        "tuned_so_far": _tuned_so_far(results, candidate.name),
+    }
+
+
+def _named(results: Results, candidate: Candidate, chain: Chain) -> str:
+    """Return a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
+    name, bits = format_of(candidate, chain), f"({candidate.bits:g} bits)"
+    common = "" if name == candidate.label else f" {chain.label}"
+    return f"{name} {bits}{common}{_at(results, candidate.name)}"
+
+
+def _above_start(state: ChainState) -> tuple[list[str], bool]:
+    """Return the open widths wider than the answer, and whether any of their candidates has pairs."""
+    answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
+    upto = state.chain.start if answered < 0 else answered
+    found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
+    bits = [f"{state.chain.widths[i][0].bits:g}" for i in found]
+    has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
+    return ([", ".join(bits[:-1]), bits[-1]] if len(bits) > 1 else bits), has_pairs
+
+
+def _identical(results: Results, state: ChainState) -> list[str]:
+    """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
+    cells = {state.chain.baseline: results.question.baseline_name}
+    cells |= {candidate.name: format_of(candidate, state.chain) for candidate, _, _ in state}
+    return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
+
+
+def _more(results: Results, judgement: Judgement) -> str:
+    """Return how many further pairs are likely to settle a candidate, or why this is unknown."""
+    if judgement.settled_at is not None:
+        return ""
+    rules = results.rules()
+    return more_text(judgement, rules.tolerance, 1 / rules.resolution if rules.resolution else math.nan)
+
+
+def _describe_runs(results: Results) -> str:
+    tuning, cells = results.question.tuning, len(results.cells)
+    seeds = max((len(results.paired(name)) for name in results.ended.values), default=0)
+    grid = cells * seeds
+    if tuning:
+        cells = len(tuning.arms)
+        grid = sum(map(tuning.runs, tuning.arms)) + cells * seeds
+    tuned = results.tuning_runs() if tuning else None
+    return render("search_runs.j2", runs=results.runs, tuning_runs=tuned, seeds=seeds, cells=cells, grid=grid)
+
+
+def next_step(results: Results) -> str:
+    """Return the command to type next: one that continues the search, or one that reports it."""
+    words = [word for word in results.question.typed if not word.startswith("search.budget=")]
+    states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+    if any(state.active is not None for state in states):
+        return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
+    if any(_needs_seeds(state) for state in states):
+        words = [word for word in words if not word.startswith("search.most_seeds=")]
+        words.append(f"search.most_seeds={2 * results.question.settings.most_seeds}")
+        return f"To continue with more seeds: {shlex.join(['cpdrun', 'search', *words])}"
+    return report_command(results)
+
+
+def _needs_seeds(state: ChainState) -> bool:
+    """Return whether no format is certified, all seeds are used, and a moderate number of further seeds may help."""
+    if state.answer is not None or state.frontier is None:
+        return False
+    rows = zip(state.chain.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
+    return any(
+        judgement.verdict is Verdict.OPEN
+        and judgement.pairs > 0
+        and not state.failures[candidate.name].failed
+        and (judgement.more is None or judgement.more.likely <= MOST_ADVISED)
+        for candidate, judgement in rows
+    )
+
+
+def report_command(results: Results) -> str:
+    """Return the command of the report. The report reads the question of the search from the folder's sweep.yaml."""
+    return f"For the report: cpdrun report {results.directory.path}"
+
+
+# ---- Tuned values
+
+
+def _tuning_lines(results: Results) -> list[str]:
+    tuning = results.question.tuning
+    if not tuning:
+        return []
+    named = [
+        f"{label}{at_text(tuning.values[arm], tuning.keys, ends=True)}"
+        for arm, label in results.tuned_arms().items()
+    ]
+    return render_lines(
+        "search_tuning.j2",
+        tried=tried_text(tuning.keys),
+        chosen=named,
+        has_one_value=all(len(arms) == 1 for arms in tuning.arms.values()),
+        choice=choice_text(tuning.keys, tuning.seeds, named, "in no pair"),
+    )
+
+
+def _at(results: Results, name: str) -> str:
+    """Return the suffix of a name, such as ` at lr 0.1`, or "" if nothing is tuned or nothing is chosen yet."""
+    tuning = results.question.tuning
+    return at_text(tuning.values.get(name, {}), tuning.keys)
+
+
+def _tuned_so_far(results: Results, name: str) -> str:
+    """Return the progress of a cell that is being tuned, such as `3 of 6 runs`.
+
+    The text is empty if the cell is not tuned or if none of its tuning runs has ended.
+    """
+    tuning = results.question.tuning
+    if name not in tuning.arms:
+        return ""
+    done = tuning.runs(name) - sum(map(len, tuning.missing(name, results.ended)))
+    return f"{done} of {tuning.runs(name)} runs" if done else ""
+
+
+def _chosen(results: Results, name: str) -> str:
+    """Return the chosen values for a table cell, such as `0.2 max`, or `3 of 6 runs` while a cell is being tuned."""
+    tuning = results.question.tuning
+    ends = {key: " max" if end == "largest" else " min" for key, end in tuning.edges(name)}
+    values = tuning.values.get(name, {})
+    if not values:
+        return _tuned_so_far(results, name)
+    return ", ".join(axis_text(value) + ends.get(key, "") for key, value in values.items())
+
+
+# ---- The table of candidates
+
+
+def make_table(results: Results, states: Sequence[ChainState] | None = None) -> Table:
+    """Return a table with the difference, interval and verdict of each candidate that was tried or is next.
+
+    A column shows the interval from the candidate's own spread, if it differs from the printed interval in any row.
+    """
+    states = results.states() if states is None else states
+    judgements = [judgement for state in states for _, judgement, _ in state]
+    has_own = any((each.own_low, each.own_high) != (each.low, each.high) for each in judgements)
+    tuning = results.question.tuning
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("candidate", no_wrap=True)
+    if tuning:
+        table.add_column(", ".join(short_titles(tuning.keys).values()), no_wrap=True)
+    for heading in (
+        "bits",
+        "pairs",
+        f"difference{results.metric.points}",
+        *(["own spread"] if has_own else []),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    # If the table is too wide, only this column is wrapped. The others would lose digits.
+    table.add_column(
+        "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
+    )
+    for name, label in results.baseline_labels(states).items() if tuning else ():
+        table.add_row(label, _chosen(results, name), *[""] * (3 + has_own), "baseline")
+    for state in states:
+        for candidate, judgement, width in state:
+            is_next = state.active is not None and candidate is state.active[0]
+            if judgement.pairs or is_next or candidate.name in results.ended.given_up:
+                table.add_row(*_row(results, state, candidate, judgement, width, has_own=has_own))
+    return table
+
+
+def _row(
+    results: Results,
+    state: ChainState,
+    candidate: Candidate,
+    judgement: Judgement,
+    width: Width,
+    *,
+    has_own: bool,
+) -> list[str | Text]:
+    metric, verdict = results.metric, width.verdict_of(judgement)
+    chosen = [_chosen(results, candidate.name)] if results.question.tuning else []
+    own = [own_interval_text(metric, judgement)] if has_own else []
+    gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
+    words = _verdict_text(results, state, candidate, judgement, width)
+    mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
+    return [candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), gap, *own, mark]
+
+
+def _verdict_text(
+    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
+) -> str:
+    """Return the verdict on a candidate with its failed runs, or with the number of pairs that it still needs."""
+    counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
+    if candidate.name in results.ended.given_up:
+        return f"{verdict}, all runs failed"
+    if verdict is not Verdict.OPEN:
+        return str(verdict)
+    if _tuned_so_far(results, candidate.name):
+        return "being tuned"
+    left = "" if counts.failed else _more(results, judgement)
+    left = left if width.is_reached else "a wider format is not certified"
+    return ", ".join(filter(None, [str(verdict), failures_text(counts), left]))
+
+
+# ---- Progress, the next runs, and the cost
+
+
+def describe_progress(
+    results: Results, states: Sequence[ChainState], cost: CostForecast, changed: Sequence[str]
+) -> str:
+    """Return a line for the end of a run: new verdicts, the smallest certified format, and the time left.
+
+    Args:
+        results: The results so far.
+        states: The verdicts so far.
+        cost: The forecast of what is still to come.
+        changed: The labels of the candidates whose verdict has changed.
+    """
+    found = [state.answer[0] for state in states if state.answer is not None]
+    best = min(found, key=lambda candidate: candidate.bits, default=None)
+    news = [
+        f"{MARKS[width.verdict_of(judgement)]} {candidate.label} is {width.verdict_of(judgement)} after "
+        f"{pairs_text(judgement.pairs)}, {gap_text(results.metric, judgement)}"
+        for state in states
+        for candidate, judgement, width in state
+        if candidate.label in changed
+    ]
+    return render(
+        "search_progress.j2",
+        changed="; ".join(news),
+        best="" if best is None else f"smallest certified format so far: {best.label} ({best.bits:g} bits)",
+        runs=cost.runs,
+        time="" if not cost.seconds else duration(cost.seconds),
+    )
+
+
+def describe_missing_prediction(missing: MissingPrediction) -> str:
+    """Return a sentence such as `Without APS: no prediction is available, so the search starts at 8 bits`."""
+    effect = (
+        "formats of the same width keep their usual order"
+        if missing.bits is None
+        else f"the search starts at {missing.bits:g} bits"
+    )
+    return f"{capital(missing.chain)}: no prediction is available, so {effect}."
+
+
+def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> list[str]:
+    """Return what a search is likely to cost, such as the number of pairs that certify an equal format.
+
+    Args:
+        results: The results so far.
+        cost: The forecast.
+        slots: The number of runs that are trained at the same time, or None if it is unknown.
+    """
+    metric, tolerance = results.metric, results.tolerance
+    noise = "" if cost.noise is None else f"{cost.noise.deviation * metric.scale:.2g}{metric.points}"
+    return render_lines(
+        "search_cost.j2",
+        cost=cost,
+        baseline=results.question.baseline_name,
+        noise=noise,
+        margin=tolerance_text(results),
+        margins=[
+            (f"{factor * tolerance:g}", pairs) for factor, pairs in zip(TOLERANCES, cost.pairs, strict=False)
+        ],
+        time="" if not cost.seconds else duration(cost.seconds),
+        slots=slots,
+    )
+
+
+def describe_plan(results: Results, plan: SearchPlan) -> list[str]:
+    """Return what the next runs would settle and how long they take, or the answers if there are none."""
+    if not plan.runs:
+        return [*describe_results(results), "No runs are left that could settle an open question."]
+    fitting = [run for run in plan.runs if run.fits is not False]
+    times = [run.core_seconds for run in fitting if run.core_seconds is not None]
+    is_known = len(times) == len(fitting)
+    return render_lines(
+        "search_plan.j2",
+        candidates=[_planned_candidate(results, candidate) for candidate in plan.candidates],
+        only_baseline=all(run.is_baseline for run in plan.runs),
+        core_time=duration(sum(times)) if is_known else "",
+        budget=plan.budget,
+        fits_are_known=is_known or all(run.fits is not None for run in plan.runs),
+        fit=plan.fit,
+        runs=len(plan.runs),
+    )
+
+
+def _planned_candidate(results: Results, candidate: NextCandidate) -> dict[str, Any]:
+    low = -math.inf if candidate.low is None else candidate.low
+    high = math.inf if candidate.high is None else candidate.high
+    gap = -math.inf if candidate.difference is None else candidate.difference
+    is_better = candidate.sure_certified >= candidate.sure_refuted
+    more = (
+        candidate.more_range and f"{candidate.more} ({candidate.more_range[0]} to {candidate.more_range[1]})"
+    )
+    return {
+        "candidate": candidate.candidate,
+        "pairs": candidate.pairs,
+        "coming": candidate.pairs_after - candidate.pairs,
+        "gap": results.metric.show_between(gap, low, high),
+        "side": "certified" if is_better else "refuted",
+        "sure": math.floor(max(candidate.sure_certified, candidate.sure_refuted)),
+        "more": f"{more} that are likely to settle it" if more else "",
+    }
+
+
+def make_plan_table(plan: SearchPlan) -> Table:
+    """Return a table of the next runs."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in (
+        "",
+        "run",
+        "seed",
+        "time",
+        "evidence on",
+        *(["within the budget"] if plan.budget else []),
+    ):
+        table.add_column(heading, no_wrap=heading != "evidence on")
+    for number, run in enumerate(plan.runs, 1):
+        time = "unknown" if run.seconds is None else duration(run.seconds)
+        evidence = ", ".join(run.candidates) + (" (ahead)" if run.ahead else "")
+        fits = [{True: "yes", False: "no", None: "unknown"}[run.fits]] if plan.budget else []
+        table.add_row(*map(Text, [str(number), run.cell, str(run.seed), time, evidence, *fits]))
+    return table

@@ -1,0 +1,221 @@
+"""Find the axis of bits of planned runs and the baseline of that axis.
+
+The rules are those of a report (cpdrun.study.axes), applied before any run exists.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from custom_fp.formats.names import is_own
+from custom_fp.formats.names import parse as parse_any
+
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.format_facts import format_facts
+from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.overrides import typed_form
+from cpdrun.study import choices, formats
+from cpdrun.study.axes import (
+    APS,
+    FP32,
+    USUAL,
+    BitsAxis,
+    baseline_value,
+    chosen_axis,
+    is_of_bits,
+)
+from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
+from cpdrun.sweep import Plan, PlannedRun
+
+
+@dataclass(frozen=True)
+class PlannedAxis:
+    """The axis of bits, or `case` if the runs are named cases.
+
+    Attributes:
+        key: The key of the axis.
+        baseline: The values that turn a candidate's cell into its baseline's cell, as the user typed them.
+        varies: The other axes that have more than one value.
+        held: Further axes whose values name formats. The search does not follow them.
+        is_widest: Whether the baseline is the widest value because no value leaves everything unrounded.
+    """
+
+    key: str
+    baseline: dict[str, Any]
+    varies: list[str]
+    held: tuple[str, ...]
+    is_widest: bool = False
+
+    @property
+    def own(self) -> list[str]:
+        """The axes on which a baseline has the same value as the candidates that are compared with it."""
+        said = [*self.baseline, *((APS, SCALING) if self.baseline.keys() & {APS, SCALING} else ())]
+        return [key for key in (self.key, *self.varies) if key not in said]
+
+    def of(self, run: PlannedRun) -> str:
+        """Return the value of a run on this axis, as a name whose bits are known."""
+        return named_value(run, self.key)
+
+    def is_baseline(self, run: PlannedRun) -> bool:
+        """Return whether a run has the baseline's own format, scaled or not, and so is not a candidate."""
+        if self.key not in self.baseline or any(
+            not formats.same(value_text(run, key), self.baseline[key])
+            for key in self.held
+            if key in self.baseline
+        ):
+            return False
+        return formats.same(self.of(run), _as_named(self.key, self.baseline[self.key]))
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline: a format with any changed settings (`fp32 with optim.lr 0.1`), or a case."""
+        beside = {key: value for key, value in self.baseline.items() if key != self.key}
+        if SCALING in beside:
+            beside = {APS: beside.pop(SCALING) != "none"} | beside
+        if self.key == FORMAT and FORMAT in self.baseline and not beside.get(APS):
+            beside.pop(APS, None)
+        against = _as_named(self.key, self.baseline[self.key]) if self.key in self.baseline else None
+        return BitsAxis(against=against, elsewhere=beside, has_value=against is not None).baseline_name
+
+
+def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> PlannedAxis:
+    """Return the axis of bits of an experiment.
+
+    Args:
+        first: The plan of the runs of one seed.
+        asked: The `search.baseline` block. Values that equal the default are ignored unless `is_whole` is true.
+        is_whole: Whether the user typed `search.baseline` as a whole.
+
+    Raises:
+        ConfigError: Some values of an axis are formats and others are not, or the baseline names no case.
+    """
+    given = {key: value for key, value in flatten(asked) if value is not None}
+    if not is_whole:
+        given = {key: value for key, value in given.items() if key not in USUAL or USUAL[key] != value}
+    varies = [key for key, values in first.axes.items() if len(values) > 1 and key != SEED]
+    cases = {str(name) for name in first.axes.get(CASE, ())}
+    if CASE in given or FP32 in cases:
+        baseline = {CASE: given.get(CASE, FP32)} | {k: v for k, v in given.items() if USUAL.get(k) != v}
+        return PlannedAxis(CASE, baseline, [key for key in varies if key != CASE], ())
+    values = {FORMAT: first.axes.get(FORMAT, [FP32]), **_of_bits(first, [*varies, *given])}
+    key = chosen_axis(values, given)
+    held = tuple(other for other in values if other != key and len(values[other]) > 1)
+    if cases and key == FORMAT and len(values[FORMAT]) < 2:
+        raise ConfigError(
+            f"no case is called {FP32}: search.baseline={{case: NAME}} names one of {', '.join(sorted(cases))}"
+        )
+    is_widest = False
+    if key == FORMAT:
+        baseline = given if is_whole else {**USUAL, **given}
+        if FORMAT in baseline:  # {format: bf16} means bf16 without APS.
+            is_scaled = {} if SCALING in baseline else {APS: False}
+            baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
+    else:
+        found, is_widest = baseline_value(values[key], given.get(key))
+        raw = next(
+            (raw for raw in first.axes.get(key, ()) if formats.same(_as_named(key, raw), found)), found
+        )
+        baseline = {**given, key: raw}
+    return PlannedAxis(key, baseline, [other for other in varies if other != key], held, is_widest)
+
+
+def named_value(run: PlannedRun, key: str) -> str:
+    """Return the name of a run's value on an axis: the format, the choice of a group, or the case."""
+    if key == CASE:
+        return choices.of_case(str(run.config[CASE]), _flat(run))
+    if key in choices.GROUPS:
+        return choices.choice(value_text(run, key), _flat(run), key)
+    return _as_named(key, get_key(run.config, key) if has_key(run.config, key) else None)
+
+
+def value_text(run: PlannedRun, key: str) -> Any:
+    """Return the value of a run on an axis. For a group, return the choice that was typed last."""
+    value = get_key(run.config, key) if has_key(run.config, key) else None
+    if not isinstance(value, Mapping):
+        return _as_named(key, value) if key == choices.RECIPE else value
+    typed = choices.last_typed(run.overrides, key)
+    return value.get("_target_", key) if typed is None else typed
+
+
+def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
+    """Return the values of the baseline by the keys under which run records store them, for a report.
+
+    A record names the choice of a group only for the axis of bits. For other groups, return the keys of the config in
+    which the run `against` differs from at least one of the runs `others`.
+    """
+    found: dict[str, Any] = {}
+    ours, theirs = _flat(against), [_flat(run) for run in others]
+    for key, value in axis.baseline.items():
+        section, dot, rest = key.partition(".")
+        if key == axis.key:
+            found[f"{choices.section_of(section)}.{rest}" if dot else key] = _as_named(key, value)
+        elif key in ours:
+            found[key] = ours[key]
+        else:
+            leaves = [leaf for leaf in ours if leaf.startswith(f"{choices.section_of(key)}.")]
+            if key == SCALING:  # The record of a run without scaling does not say which rule was chosen.
+                leaves = [APS, *leaves] if ours[APS] else [APS]
+            found |= {k: ours[k] for k in leaves if any(flat.get(k) != ours[k] for flat in theirs)}
+    return {key: str(value) if isinstance(value, str) else value for key, value in found.items()}
+
+
+def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
+    """Return the axes of bits among these keys, each with the names of its values."""
+    found = {}
+    for key in dict.fromkeys(keys):
+        if key in (FORMAT, APS, SEED, CASE):
+            continue
+        if key not in first.axes:  # Only the baseline has another value.
+            names = [named_value(first.runs[0], key)]
+        elif key in choices.GROUPS:
+            names = _choices(first, key)
+        else:
+            names = [_as_named(key, value) for value in first.axes[key]]
+            _check(key, names)
+        if names and all(map(is_of_bits, names)):
+            found[key] = names
+    return found
+
+
+def _choices(first: Plan, group: str) -> list[str]:
+    """Return the distinct choices of a group if they differ in what they round, or an empty list."""
+    rows = [_flat(run) for run in first.runs]
+    names = [str(value_text(run, group)) for run in first.runs]
+    found = choices.of_rows(rows, names, group)
+    return list(dict.fromkeys(found or ()))
+
+
+def _check(key: str, names: Sequence[Any]) -> None:
+    """Check that either all values of an axis are formats or none is.
+
+    Raises:
+        ConfigError: Some values are formats and others are not.
+    """
+    wrong = [name for name in names if not is_of_bits(name)]
+    if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
+        return
+    if is_own(wrong[0]):
+        raise ConfigError(f"{key}={wrong[0]}: search a format of your own with format=, not with {key}=")
+    try:
+        parse_any(wrong[0])
+    except ValueError as error:
+        raise ConfigError(f"{key}={typed_form(wrong[0])}: {error}") from None
+
+
+def _as_named(key: str, value: Any) -> Any:
+    """Return the value of an axis as a name whose bits are known, if it has bits."""
+    if choices.counts_bits(key):
+        return choices.bits_choice(value)
+    if key == FORMAT and is_own(value):
+        return formats.Recorded.of(value, format_facts(value))
+    return FP32 if key == choices.RECIPE and value is None else value
+
+
+def _canonical(name: Any) -> Any:
+    fmt = formats.parse(name)
+    return name if fmt is None else fmt.name
+
+
+def _flat(run: PlannedRun) -> dict[str, Any]:
+    flat = dict(flatten(run.config))
+    return flat | {FORMAT: _as_named(FORMAT, flat.get(FORMAT))}
