@@ -278,7 +278,7 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
         try:
             study = read_study([sweep.directory])
             hypotheses, power = study.hypotheses, seed_power(study)
-            lines = answer_lines(study, power)
+            lines = answer_lines(study, sweep.directory, power)
         except ReportError:  # the command `cpdrun report` prints the error
             lines = []
         else:

@@ -2,16 +2,18 @@
 
 import math
 
-from cpdrun.report.headline import headline
+from cpdrun.record import SweepDir
+from cpdrun.report.answers_text import headline
 from cpdrun.report.render import render
+from cpdrun.study.answers import next_command
 from cpdrun.study.metric import Metric
 from cpdrun.study.seed_power import MOST_PAIRS, SeedPower
 from cpdrun.study.study import Study
 
 
-def answer_lines(study: Study, power: SeedPower | None) -> list[str]:
-    """Return the first sentences of the report, and which differences the seeds can settle."""
-    lines, _ = headline(study)
+def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
+    """Return the first sentences of the report of a sweep, and which differences its seeds can settle."""
+    lines, _ = headline(study, next_command(study, [sweep]))
     return lines if power is None else [*lines, seed_power_text(power, study.metric)]
 
 
