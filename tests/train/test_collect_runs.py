@@ -113,7 +113,7 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
     def see(one, *steps):
         for step in steps:
             one.found.by_step[step] = whole.by_step[step]
-            one.fresh.append(step)
+            one.unsaved.append(step)
         one.save_part()
 
     first = observer(0)
@@ -125,7 +125,7 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
     see(second, 29)
     third = observer(40)
     see(third, 43)
-    third.write()
+    third.save()
     assert Observation.load(run.observed).steps == whole.steps and not run.observed_parts.exists()
     assert run.observed.read_bytes() == observed.observed.read_bytes()
 
