@@ -91,7 +91,7 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     assert "the script seems to set its own seed" in baseline_problem(results, baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
-    assert Results(ask(words)).problem(baseline) is None
+    assert baseline_problem(Results(ask(words)), baseline) is None
 
 
 def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):

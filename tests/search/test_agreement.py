@@ -8,7 +8,7 @@ import instant_executor
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.headline import headline
+from cpdrun.report.answers_text import headline
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
 from cpdrun.stats.evidence import Verdict
@@ -77,7 +77,7 @@ def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked,
         "fp32 and e4m3 are identical: equal bit for bit in every seed" in said
         and "certified" not in said.lower()
     )
-    not_tested, baseline, _ = headline(read_study([results.question.directory]))[0]
+    not_tested, _, baseline = headline(read_study([results.question.directory]))[0]
     assert not_tested == "NOT TESTED: e4m3 (8 bits) with APS, because its runs equal those of fp32."
     assert "fp32 and e4m3 with APS are identical" in baseline
 
