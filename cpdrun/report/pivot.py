@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from custom_fp.words import did_you_mean
 
 from cpdrun.report.tables import Shown, column
 from cpdrun.study import ReportUsageError, formats
@@ -22,9 +23,12 @@ def complete(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[li
         ReportUsageError: The study has no such axis, or an axis is named twice.
     """
     known = {column(axis): axis for axis in (*CORE_AXES, *study.axes)} | {"workers": "world_size"}
-    unknown = [name for name in (*rows, *cols) if name not in known]
-    if unknown:
-        raise ReportUsageError(f"no axis {unknown[0]!r} for --rows and --cols; there are: {', '.join(known)}")
+    for name in (*rows, *cols):
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ReportUsageError(
+                f"no axis {name!r} for --rows and --cols{near}; there are: {', '.join(known)}"
+            )
     down, along = [known[name] for name in rows], [known[name] for name in cols]
     if len({*down, *along}) < len(down) + len(along):
         raise ReportUsageError("--rows and --cols must not name an axis twice")

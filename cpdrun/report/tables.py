@@ -13,7 +13,6 @@ from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
 from cpdrun.study.group import Group
-from cpdrun.study.metric import MOST_DIGITS
 from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
@@ -198,7 +197,7 @@ def _means(study: Study, is_short: bool) -> Shown:
 def show_means(study: Study) -> list[str]:
     """Return the mean of each group as text, with enough decimals to tell each group from its baseline."""
     scale, digits = study.metric.scale, study.metric.digits
-    most = digits + _MORE_DECIMALS if study.metric.is_fraction else MOST_DIGITS
+    most = digits + (_MORE_DECIMALS if study.metric.is_fraction else 0)
     pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baseline_of(g)) is not None]
     apart = [(ours * scale, theirs * scale) for ours, theirs in pairs if not math.isclose(ours, theirs)]
     while digits < most and any(f"{ours:.{digits}f}" == f"{theirs:.{digits}f}" for ours, theirs in apart):

@@ -1,12 +1,15 @@
 """Draw every plot once, and write it as the requested kinds of files."""
 
 import contextlib
+import gc
 import io
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from cpdrun.record import write_bytes, write_text
@@ -111,16 +114,14 @@ def _content(figure: Figure, kind: str) -> bytes:
 
     Unlike `Figure.savefig`, which first draws the figure once more to find its layout, this draws it once.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
     content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
     try:
         if kind == "png":
             figure.dpi = style.PNG_DPI
             FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 4})
         elif kind == "pdf":
+            from matplotlib.backends.backend_pdf import FigureCanvasPdf  # This import takes half a second.
+
             FigureCanvasPdf(figure).print_pdf(content, metadata={"CreationDate": None})
         else:
             FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})
@@ -132,7 +133,14 @@ def _content(figure: Figure, kind: str) -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    with matplotlib.rc_context(style.RC), warnings.catch_warnings():
-        # A missing glyph is drawn as a box, so the warning is not needed.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+    """Draw in the style of the report, and without garbage collection, which takes a tenth of the time of drawing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with matplotlib.rc_context(style.RC), warnings.catch_warnings():
+            # A missing glyph is drawn as a box, so the warning is not needed.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

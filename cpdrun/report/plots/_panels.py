@@ -138,15 +138,25 @@ def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
     if len(names) * line > 1.1:
         names = [name for name in names if name.is_key]
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
-    places = [float(to_axes((name.x, name.y))[1]) for name in names]
-    for name, place in zip(names, spread(places, line, 0.0, 1.0), strict=True):
-        text = axes.annotate(
-            name.text, (name.x, name.y), (1.03, place), xycoords="data", textcoords="axes fraction", va="center",
-            fontsize=size_pt, fontweight=NAME["fontweight"] if bold else "normal", color=ink(name.color),
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": name.color, "linewidth": 0.35, "alpha": 0.5, "shrinkB": 2},
+    points = [to_axes((name.x, name.y)) for name in names]
+    places = spread([float(y) for _, y in points], line, 0.0, 1.0)
+    for name, (x, y), place in zip(names, points, places, strict=True):
+        (leader,) = axes.plot(
+            [x, 1.02],
+            [y, place],
+            color=name.color,
+            linewidth=0.35,
+            alpha=0.5,
+            transform=axes.transAxes,
+            clip_on=False,
+            in_layout=False,
+        )
+        text = axes.text(
+            1.03, place, name.text, va="center", fontsize=size_pt, fontweight=NAME["fontweight"] if bold else "normal",
+            color=ink(name.color), transform=axes.transAxes,
         )  # fmt: skip
-        (part_of if len(name.of) == 1 else name_of)(text, *name.of)
+        for artist in (leader, text):
+            (part_of if len(name.of) == 1 else name_of)(artist, *name.of)
 
 
 def spread(

@@ -30,7 +30,7 @@ from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, method_styles
 from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import short
-from cpdrun.study.group import Facet, Group
+from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.study import Study
 
 Costs = dict[Group, float]
@@ -109,8 +109,8 @@ def draw_sent(study: Study) -> Figure:
     if not panels:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")
     families = {g.method.family for panel in panels for g in panel.costs if not g.is_baseline}
-    if len(families) < 2 and not any(panel.facet.has_cases for panel in panels):
-        raise NotDrawnError("all runs exchange by one method, accuracy_vs_bytes shows them")
+    if families <= {WITH_APS, WITHOUT_APS} and not any(panel.facet.has_cases for panel in panels):
+        raise NotDrawnError("all runs send sums in a format, which accuracy_vs_bytes shows")
     known = dict.fromkeys(panel.baseline for panel in panels if panel.baseline and panel.axis == "sent_bits")
     sent = [f"{group.name} sends {show_bytes(group.wire_bytes)} each step." for group in known]
     return draw_panels(study, panels, about=sent[0] if len(sent) == 1 else "")

@@ -191,7 +191,10 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
     for (i, j), share in np.ndenumerate(lost):
         if np.isfinite(share):
             color = _ON_DARK if share > 0.5 else _ON_LIGHT
-            axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=FIGURE_SIZE, color=color)
+            text = axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color)
+            text.set(
+                fontsize=FIGURE_SIZE, in_layout=False
+            )  # The layout is faster without texts inside of axes.
     axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(strategy_styles(study)[group.strategy].color)
@@ -368,14 +371,12 @@ def _quantile(counts: Counter) -> int:
 def _histogram(axes: Axes, counts: Counter, limits: Limits, ends: tuple[float, float]) -> None:
     total = sum(counts.values()) or 1
     axes.axvspan(limits.low - 0.5, limits.high + 0.5, color=FP32.color, alpha=0.16, linewidth=0)
-    for k, count in sorted(counts.items()):
-        if k >= ends[0]:
-            inside = limits.low <= k <= limits.high
-            color = WITH_APS.color if inside else WITHOUT_APS.color
-            bar = axes.bar(k, 100 * count / total, width=0.9, color=color)[0]
-            hover(
-                bar, f"2^{k}: {100 * count / total:.2g} % of the values, {'in' if inside else 'out of'} range"
-            )
+    shown = {k: 100 * count / total for k, count in sorted(counts.items()) if k >= ends[0]}
+    is_inside = [limits.low <= k <= limits.high for k in shown]
+    colors = [WITH_APS.color if inside else WITHOUT_APS.color for inside in is_inside]
+    bars = axes.bar(list(shown), list(shown.values()), width=0.9, color=colors)
+    for bar, (k, share), inside in zip(bars, shown.items(), is_inside, strict=True):
+        hover(bar, f"2^{k}: {share:.2g} % of the values, {'in' if inside else 'out of'} range")
     below = sum(count for k, count in counts.items() if k < limits.low) / total
     above = sum(count for k, count in counts.items() if k > limits.high) / total
     text = f"{100 * below:.0f} % below" + (f", {100 * above:.2g} % above" if above > 0 else "")
