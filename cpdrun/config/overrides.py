@@ -4,15 +4,16 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.paths import RESULTS_DIR, results_dir_of
 from cpdrun.config.script import as_typed
+
+# Hydra is imported where it parses. Its import takes 0.15 s, and a report needs only `typed_form`.
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
 
 MOST_VALUES = 100_000  # of an axis, and runs of a sweep; a range of more would be read for minutes
 # Text that the grammar takes without quotes, and for text.
@@ -33,6 +34,8 @@ class Typed:
 
 def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
     """Read overrides; `config_loader` (Hydra's) lets `group=glob(*)` name choices. Raises ConfigError."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     parser = OverridesParser.create(config_loader)
     experiments = config_loader.get_group_options("exp")
     for text in texts:
@@ -53,7 +56,10 @@ def _text(text: str) -> Typed | None:
     return Typed(text=text, key=key, values=(value,), is_axis=False, adds=False, deletes=False)
 
 
-def _parse_one(parser: OverridesParser, text: str) -> Typed:
+def _parse_one(parser: "OverridesParser", text: str) -> Typed:
+    from hydra.core.override_parser.types import OverrideType
+    from hydra.errors import HydraException
+
     try:
         (override,) = parser.parse_overrides([text])
         values = _values(override)
@@ -71,7 +77,10 @@ def _parse_one(parser: OverridesParser, text: str) -> Typed:
     )
 
 
-def _values(override: Override) -> tuple[Any, ...]:
+def _values(override: "Override") -> tuple[Any, ...]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import OverrideType
+
     if override.type == OverrideType.DEL:
         return ()
     if override.is_sweep_override():

@@ -384,7 +384,7 @@ def _histogram(axes: Axes, counts: Counter, limits: Limits, ends: tuple[float, f
     axes.set_xlim(*ends)
     axes.grid(visible=False)
     axes.set_yticks([])
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 PLOTS = [
