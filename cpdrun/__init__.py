@@ -5,26 +5,24 @@ To read the code, start at :mod:`cpdrun.cli`. The functions of :mod:`cpdrun.api`
 """
 
 # Packages. Those that are also functions are made callable by cpdrun.shell.callable_package.
-_PACKAGES = ("attach", "sweep", "search", "report")
+_PACKAGES = ("api", "attach", "sweep", "search", "report")
+# The other names in cpdrun.api.__all__, and the former names of functions.
 _FUNCTIONS = (
     *(
-        "next",
-        "screen",
         "predict",
         "judge",
-        "explain",
         "status",
         "logs",
         "cancel",
-        "work",
-        "calibrate",
         "formats",
-        "vectors",
         "init",
-        "schema",
         "doctor",
+        "load",
+        "plot",
+        "plots",
+        "Answer",
     ),
-    *("load", "plot", "plots", "Answer"),
+    *("next", "screen", "explain", "work", "vectors", "schema", "calibrate"),
 )
 _ERRORS = ("UserError", "Stopped")
 

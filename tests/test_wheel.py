@@ -97,6 +97,7 @@ def test_wheel_has_portable_tag_and_package_data(wheel):
         "cpdrun/conf/config.yaml",
         "custom_fp/csrc/custom_fp.cu",
         "cpdrun/whatif/fitted.json",
+        "cpdrun/report/page/page.html.j2",
         "cpdrun/report/page/page.js",
     ):
         assert needed in names

@@ -267,9 +267,14 @@ def vectors(name: str, **options: Any) -> Answer:
     return call("formats --vectors", (name,), options, quiet=True)
 
 
-def schema(**options: Any) -> Answer:
-    """Return the JSON Schema of an experiment's yaml (`cpdrun init --schema`). Option: config_dir."""
-    return call("init --schema", (), options, quiet=True)
+def schema(kind: str | None = None, **options: Any) -> Answer:
+    """Return the JSON Schema of a kind of document, or of an experiment's yaml (`cpdrun init --schema`).
+
+    Args:
+        kind: The kind of a document that commands return (docs/json.md), such as "search".
+        options: config_dir.
+    """
+    return call("init --schema", () if kind is None else (kind,), options, quiet=True)
 
 
 def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:

@@ -10,7 +10,7 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.paths import RESULTS_DIR, results_dir_of
 from cpdrun.config.script import as_typed
 
-# Hydra is imported where it parses. Its import takes 0.15 s, and a report needs only `typed_form`.
+# Hydra is imported in the functions that parse, because `cpdrun report` only needs `typed_form`.
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
@@ -62,7 +62,8 @@ def _parse_one(parser: "OverridesParser", text: str) -> Typed:
 
     try:
         (override,) = parser.parse_overrides([text])
-        values = _values(override)
+        deletes = override.type == OverrideType.DEL
+        values = () if deletes else _values(override)
     except (HydraException, ValueError, TypeError) as error:
         raise ConfigError(f"cannot read {text!r}; write key=value or key=a,b,c") from error
     if override.package is not None or not override.key_or_group:
@@ -73,16 +74,13 @@ def _parse_one(parser: "OverridesParser", text: str) -> Typed:
         values=values,
         is_axis=override.is_sweep_override(),
         adds=override.type in (OverrideType.ADD, OverrideType.FORCE_ADD),
-        deletes=override.type == OverrideType.DEL,
+        deletes=deletes,
     )
 
 
 def _values(override: "Override") -> tuple[Any, ...]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import OverrideType
 
-    if override.type == OverrideType.DEL:
-        return ()
     if override.is_sweep_override():
         # Hydra hands the elements of a sweep over as text; the same grammar reads each as one value
         single = OverridesParser.create()

@@ -163,7 +163,7 @@ def _candidate(
     results: Results, state: ChainState, candidate: Candidate, judgement: Judgement
 ) -> dict[str, Any]:
     """Return what the answer of a chain says about one candidate."""
-    counts, metric = state.failures_of(candidate), results.metric
+    counts, metric = state.failures[candidate.name], results.metric
     name = _named(results, candidate, state.chain)
     gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
     return {
@@ -349,7 +349,7 @@ def _verdict_text(
     results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> str:
     """Return the verdict on a candidate with its failed runs, or with the number of pairs that it still needs."""
-    counts, verdict = state.failures_of(candidate), width.verdict_of(judgement)
+    counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
     if candidate.name in results.ended.given_up:
         return f"{verdict}, all runs failed"
     if verdict is not Verdict.OPEN:

@@ -17,7 +17,7 @@ you change the grid of values after you have seen the verdicts, you ask the same
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,21 +179,14 @@ class ChainState:
     Attributes:
         chain: The chain.
         widths: The verdict on each width.
-        exhausted: For each candidate, whether no further pair is possible.
-        failures: The number of failed runs of each candidate.
+        exhausted: The names of the candidates for which no further pair is possible.
+        failures: The numbers of failed runs, by the name of the candidate.
     """
 
     chain: Chain
     widths: list[Width]
-    exhausted: tuple[tuple[bool, ...], ...]
-    failures: tuple[tuple[FailureCounts, ...], ...]
-
-    def failures_of(self, candidate: Candidate) -> FailureCounts:
-        """Return how many runs of one of the candidates failed."""
-        rows = zip(self.chain.widths, self.failures, strict=True)
-        return next(
-            c for width, counts in rows for one, c in zip(width, counts, strict=True) if one is candidate
-        )
+    exhausted: frozenset[str]
+    failures: Mapping[str, FailureCounts]
 
     def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
         for candidates, width in zip(self.chain.widths, self.widths, strict=True):
@@ -234,9 +227,12 @@ class ChainState:
         return [] if self.frontier is None else self._questionable(self.frontier)
 
     def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
-        judgements, exhausted = self.widths[width].judgements, self.exhausted[width]
-        rows = zip(self.chain.widths[width], judgements, exhausted, strict=True)
-        return [row[:2] for row in rows if row[1].verdict is Verdict.OPEN and not row[2]]
+        rows = zip(self.chain.widths[width], self.widths[width].judgements, strict=True)
+        return [
+            (candidate, judgement)
+            for candidate, judgement in rows
+            if judgement.verdict is Verdict.OPEN and candidate.name not in self.exhausted
+        ]
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
@@ -257,16 +253,25 @@ def chain_states(
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
     asked = [_as_asked(chain) for chain in chains]
-    paired = [_paired(of_arms(chain, chosen), ended, rules, tuning.seeds) for chain in chains]
+    chains = [of_arms(chain, chosen) for chain in chains]
+    compared = [_compare(chain, ended, tuning) for chain in chains]
     settled = judge_chains(
-        [each.as_asked(chain) for each, chain in zip(paired, asked, strict=True)],
+        [_pair(*each, ended, rules) for each in zip(asked, chains, compared, strict=True)],
         rules.metric,
         rules.tolerance,
         alpha=rules.alpha,
         ledger=ledger,
         resolution=rules.resolution,
     )
-    return [_state(each, widths, ended) for each, widths in zip(paired, settled, strict=True)]
+    return [
+        ChainState(
+            chain,
+            widths,
+            frozenset(_exhausted(chain, widths, ended, chain.seeds(rules.most_seeds))),
+            {name: found.counts for name, found in of_chain.items()},
+        )
+        for chain, widths, of_chain in zip(chains, settled, compared, strict=True)
+    ]
 
 
 def _as_asked(chain: Chain) -> AskedChain:
@@ -285,54 +290,33 @@ def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
     return replace(chain, widths=widths) if chosen else chain
 
 
-@dataclass(frozen=True)
-class _Paired:
-    """A chain with the runs of its candidates: what is compared, and the differences, by width and candidate."""
-
-    chain: Chain
-    seeds: list[int]
-    compared: list[list[Compared]]
-    gaps: list[list[list[float]]]
-
-    def as_asked(self, asked: AskedChain) -> PairedChain:
-        """Return the pairs for the test, under the names with which the chain was asked."""
-        barred = [[found.is_barred for found in of_width] for of_width in self.compared]
-        return PairedChain(asked, self.gaps, barred, len(self.seeds))
+def _compare(chain: Chain, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
+    """Return what is compared for each candidate, by its name, without the seeds that are in no pair."""
+    aside = {*tuning.seeds, *([] if chain.aside is None else [chain.aside])}
+    candidates = itertools.chain(*chain.widths)
+    return {each.name: ended.compared(each.name, each.baseline, aside) for each in candidates}
 
 
-def _paired(chain: Chain, ended: EndedRuns, rules: Rules, aside: Collection[int]) -> _Paired:
+def _pair(
+    asked: AskedChain, chain: Chain, compared: Mapping[str, Compared], ended: EndedRuns, rules: Rules
+) -> PairedChain:
+    """Return the pairs of a chain for the test, under the names with which the chain was asked."""
     seeds = chain.seeds(rules.most_seeds)
-    left_out = {*aside, *([] if chain.aside is None else [chain.aside])}
-    compared = [
-        [ended.compared(candidate.name, candidate.baseline, left_out) for candidate in width]
-        for width in chain.widths
-    ]
-    gaps = [
-        [
-            _gaps(candidate, found, ended, rules, seeds)
-            for candidate, found in zip(width, of_width, strict=True)
-        ]
-        for width, of_width in zip(chain.widths, compared, strict=True)
-    ]
-    return _Paired(chain, seeds, compared, gaps)
+    gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in chain.widths]
+    barred = [[compared[candidate.name].is_barred for candidate in width] for width in chain.widths]
+    return PairedChain(asked, gaps, barred, len(seeds))
 
 
-def _state(paired: _Paired, widths: list[Width], ended: EndedRuns) -> ChainState:
-    chain, seeds = paired.chain, paired.seeds
-    exhausted = tuple(
-        tuple(
-            judgement.settled_at is not None or _is_exhausted(candidate, ended, seeds)
-            for candidate, judgement in zip(candidates, width.judgements, strict=True)
-        )
-        for candidates, width in zip(chain.widths, widths, strict=True)
-    )
-    failures = tuple(tuple(found.counts for found in of_width) for of_width in paired.compared)
-    return ChainState(chain, widths, exhausted, failures)
-
-
-def _is_exhausted(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) -> bool:
-    given_up = {candidate.name, candidate.baseline} & ended.given_up
-    return bool(given_up) or counted_seeds(candidate, ended, seeds) == len(seeds)
+def _exhausted(
+    chain: Chain, widths: Sequence[Width], ended: EndedRuns, seeds: Sequence[int]
+) -> Iterator[str]:
+    """Yield the names of the candidates for which no further pair is possible."""
+    for candidates, width in zip(chain.widths, widths, strict=True):
+        for candidate, judgement in zip(candidates, width.judgements, strict=True):
+            given_up = {candidate.name, candidate.baseline} & ended.given_up
+            is_complete = counted_seeds(candidate, ended, seeds) == len(seeds)
+            if judgement.settled_at is not None or given_up or is_complete:
+                yield candidate.name
 
 
 def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) -> int:

@@ -16,11 +16,13 @@ from cpdrun.launch.first_run import FirstRun
 from cpdrun.record import Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.chains import ChainState
+from cpdrun.search.plan import forecast_cost
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
+from cpdrun.sweep.manifest import EXPECTED_RUNS
 from cpdrun.whatif.observation import observed
 
 # How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
@@ -66,8 +68,14 @@ class RunQueue:
         self._listed |= new
         if runs:
             listed = [question.cells[name][seed] for name, seed in self._listed.values()]
-            write_manifest(question.as_plan(listed), self.results.record())
+            write_manifest(question.as_plan(listed), self._record())
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
+
+    def _record(self) -> dict[str, Any]:
+        """Return the question for sweep.yaml, with the number of runs that the search is likely to take in total."""
+        further = forecast_cost(self.results, None).runs
+        total = {} if further is None else {EXPECTED_RUNS: self.results.runs + further}
+        return self.results.record() | total
 
     def take(self, event: Event) -> None:
         """Take in the result of a run of this search that has ended, well or not."""

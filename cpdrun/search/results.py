@@ -444,7 +444,7 @@ def _chain_result(results: Results, state: ChainState) -> ChainResult:
 def _candidate_result(
     results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> CandidateResult:
-    counts, more = state.failures_of(candidate), judgement.more
+    counts, more = state.failures[candidate.name], judgement.more
     return CandidateResult(
         candidate=candidate.label,
         bits=candidate.bits,

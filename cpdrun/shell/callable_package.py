@@ -3,18 +3,34 @@
 `cpdrun.sweep` is a package, as in `from cpdrun.sweep import plan`, and a function, as in `cpdrun.sweep(...)`.
 """
 
+import inspect
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 
-class _Called(ModuleType):
-    """A module that calls the function of the same name in cpdrun.api."""
+class _CallablePackage(ModuleType):
+    """A package that calls the function of the same name in cpdrun.api, and has its signature and docstring."""
 
     def __call__(self, *words: Any, **keywords: Any) -> Any:
+        return self._function(*words, **keywords)
+
+    @property
+    def _function(self) -> Callable[..., Any]:
         # import_module instead of an import statement, because lower packages must not import cpdrun.api.
-        return getattr(import_module("cpdrun.api"), self.__name__.rpartition(".")[2])(*words, **keywords)
+        return getattr(import_module("cpdrun.api"), self.__name__.rpartition(".")[2])
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._function)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # because a package has a docstring of its own
+        """The docstring of the function, with its signature after the first line."""
+        first, _, rest = (inspect.getdoc(self._function) or "").partition("\n")
+        return f"{first}\n\n{self._function.__name__}{self.__signature__}\n{rest}"
 
 
 def is_function_too(package: str) -> None:
@@ -23,4 +39,4 @@ def is_function_too(package: str) -> None:
     Args:
         package: The full name of the package. Calls go to the function of the same name in cpdrun.api.
     """
-    sys.modules[package].__class__ = _Called
+    sys.modules[package].__class__ = _CallablePackage

@@ -11,7 +11,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from cpdrun.config.overrides import typed_form
 from cpdrun.record import RunDir, State
 from cpdrun.study import formats
 from cpdrun.study.collect import CASE, CORE_AXES, SEED, as_rows, config_keys, identity, may_be_axis
@@ -290,6 +289,10 @@ def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
 
 
 def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
+    from cpdrun.config.overrides import (
+        typed_form,  # it imports Hydra, which takes longer than reading a sweep
+    )
+
     keys = [key for key in changed if key in _SUFFICIENT]
     keys = keys or [key for key in changed if not key.endswith("_target_")]
     return [f"{key}={typed_form(_decoded(row.get(key)))}" for key in keys]

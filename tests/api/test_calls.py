@@ -1,5 +1,6 @@
 """cpdrun called from Python: in a kernel of a notebook, from a script, and from the page that documents it."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -85,6 +86,27 @@ def test_packages_are_functions_whoever_imports_them_first():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     assert set(cpdrun.api.__all__) <= set(dir(cpdrun))
     assert all(callable(getattr(cpdrun, name)) for name in cpdrun.api.__all__)
+
+
+@pytest.mark.parametrize("name", ["sweep", "search", "report"])
+def test_help_on_a_package_shows_the_function(name):
+    code = f"import cpdrun, pydoc; print(pydoc.render_doc(cpdrun.{name}, renderer=pydoc.plaintext))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    function = getattr(cpdrun.api, name)
+    assert inspect.signature(getattr(cpdrun, name)) == inspect.signature(function)
+    first = inspect.getdoc(function).splitlines()[0]
+    assert (
+        first in shown
+        and f"{name}(*" in shown
+        and "quiet: bool = " in shown
+        and "-> cpdrun.api.answer.Answer" in shown
+    )
+
+
+def test_api_is_there_without_importing_it_by_name():
+    code = "import cpdrun; print(cpdrun.api.schema('search')['document']['title'])"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown == "cpdrun.search/1\n"
 
 
 def test_importing_it_imports_nothing_of_weight():

@@ -162,6 +162,7 @@ def _template() -> "jinja2.Template":
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["is_verdict"] = re.compile(r"[A-Z]{4}").match
     return environment.from_string(_asset("page.html.j2"))
 
 
