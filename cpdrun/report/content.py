@@ -13,8 +13,9 @@ import pandas as pd
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.record import SweepDir, read_manifest
-from cpdrun.report import best_of, completeness, headline, pareto, pivot, tables
+from cpdrun.report import best_of, completeness, headline, pareto, tables
 from cpdrun.report.cost import COSTS
+from cpdrun.report.layout_table import layout_table
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study import ReportUsageError
@@ -165,9 +166,9 @@ def _best(study: Study) -> NamedTable | None:
 def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:
     if not rows and not cols:
         return None
-    down, along = pivot.complete(study, rows, cols)
+    numbers, shown = layout_table(study, rows, cols)
     title = f"{study.metric.title} by {' and '.join((*rows, *cols))}"
-    return NamedTable("pivot", title, pivot.numbers(study, down, along), pivot.shown(study, down, along))
+    return NamedTable("pivot", title, numbers, shown)
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:
