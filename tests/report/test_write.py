@@ -111,14 +111,14 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     asked = report(sweep)
     assert "at most 1 point worse than fp32" in asked.printed
-    assert "as the search asked: a margin of 1 point, 90 % confidence; --tol" in asked.printed
+    assert "The margin (1 point) and the confidence (90 %) are those of the search; --tol" in asked.printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": {"tolerance": 1.0}}))
-    assert "as the sweep asked: a margin of 1 point; --tol" in report(sweep).printed
+    assert "The margin (1 point) is that of the sweep; --tol" in report(sweep).printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     typed = report(sweep, tolerance=0.25, ci=95).printed
-    assert "at most 0.25 points worse than fp32" in typed and "as the search asked" not in typed
+    assert "at most 0.25 points worse than fp32" in typed and "of the search;" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "nobody typed a margin" in other and "as the search asked: 90 %" in other
+    assert "nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
 
 
 def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):
@@ -126,7 +126,7 @@ def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, re
     question = {"tolerance": "wide", "confidence": 400, "metric": ["a"], "baseline": 3}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     made = report(sweep)
-    assert "at most 0.5 points worse than fp32" in made.printed and "as the search asked" not in made.printed
+    assert "at most 0.5 points worse than fp32" in made.printed and "of the search;" not in made.printed
 
 
 def test_a_missing_seed_is_named(new_sweep, report, no_pictures):

@@ -90,7 +90,7 @@ def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_
     results, *_ = launch(asked(*plain), tmp_path / "found")
     study = read_study([results.question.directory])
     seeds = {seed for group in study.groups for seed in group.by_seed}
-    assert max(seeds) < FIRST_SEED and "that choose the tuned values" in " ".join(question_notes(study))
+    assert max(seeds) < FIRST_SEED and "that chose the tuned values" in " ".join(question_notes(study))
     again, *_ = launch(asked(*TUNED), tmp_path / "found")
     mine, theirs = told(again), reported(again)
     assert theirs == {label: mine[label] for label in theirs}

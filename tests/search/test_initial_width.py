@@ -170,8 +170,8 @@ def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predi
     assert [chain.started_at for chain in search_result(results).chains].count(4)
     theirs, study = reported(results)
     assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
-    assert "with APS: started at 4 bits, as predicted" in " ".join(question_notes(study))
-    assert "seed 0, which the prediction is of, is in no pair" in " ".join(question_notes(study))
+    assert "with APS: the search started at 4 bits, as predicted" in " ".join(question_notes(study))
+    assert "Seed 0 is in no pair, because the prediction used its run." in " ".join(question_notes(study))
 
 
 def test_a_search_without_a_prediction_says_so_once(go):
