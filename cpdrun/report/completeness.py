@@ -8,7 +8,7 @@ from custom_fp.formats.synonyms import naming_notes
 from cpdrun.record import NewerRecordError, State, SweepDir, described, differ, processors, read_manifest
 from cpdrun.report.render import join_first
 from cpdrun.report.study_text import ignored_texts, question_notes
-from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, ignored, sweep_names
+from cpdrun.study.collect import SEED, UNREADABLE, finished, ignored, sweep_names
 from cpdrun.study.formats import bits
 from cpdrun.study.study import Study
 
@@ -39,30 +39,6 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
         *_mixed_processors(study),
         *_mixed_versions(study),
     ]
-
-
-def mixture(study: Study) -> str:
-    """Return a warning if the finished runs used different code, or different data with the same data settings.
-
-    A difference between such runs need not come from their formats. Return "" if there is no such difference or no
-    record says so.
-    """
-    done = finished(study.runs)
-    mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
-    settings = [c for c in done.columns if c.startswith("data.") and not c.endswith("_dir")]
-    if DATA in done.columns:
-        same_settings = (
-            done[settings].apply(lambda row: " ".join(map(str, row)), axis=1)
-            if settings
-            else done["run:state"]
-        )
-        if (done.groupby(same_settings)[DATA].nunique() > 1).any():
-            mixed.append("data")
-    if not mixed:
-        return ""
-    return (
-        f"A mixture, for its runs are not all of one code and data ({join_first(mixed)} differ between them)"
-    )
 
 
 def _newer(sweeps: Sequence[SweepDir]) -> list[str]:

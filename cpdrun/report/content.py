@@ -3,7 +3,6 @@
 Nothing is drawn, printed or written here. `cpdrun.report.write` does that, and `cpdrun.report.page` makes HTML.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,12 @@ import pandas as pd
 
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
-from cpdrun.record import SweepDir, read_manifest
-from cpdrun.report import best_of, completeness, headline, pareto, tables
+from cpdrun.record import SweepDir
+from cpdrun.report import answers_text, best_of, completeness, pareto, tables
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
 from cpdrun.report.methods import comparison, crossover, crossover_text
-from cpdrun.stats.evidence import Verdict
-from cpdrun.study import ReportUsageError
-from cpdrun.study.collect import sweep_names
+from cpdrun.study import ReportUsageError, answers
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 
@@ -92,9 +89,9 @@ class Content:
     Attributes:
         study: The study that the report is about.
         sweeps: The sweeps.
-        verdicts: A row for each chain with its verdict, as `headline.verdicts` returns them. A chain holds the
-            candidates of one facet that share a way of scaling.
-        next_command: The search command that adds pairs. It is empty if no verdict is open or the command is not known.
+        verdicts: The answer of each chain. A chain holds the candidates of one facet that share a way of scaling.
+        next_command: The search command that adds pairs. It is empty if more pairs settle nothing or the command is not
+            known.
         answer: The sentences of the answer, the verdicts first.
         costs: The sentences about the costs.
         notes: What is missing, failed, mixed or left out, one note an item.
@@ -107,7 +104,7 @@ class Content:
 
     study: Study
     sweeps: Sequence[SweepDir]
-    verdicts: list[dict[str, Any]]
+    verdicts: list[answers.ChainVerdict]
     next_command: str
     answer: list[str]
     costs: list[str]
@@ -136,16 +133,15 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         baseline=options.baseline,
     )
     layout = _layout(study, options.rows, options.cols)
-    answer, matrix = headline.headline(study)
-    verdicts = headline.verdicts(study)
-    next_command = _next_command(sweeps, verdicts)
+    next_command = answers.next_command(study, sweeps)
+    answer, matrix = answers_text.headline(study, next_command)
     predicted, reason = _crossover(study, sweeps)
     return Content(
         study=study,
         sweeps=sweeps,
-        verdicts=verdicts,
+        verdicts=answers.chain_verdicts(study),
         next_command=next_command,
-        answer=[*answer, *([f"For more pairs: {next_command}"] if next_command else [])],
+        answer=answer,
         costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
         notes=[*completeness.notes(study, sweeps), *([reason] if reason else [])],
         matrix=matrix,
@@ -193,19 +189,3 @@ def _networks(names: Sequence[str]) -> dict[str, Network]:
         return {name: network(name) for name in names}
     except CalibrationError as error:
         raise ReportUsageError(str(error)) from None
-
-
-def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
-
-    Returns:
-        The command, or "" if no verdict is open, if there are several sweeps, or if the overrides cannot be read.
-    """
-    if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
-        return ""
-    try:
-        typed = read_manifest(sweeps[0])["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
-    return " ".join(["cpdrun search", *words]) if isinstance(typed, list) and words else ""

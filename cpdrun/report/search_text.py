@@ -17,7 +17,14 @@ from cpdrun.launch.progress.display import duration
 from cpdrun.launch.summary import SummaryDocument
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, render, render_lines
-from cpdrun.report.result_text import gap_text, more_text, own_interval_text, pairs_text, result_text
+from cpdrun.report.result_text import (
+    MOST_ADVISED,
+    gap_text,
+    more_text,
+    own_interval_text,
+    pairs_text,
+    result_text,
+)
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
 from cpdrun.search.chains import Candidate, Chain, ChainState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
@@ -81,7 +88,7 @@ def describe_question(results: Results) -> list[str]:
         confidence=f"{question.settings.confidence:g}",
         budget=question.settings.budget,
         candidates=describe_candidates(question),
-        tried=capital(tried_text(tuning.keys)) if any(map(tuning.runs, tuning.arms)) else "",
+        tried=tried_text(tuning.keys) if any(map(tuning.runs, tuning.arms)) else "",
         tuning_seeds=seeds_text(tuning.seeds) if tuning else "",
         runs=results.runs,
         margin_text=margin_text(results.margin, results.metric),
@@ -164,12 +171,14 @@ def _candidate(
 ) -> dict[str, Any]:
     """Return what the answer of a chain says about one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
-    name = _named(results, candidate, state.chain)
+    format_name, at = format_of(candidate, state.chain), _at(results, candidate.name)
+    short_name = f"{format_name} ({candidate.bits:g} bits){at}"
     gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
     return {
-        "name": name,
-        "gap_of": f"{name}: {gap_text(metric, judgement)}",
-        "short_gap": f"{format_of(candidate, state.chain)}{_at(results, candidate.name)} {gap}",
+        "name": _named(results, candidate, state.chain),
+        "short_name": short_name,
+        "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
+        "short_gap": f"{format_name}{at} {gap}",
         "pairs": pairs_text(judgement.pairs),
         "result": result_text(metric, judgement, counts, results.question.settings.confidence),
         "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
@@ -230,11 +239,28 @@ def _describe_runs(results: Results) -> str:
 def next_step(results: Results) -> str:
     """Return the command to type next: one that continues the search, or one that reports it."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    command = shlex.join(["cpdrun", "search", *words])
     states = [state for state in results.states() if not results.problem(state.chain.baseline)]
     if any(state.active is not None for state in states):
-        return f"To {'continue' if results.runs else 'start'}: {command}"
+        return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
+    if any(_needs_seeds(state) for state in states):
+        words = [word for word in words if not word.startswith("search.most_seeds=")]
+        words.append(f"search.most_seeds={2 * results.question.settings.most_seeds}")
+        return f"To continue with more seeds: {shlex.join(['cpdrun', 'search', *words])}"
     return report_command(results)
+
+
+def _needs_seeds(state: ChainState) -> bool:
+    """Return whether no format is certified, all seeds are used, and a moderate number of further seeds may help."""
+    if state.answer is not None or state.frontier is None:
+        return False
+    rows = zip(state.chain.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
+    return any(
+        judgement.verdict is Verdict.OPEN
+        and judgement.pairs > 0
+        and not state.failures[candidate.name].failed
+        and (judgement.more is None or judgement.more.likely <= MOST_ADVISED)
+        for candidate, judgement in rows
+    )
 
 
 def report_command(results: Results) -> str:

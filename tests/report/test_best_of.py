@@ -5,7 +5,7 @@ import random
 import pytest
 
 from cpdrun.report import best_of
-from cpdrun.report.headline import headline
+from cpdrun.report.answers_text import headline
 from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

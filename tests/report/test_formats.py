@@ -178,6 +178,7 @@ def test_pivot_puts_axes_where_they_are_asked_for(new_sweep, report):
     ].item()
     assert table.set_index("format").loc["e3m0", "APS yes, workers 8"] == pytest.approx(want)
     assert table.set_index("format")["APS yes, workers 4"].isna()["fp32"]
+    assert "APS yes," in made.printed and made.document().layout[0]["format"] == "fp32"
 
 
 def test_pivot_never_mixes_configs(new_sweep, report):
@@ -214,6 +215,8 @@ def test_pivot_of_several_sweeps_has_a_column_for_each_model(new_sweep, report):
 def test_pivot_over_an_axis_that_is_not_there(digits, report):
     with pytest.raises(ReportUsageError, match=r"no axis 'colour'.*format, aps, world_size"):
         report(digits, rows=["colour"])
+    with pytest.raises(ReportUsageError, match=r"no axis 'formt'.*did you mean 'format'"):
+        report(digits, cols=["formt"])
 
 
 def test_csv_cells_are_no_formulas_and_numbers_stay_numbers(tmp_path):

@@ -69,11 +69,9 @@ def test_that_a_direction_is_a_guess_is_said_first(new_sweep, report):
         new_sweep(), {"fp32": {"val_ppl": 12.0}, "e4m3": {"val_ppl": 15.0}}, directions={"val_ppl": "lower"}
     )
     spoil(sweep, "", measures={})
-    assert (
-        report(sweep, tolerance=0.05)
-        .sentences[0]
-        .startswith("If a higher val_ppl is better, which no record says: OPEN: ")
-    )
+    warning, verdict = report(sweep, tolerance=0.05).sentences[:2]
+    assert warning.startswith("Warning: no record says whether a higher val_ppl is better.")
+    assert verdict.startswith("OPEN: ")
 
 
 def test_runs_that_disagree_about_a_direction_are_not_compared(new_sweep, report):
@@ -193,7 +191,7 @@ def test_a_manifest_of_a_newer_version_asks_nothing(new_sweep, report):
         read_manifest(sweep.dir)
     made = report(sweep)
     assert "sweep.yaml is of record version '2'" in made.printed and "what was asked there" in made.printed
-    assert made.sentences[0].startswith("No answer: nobody typed a margin")
+    assert made.sentences[0].startswith("OPEN: no verdict is possible without a valid margin.")
 
 
 def test_another_baseline_than_fp32_is_asked_for_in_sweep_yaml(new_sweep, report):

@@ -118,7 +118,7 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     typed = report(sweep, tolerance=0.25, ci=95).printed
     assert "at most 0.25 points worse than fp32" in typed and "of the search;" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
+    assert "Nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
 
 
 def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):
@@ -144,6 +144,25 @@ def test_nothing_finished_is_one_clear_line(new_sweep, report, state):
         report(sweep)
     assert "digits_bits" in str(error.value) and "\n" not in str(error.value)
     assert not sweep.dir.report.exists()
+
+
+def test_one_format_leaves_the_files_of_the_others(digits, report):
+    report(digits, formats=["md", "csv", "html", "png", "svg"], rows=["format"])
+    before = {file: file.read_bytes() for file in digits.dir.report.iterdir()}
+    report(digits, formats=["pdf"])
+    assert {file: file.read_bytes() for file in before} == before
+    report(digits, formats=["md"])
+    assert (digits.dir.report / "pivot.md").exists() and (digits.dir.report / "table.csv").exists()
+
+
+def test_the_output_is_the_verdicts_then_the_table_then_the_page(digits, report, no_pictures):
+    lines = report(digits, formats=["md", "html"]).printed.splitlines()
+    first = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("OPEN: ", "Margin: ", " fp32 ", "note: ", "Open ", "In ")
+    ]
+    assert first == sorted(first) and first[0] == 0
+    assert len([line for line in lines if line.strip()]) == len({line for line in lines if line.strip()})
 
 
 def test_an_unknown_metric_is_answered_with_those_there_are(digits, report):

@@ -8,7 +8,7 @@ import instant_executor
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.headline import headline
+from cpdrun.report.answers_text import headline
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
 from cpdrun.stats.evidence import Verdict
@@ -55,9 +55,7 @@ def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, asked
     results, *_ = launch(asked("format=fp32,e4m3,e3m0", "aps=true"), tmp_path / "found", 6)
     mine, theirs = told(results), reported(results)
     assert mine["e4m3 with APS"][0] is Verdict.OPEN and theirs == {label: mine[label] for label in theirs}
-    assert re.search(
-        r"e4m3 \(8 bits\) with APS: −.* 1 of 9 runs failed \(1 diverged\)", describe_results(results)[0]
-    )
+    assert re.search(r"e4m3 \(8 bits\): −.* 1 of 9 runs failed \(1 diverged\)", describe_results(results)[0])
 
 
 def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked, tmp_path, monkeypatch):
@@ -79,7 +77,7 @@ def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked,
         "fp32 and e4m3 are identical: equal bit for bit in every seed" in said
         and "certified" not in said.lower()
     )
-    not_tested, baseline, _ = headline(read_study([results.question.directory]))[0]
+    not_tested, _, baseline = headline(read_study([results.question.directory]))[0]
     assert not_tested == "NOT TESTED: e4m3 (8 bits) with APS, because its runs equal those of fp32."
     assert "fp32 and e4m3 with APS are identical" in baseline
 

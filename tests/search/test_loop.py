@@ -175,6 +175,14 @@ def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
     assert rounds[0] == 3 and 2 < len(rounds) < 16 and sum(rounds) == results.runs
 
 
+def test_the_next_command_asks_for_more_seeds_if_all_are_used(go):
+    results, *_ = go("search.most_seeds=3")
+    assert next_step(results).startswith("To continue with more seeds: cpdrun search ")
+    assert next_step(results).endswith(" search.most_seeds=6") and "search.most_seeds=3" not in next_step(
+        results
+    )
+
+
 def test_a_budget_ends_it_and_what_is_open_is_said(go):
     results, *_ = go(budget=9)
     assert results.runs == 9
@@ -191,13 +199,13 @@ def test_a_format_with_a_failed_run_is_not_certified_and_one_that_always_fails_i
     Instant.failing = ("e4m3-w8",)
     results, _, codes = go()
     assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
-    assert "All 2 runs of e4m3 (8 bits) without APS failed." in describe_results(results)[0]
+    assert "All 2 runs of e4m3 (8 bits) failed." in describe_results(results)[0]
     assert "open, all runs failed" in shown(make_table(results))
     Instant.failing = ("aps-w8-s1",)
     results, _, codes = go(folder="one")
     assert codes == [1] and answers(results) == ["e4m3 without APS", None]
     assert (
-        "e4m3 (8 bits) with APS: " in describe_results(results)[1]
+        "e4m3 (8 bits): " in describe_results(results)[1]
         and " runs failed (1 for an" in describe_results(results)[1]
     )
 

@@ -247,7 +247,7 @@ def test_a_forecast_counts_the_runs_that_choose_and_a_budget_covers_them(go):
     results = go(TUNE, budget=9)
     assert (
         results.runs == 9
-        and "e4m3 (8 bits) with APS is not tuned yet (3 of 6 runs to choose)" in describe_results(results)[0]
+        and "e4m3 (8 bits) is not tuned yet (3 of 6 runs to choose)" in describe_results(results)[0]
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from cpdrun.report import headline, plots, style, svg, tables
+from cpdrun.report import answers_text, plots, style, svg, tables
 from cpdrun.report.content import Content
 from cpdrun.report.diagnosis.worse_groups import worse_groups
 from cpdrun.report.page.markup import without_controls
@@ -182,8 +182,8 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
     study, crossover = content.study, content.crossover
     why = worse_groups(study)
     sentences = {
-        "sure": headline.counts(study),
-        "workers": headline.compare_orders(study),
+        "sure": answers_text.counts(study),
+        "workers": answers_text.order_sentences(study),
         "cost": content.costs,
         "time": crossover.sentences if crossover else [],
         "why": why[0] if why else [],

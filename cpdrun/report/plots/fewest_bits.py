@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cpdrun.report.headline import ORDER
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, spread, title, write_names
@@ -20,6 +19,7 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS, Style, strategy_styles
 from cpdrun.report.svg import hover, part_of
 from cpdrun.study import formats
+from cpdrun.study.answers import ORDER
 from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
 from cpdrun.study.group import Facet, Group

@@ -1,0 +1,131 @@
+"""Render the answers of a study from the templates: the first lines of a report, and the table of many facets."""
+
+from typing import Any
+
+from cpdrun.report import best_of
+from cpdrun.report.failures_text import failures_text, left_out_text
+from cpdrun.report.render import render_lines
+from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text
+from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_sentences
+from cpdrun.report.tables import Shown
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study import answers
+from cpdrun.study.axes import axis_text, axis_title
+from cpdrun.study.completeness import mixed_code
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
+
+
+def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:
+    """Return the first lines of a report, and the table of facets, or None if there are few facets.
+
+    Args:
+        study: The study.
+        next_command: The command that adds pairs, or "".
+    """
+    ordinary = [facet for facet in study.facets if not facet.has_cases]
+    is_answered = any(not study.baseline_problem(facet) for facet in study.facets)
+    has_no_margin = bool(study.margin.problem) and is_answered
+    summarized = ordinary if len(ordinary) > answers.MOST_FACETS and not has_no_margin else []
+    known = [facet for facet in summarized if not study.baseline_problem(facet)]
+    shown = [facet for facet in study.facets if not has_no_margin and facet not in summarized]
+    lines = render_lines(
+        "headline.j2",
+        **_functions(study),
+        mixed=mixed_code(study),
+        has_no_margin=has_no_margin,
+        answers=[answers.facet_answer(study, facet) for facet in shown],
+        summaries=answers.summarize(study, known),
+        axes=_axes(summarized),
+        n_summarized=len(summarized),
+        n_unanswered=len(summarized) - len(known),
+        first_problem=study.baseline_problem(summarized[0]) if summarized else None,
+        margin_and_origin=margin_text(study.margin, study.metric),
+        next_command=next_command,
+    )
+    lines += [*order_sentences(study), *tuned_sentences(study), *best_of.sentences(study)]
+    return lines, _matrix(study, summarized) if summarized else None
+
+
+def counts(study: Study) -> list[str]:
+    """Return a sentence that counts the certified, refuted and open groups, or no sentence if no group is compared."""
+    return render_lines("counts.j2", study=study, counts=answers.count_kinds(study), ci=f"{study.ci:g}")
+
+
+def order_sentences(study: Study) -> list[str]:
+    """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
+    return render_lines("orders.j2", found=answers.compare_orders(study), order=_order_text)
+
+
+def _functions(study: Study) -> dict[str, Any]:
+    """Return the functions that a template calls to show a group of the study."""
+
+    def gap(group: Group) -> str:
+        return gap_text(study.metric, study.judged[group].judgement)
+
+    def result(group: Group) -> str:
+        judged = study.judged[group]
+        return result_text(study.metric, judged.judgement, judged.failures, study.ci)
+
+    return {
+        "study": study,
+        "ci": f"{study.ci:g}",
+        "gap": gap,
+        "result": result,
+        "pairs": lambda group: pairs_text(study.judged[group].judgement.pairs),
+        "failures": lambda group: failures_text(study.failures(group)),
+        "failures_by_format": lambda groups: [failures_text(study.failures(g), g.name) for g in groups],
+        "failures_by_name": lambda groups: [
+            f"{g.full_name}, {failures_text(study.failures(g))}" for g in groups
+        ],
+        "left_out_by_name": lambda groups: [
+            f"{g.full_name}, {left_out_text(study.failures(g))}" for g in groups
+        ],
+        "outlook": outlook_text,
+        "baseline_problem": lambda problem: baseline_problem_text(study, problem),
+    }
+
+
+def _matrix(study: Study, facets: list[Facet]) -> Shown:
+    """Return a table with a row for each facet, with few workers and short chains of additions first.
+
+    The columns are the keys of the facet, the longest chain of additions if it is recorded, the mean of the baseline,
+    and the answer for each way of scaling.
+    """
+    keys = list(facets[0].keys)
+    names = [name for name in answers.scalings(study) if any(name in facet.chains for facet in facets)]
+    has_lengths, rows = any(map(answers.longest_chain, facets)), []
+    for facet in answers.sort_facets(facets):
+        problem, length = study.baseline_problem(facet), answers.longest_chain(facet)
+        lengths = [f"{length:.0f}" if length else "-"] if has_lengths else []
+        mean = "-" if facet.baseline is None else study.metric.show(facet.baseline.mean)
+        baseline = baseline_problem_text(study, problem) if problem else mean
+        cells = ["-" if problem else _cell(study, facet, name) for name in names]
+        rows.append([*(axis_text(facet.keys[key]) for key in keys), *lengths, baseline, *cells])
+    labels = [*map(axis_title, keys), *(["chain"] if has_lengths else [])]
+    return Shown([*labels, f"{study.baseline_name}, {study.metric.title}", *names], rows, len(labels))
+
+
+def _cell(study: Study, facet: Facet, scaling: str) -> str:
+    """Return the answer of a chain with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+
+    An open format that is the most likely answer has the mark `?`.
+    """
+    if scaling not in facet.chains:
+        return "-"
+    answer = study.answer(facet, scaling)
+    none = "none" if answer.verdict is Verdict.REFUTED else "-"
+    return f"{MARKS[answer.verdict]} {answer.group.title if answer.group else none}"
+
+
+def _order_text(facet: Facet) -> str:
+    """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
+    name = " ".join(axis_text(facet.keys[key]) for key in answers.ORDER if facet.keys.get(key) is not None)
+    length = answers.longest_chain(facet)
+    return f"{name} (chain {length:.0f})" if length else name
+
+
+def _axes(facets: list[Facet]) -> str:
+    *first, last = [axis_title(key) for key in facets[0].keys] if facets else [""]
+    return " and ".join(filter(None, [", ".join(first), last]))

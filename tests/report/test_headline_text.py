@@ -1,0 +1,103 @@
+"""The first lines of reports on several sweeps, compared with snapshots/headline.txt."""
+
+from cpdrun.report.answers_text import counts, headline
+from cpdrun.study.reader import read_study
+
+ABOUT = {"test_samples": 10_000, "num_classes": 10}
+EXACT = {("fp32", False): 0.99, ("e4m1", False): 0.988, ("e3m0", False): 0.1, ("e3m0", True): 0.987}
+
+
+def settled(sweep):
+    """One chain is certified, and the other is certified in 6 bits and refuted in 4."""
+    for (format, aps), value in EXACT.items():
+        for seed in range(3):
+            sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=ABOUT)
+
+
+def refuted(sweep):
+    """A format is worse in every seed, and with APS a run diverged."""
+    for seed in range(4):
+        sweep.add(seed=seed, accuracy=0.98 + 0.001 * seed, done=ABOUT)
+        sweep.add("e4m3", seed=seed, accuracy=0.9 + 0.001 * seed, done=ABOUT)
+        sweep.add("e3m0", seed=seed, accuracy=0.5 + 0.001 * seed, done=ABOUT)
+        status = "diverged" if seed == 1 else "finished"
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=0.98, status=status, done=ABOUT)
+
+
+def undecided(sweep):
+    """Three chains: within the margin, beyond it, and too near for a small test set."""
+    few = {"test_samples": 100, "num_classes": 10}
+    gaps = {8: (0.002, -0.002, 0.0), 16: (-0.02, -0.002, -0.014), 32: (0.02, -0.035, 0.0)}
+    for workers, of_seed in gaps.items():
+        for seed, gap in enumerate(of_seed):
+            about = few if workers == 32 else ABOUT
+            sweep.add(seed=seed, world_size=workers, accuracy=0.97, done=about)
+            sweep.add("e3m0", seed=seed, world_size=workers, accuracy=0.97 + gap, done=about)
+
+
+def identical(sweep):
+    """The candidate rounds nothing: its weights are those of the baseline."""
+    for seed in range(3):
+        for format in ("fp32", "e4m3"):
+            done = ABOUT | {"weights_sha256": f"weights {seed}"}
+            sweep.add(format, seed=seed, accuracy=0.98 + seed / 1000, done=done)
+
+
+def cases(sweep):
+    """Named cases in place of formats."""
+    for case, accuracy in {"fp32": 0.9, "pure": 0.88, "Kahan": 0.8999, "half": 0.896}.items():
+        for seed in range(3):
+            value = accuracy + 0.0001 * seed + (0.003 * (seed - 1) if case == "half" else 0)
+            sweep.add("fp16" if case != "fp32" else case, seed=seed, accuracy=value, done=ABOUT, case=case)
+
+
+def orders(sweep):
+    """Eight facets: orders of summation and numbers of workers; ring needs more bits than tree."""
+    for workers in (4, 16):
+        for order in ("tree", "ring"):
+            for seed in range(8):
+                sync = {"_target_": "cpdrun.comm.AllReduceSync", "order": order}
+                common = {"seed": seed, "world_size": workers, "sync": sync, "done": ABOUT}
+                sweep.add(accuracy=0.98 + 0.0002 * (seed % 3), **common)
+                sweep.add("e4m3", aps=True, accuracy=0.98 + 0.0003 * (seed % 2), **common)
+                worse = 0.1 if order == "ring" else 0
+                sweep.add("e3m0", aps=True, accuracy=0.98 - worse + 0.0003 * (seed % 2), **common)
+
+
+def without_baseline(sweep):
+    sweep.add("e4m3", aps=True, accuracy=0.97)
+
+
+def diverged_baseline(sweep):
+    for seed in range(2):
+        sweep.add(seed=seed, accuracy=0.1, status="diverged")
+        sweep.add("e4m3", seed=seed, accuracy=0.97)
+
+
+def unknown_direction_and_mixed_code(sweep):
+    for seed in range(2):
+        env = {"code": {"mine": {"file": "/x/mine.py", "sha256": f"{seed}"}}, "code_sha256": f"{seed}"}
+        for format, value in (("fp32", 12.0), ("e4m3", 12.1)):
+            done = {"judged_by": "val_score", "metrics": {"val_score": value}}
+            rows = [{"epoch": 1, "val_score": 1.0}, {"epoch": 2, "val_score": value}]
+            sweep.add(format, seed=seed, metrics={"val_score": value}, done=done, env=env, rows=rows)
+
+
+SWEEPS = (settled, refuted, undecided, identical, cases, orders, without_baseline, diverged_baseline,
+          unknown_direction_and_mixed_code)  # fmt: skip
+
+
+def test_the_first_lines_of_a_report(new_sweep, snapshot):
+    parts = []
+    for fill in SWEEPS:
+        sweep = new_sweep(fill.__name__)
+        fill(sweep)
+        study = read_study([sweep.dir], tolerance=1 if fill is identical else None)
+        lines, matrix = headline(study, "cpdrun search exp=digits" if fill is undecided else "")
+        parts += [f"## {fill.__name__}", *lines, *counts(study)]
+        parts += [] if matrix is None else [" | ".join(row) for row in (matrix.header, *matrix.rows)]
+        parts.append("")
+    small = new_sweep("margin")
+    settled(small)
+    parts += ["## a margin that is too wide", *headline(read_study([small.dir], tolerance=60))[0]]
+    snapshot("headline", "\n".join(parts) + "\n")
