@@ -17,7 +17,7 @@ from cpdrun.record import Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.chains import ChainState
 from cpdrun.search.plan import forecast_cost
-from cpdrun.search.results import Results
+from cpdrun.search.results import Results, baseline_problem, sweep_record
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
@@ -46,7 +46,7 @@ class RunQueue:
         Runs that failed in an earlier search come first, then the runs that settle most.
         """
         results, in_flight = self.results, set(self._in_flight.values())
-        states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+        states = [state for state in results.states() if not baseline_problem(results, state.chain.baseline)]
         found: list[RunKey] = []
         tuning = results.question.tuning
         further = wanted_runs(states, results.ended, in_flight, results.rules(), tuning, ahead=ahead)
@@ -75,7 +75,7 @@ class RunQueue:
         """Return the question for sweep.yaml, with the number of runs that the search is likely to take in total."""
         further = forecast_cost(self.results, None).runs
         total = {} if further is None else {EXPECTED_RUNS: self.results.runs + further}
-        return self.results.record() | total
+        return sweep_record(self.results) | total
 
     def take(self, event: Event) -> None:
         """Take in the result of a run of this search that has ended, well or not."""
@@ -143,7 +143,7 @@ def search(
         if stopped or most is not None:  # On this machine, `more` has asked for all runs.
             break
     if results.question.tuning:
-        write_question(directory, results.record())  # It now includes the chosen values.
+        write_question(directory, sweep_record(results))  # It now includes the chosen values.
     return summaries
 
 
