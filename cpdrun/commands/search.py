@@ -59,6 +59,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     """Ask the question, train the runs that answer it, print the results, and return the exit code."""
     from cpdrun.report.search_text import describe_question
     from cpdrun.search.loop import RunQueue, parallel_runs
+    from cpdrun.search.results import sweep_record
     from cpdrun.sweep import write_question
 
     output = arguments.output
@@ -74,7 +75,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         forecast = _forecast(results, slots)
     else:
         with writing(directory.path):
-            write_question(directory, results.record())
+            write_question(directory, sweep_record(results))
         if RunQueue(results).wanted(1, ahead=False):
             code, summaries = _launch(session, results, options, slots, arguments)
             code = FAILED if code == OK and results.margin.problem else code

@@ -29,7 +29,14 @@ from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin
 from cpdrun.search.chains import Candidate, Chain, ChainState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question
-from cpdrun.search.results import MissingPrediction, Results, SearchResult
+from cpdrun.search.results import (
+    MissingPrediction,
+    Results,
+    SearchResult,
+    baseline_labels,
+    baseline_problem,
+    tuned_arms,
+)
 from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.study import choices
@@ -150,7 +157,7 @@ def _answer(results: Results, state: ChainState) -> str:
         "search_answer.j2",
         chain=chain.label,
         case=_named(results, chain.widths[0][0], chain) if is_case else "",
-        problem=results.problem(chain.baseline),
+        problem=baseline_problem(results, chain.baseline),
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, chain.baseline),
         confidence=f"{results.question.settings.confidence:g}",
@@ -239,7 +246,7 @@ def _describe_runs(results: Results) -> str:
 def next_step(results: Results) -> str:
     """Return the command to type next: one that continues the search, or one that reports it."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+    states = [state for state in results.states() if not baseline_problem(results, state.chain.baseline)]
     if any(state.active is not None for state in states):
         return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
     if any(_needs_seeds(state) for state in states):
@@ -277,7 +284,7 @@ def _tuning_lines(results: Results) -> list[str]:
         return []
     named = [
         f"{label}{at_text(tuning.values[arm], tuning.keys, ends=True)}"
-        for arm, label in results.tuned_arms().items()
+        for arm, label in tuned_arms(results).items()
     ]
     return render_lines(
         "search_tuning.j2",
@@ -343,7 +350,7 @@ def make_table(results: Results, states: Sequence[ChainState] | None = None) -> 
     table.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
     )
-    for name, label in results.baseline_labels(states).items() if tuning else ():
+    for name, label in baseline_labels(results, states).items() if tuning else ():
         table.add_row(label, _chosen(results, name), *[""] * (3 + has_own), "baseline")
     for state in states:
         for candidate, judgement, width in state:

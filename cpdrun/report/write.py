@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from custom_fp.words import did_you_mean
 from rich.console import Console
 
 from cpdrun.record import SweepDir, check_inside, write_text
@@ -117,7 +118,8 @@ def write_report(
 def _check(names: Sequence[str], known: Sequence[str], problem: str) -> None:
     for name in names:
         if name not in known:
-            raise ReportUsageError(f"{problem.format(repr(name))}; there are: {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise ReportUsageError(f"{problem.format(repr(name))}{near}; there are: {', '.join(known)}")
 
 
 def _folders(content: Content) -> tuple[Path, Path]:

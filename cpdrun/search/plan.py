@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from cpdrun.search.chains import Candidate, ChainState
-from cpdrun.search.results import Results
+from cpdrun.search.results import Results, baseline_problem
 from cpdrun.search.schedule import FIRST_PAIRS, wanted_runs
 from cpdrun.search.settings import Budget
 from cpdrun.stats.chain import Width
@@ -131,7 +131,7 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         budget: The limit of further runs, or None.
         words: The overrides of the search, for its command.
     """
-    states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+    states = [state for state in results.states() if not baseline_problem(results, state.chain.baseline)]
     needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
     seconds = {name: _seconds(results, name) for name in {name for name, _ in every}}
     runs = [_next_run(results, states, key, {*every}, seconds[key[0]], key not in needed) for key in every]

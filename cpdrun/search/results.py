@@ -193,40 +193,6 @@ class Results(RunResults):
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
         return are_identical(ours, theirs)
 
-    def problem(self, baseline: str) -> str | None:
-        """Return why candidates cannot be compared with this baseline, or None if they can.
-
-        Most problems are known only after two runs of the baseline have ended.
-        """
-        values = list((self.paired(baseline) or self.ended.values.get(baseline, {})).values())
-        healthy = [value for value in values if math.isfinite(value)]
-        diverged = len(values) - len(healthy)
-        if baseline in self.ended.given_up:
-            return "the baseline's runs failed"
-        if invalid := self.margin.problem:
-            return invalid
-        if self._ignores_seeds(baseline):
-            return (
-                f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
-                "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
-            )
-        if len(values) >= 2 and diverged * 2 > len(values):
-            return f"the baseline itself diverged in {diverged} of {len(values)} runs"
-        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self.classes) is False:
-            return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
-        return None
-
-    def _ignores_seeds(self, name: str) -> bool:
-        """Return whether a script seems to set its own seed, so that all its runs are equal.
-
-        Equal runs would count as evidence without any noise.
-        """
-        name = self.chosen.get(name, name)
-        found = self.metrics.get(name, [])
-        if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
-            return False
-        return all(one == found[0] for one in found)
-
     def _baseline_courses(self) -> list[Course]:
         names = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
         courses = (
@@ -240,36 +206,75 @@ class Results(RunResults):
         arms = (arm for arms in tuning.arms.values() if len(arms) > 1 for arm in arms)
         return sum(self.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
 
-    def baseline_labels(self, states: Sequence[ChainState]) -> dict[str, str]:
-        """Return the label of each baseline by the name of its cell. If there are several, each names its chain."""
-        name, chains = (
-            self.question.baseline_name,
-            {state.chain.baseline: state.chain.label for state in reversed(states)},
+
+def baseline_problem(results: Results, baseline: str) -> str | None:
+    """Return why candidates cannot be compared with this baseline, or None if they can.
+
+    Most problems are known only after two runs of the baseline have ended.
+    """
+    values = list((results.paired(baseline) or results.ended.values.get(baseline, {})).values())
+    healthy = [value for value in values if math.isfinite(value)]
+    diverged = len(values) - len(healthy)
+    if baseline in results.ended.given_up:
+        return "the baseline's runs failed"
+    if invalid := results.margin.problem:
+        return invalid
+    if _ignores_seeds(results, baseline):
+        return (
+            f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
+            "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
         )
-        return {
-            cell: name if len(chains) == 1 else f"{name} {chain}" for cell, chain in reversed(chains.items())
-        }
+    if len(values) >= 2 and diverged * 2 > len(values):
+        return f"the baseline itself diverged in {diverged} of {len(values)} runs"
+    if len(healthy) >= 2 and learnt(results.metric, fmean(healthy), results.classes) is False:
+        return (
+            f"the baseline itself did not learn ({results.metric.show(fmean(healthy))}{results.metric.unit})"
+        )
+    return None
 
-    def tuned_arms(self) -> dict[str, str]:
-        """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
-        states, tuning = self.states(), self.question.tuning
-        labels = self.baseline_labels(states)
-        for state in states:
-            labels |= {candidate.name: candidate.label for candidate, _, _ in state}
-        return {arm: label for arm, label in labels.items() if arm in tuning.values}
 
-    def record(self) -> dict[str, Any]:
-        """Return the question for sweep.yaml, with the start of each chain and the values chosen so far.
+def _ignores_seeds(results: Results, name: str) -> bool:
+    """Return whether a script seems to set its own seed, so that all its runs are equal.
 
-        The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
-        """
-        question = self.question
-        found = question.asked | starts_record(self.starts.by, self.chains, question.tuning.arms)
-        found |= {LEDGER: self.ledger.as_yaml}
-        if not question.tuning:
-            return found
-        chosen = {label: dict(question.tuning.values[arm]) for arm, label in self.tuned_arms().items()}
-        return found | {"tune": found["tune"] | {"chosen": chosen}}
+    Equal runs would count as evidence without any noise.
+    """
+    name = results.chosen.get(name, name)
+    found = results.metrics.get(name, [])
+    if len(found) < FEWEST_SEEDS or not is_script(results.question.cells[name][0].config):
+        return False
+    return all(one == found[0] for one in found)
+
+
+def baseline_labels(results: Results, states: Sequence[ChainState]) -> dict[str, str]:
+    """Return the label of each baseline by the name of its cell. If there are several, each names its chain."""
+    name, chains = (
+        results.question.baseline_name,
+        {state.chain.baseline: state.chain.label for state in reversed(states)},
+    )
+    return {cell: name if len(chains) == 1 else f"{name} {chain}" for cell, chain in reversed(chains.items())}
+
+
+def tuned_arms(results: Results) -> dict[str, str]:
+    """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
+    states, tuning = results.states(), results.question.tuning
+    labels = baseline_labels(results, states)
+    for state in states:
+        labels |= {candidate.name: candidate.label for candidate, _, _ in state}
+    return {arm: label for arm, label in labels.items() if arm in tuning.values}
+
+
+def sweep_record(results: Results) -> dict[str, Any]:
+    """Return the question for sweep.yaml, with the start of each chain and the values chosen so far.
+
+    The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
+    """
+    question = results.question
+    found = question.asked | starts_record(results.starts.by, results.chains, question.tuning.arms)
+    found |= {LEDGER: results.ledger.as_yaml}
+    if not question.tuning:
+        return found
+    chosen = {label: dict(question.tuning.values[arm]) for arm, label in tuned_arms(results).items()}
+    return found | {"tune": found["tune"] | {"chosen": chosen}}
 
 
 # ---- The same as plain data
@@ -431,7 +436,7 @@ def _chain_result(results: Results, state: ChainState) -> ChainResult:
     answer, chain = state.answer, state.chain
     return ChainResult(
         chain=chain.label,
-        problem=results.problem(chain.baseline),
+        problem=baseline_problem(results, chain.baseline),
         smallest=answer[0].label if answer else None,
         bits=answer[0].bits if answer else None,
         started_at=chain.widths[chain.start][0].bits,

@@ -71,6 +71,7 @@ def report():
             folder=folder,
             printed=out.getvalue(),
             answers=answers,
+            document=made.document,
         )
 
     return run

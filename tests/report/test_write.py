@@ -146,6 +146,25 @@ def test_nothing_finished_is_one_clear_line(new_sweep, report, state):
     assert not sweep.dir.report.exists()
 
 
+def test_one_format_leaves_the_files_of_the_others(digits, report):
+    report(digits, formats=["md", "csv", "html", "png", "svg"], rows=["format"])
+    before = {file: file.read_bytes() for file in digits.dir.report.iterdir()}
+    report(digits, formats=["pdf"])
+    assert {file: file.read_bytes() for file in before} == before
+    report(digits, formats=["md"])
+    assert (digits.dir.report / "pivot.md").exists() and (digits.dir.report / "table.csv").exists()
+
+
+def test_the_output_is_the_verdicts_then_the_table_then_the_page(digits, report, no_pictures):
+    lines = report(digits, formats=["md", "html"]).printed.splitlines()
+    first = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("OPEN: ", "Margin: ", " fp32 ", "note: ", "Open ", "In ")
+    ]
+    assert first == sorted(first) and first[0] == 0
+    assert len([line for line in lines if line.strip()]) == len({line for line in lines if line.strip()})
+
+
 def test_an_unknown_metric_is_answered_with_those_there_are(digits, report):
     with pytest.raises(ReportUsageError, match="test_accuracy, test_loss, train_loss"):
         report(digits, metric="test_acuracy")

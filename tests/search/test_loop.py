@@ -177,10 +177,9 @@ def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
 
 def test_the_next_command_asks_for_more_seeds_if_all_are_used(go):
     results, *_ = go("search.most_seeds=3")
-    assert next_step(results).startswith("To continue with more seeds: cpdrun search ")
-    assert next_step(results).endswith(" search.most_seeds=6") and "search.most_seeds=3" not in next_step(
-        results
-    )
+    told = next_step(results)
+    assert told.startswith("To continue with more seeds: cpdrun search ")
+    assert told.endswith(" search.most_seeds=6") and "search.most_seeds=3" not in told
 
 
 def test_a_budget_ends_it_and_what_is_open_is_said(go):
