@@ -135,7 +135,7 @@ def search(
 
     summaries: list[Summary] = []
     while jobs := queue.next_jobs(most, ahead=most is not None):
-        first = FirstRun(jobs, options, display.say)
+        first = FirstRun(jobs, options, display, only_scripts=True)
         summaries.append(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
