@@ -5,7 +5,7 @@ grid of 30 seeds; positive is better) with its damage, from one observed run of 
 (`tolerance`) are those of the experiment's own search. Damage comes from effects alone, never from how training ended.
 
 `fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the chance that the true mean gap does, because
-two or three seeds may leave that open (`cpdrun.whatif.failure_model.failure_chance`).
+two or three seeds may leave that open (`cpdrun.whatif.forecast.failure_chance`).
 """
 
 import csv
@@ -29,11 +29,10 @@ from cpdrun.shell.terminal import Terminal
 from cpdrun.stats.evidence import differences
 from cpdrun.study.margin import DEFAULT_POINTS
 from cpdrun.study.metric import Metric, worst
+from cpdrun.whatif.baseline_runs import find_baseline_runs
 from cpdrun.whatif.damage import damage, shown_effects, strictness
-from cpdrun.whatif.effects import ask as ask_effects
-from cpdrun.whatif.failure_model import failure_chance
-from cpdrun.whatif.forecast import Subject
-from cpdrun.whatif.observation import observations
+from cpdrun.whatif.effects import compute_effects
+from cpdrun.whatif.forecast import Subject, failure_chance
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
@@ -185,7 +184,7 @@ def _every(question: Question) -> Iterator[Subject]:
 
 def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]:
     found = {}
-    served = observations(question.directory, question.baseline_runs, steps)
+    served = find_baseline_runs(question.directory, question.baseline_runs, steps)
     with Session() as session:
         for each in served:
             if not each.is_there:
@@ -199,7 +198,7 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
             if chain.baseline in each.serves
             for subject in subject_chain(question, chain).subjects
         }
-        found |= ask_effects(each.folder, configs, question.directory)
+        found |= compute_effects(each.folder, configs, question.directory)
     return found
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.report.prediction import Context
     from cpdrun.search.question import Question
+    from cpdrun.whatif.baseline_runs import BaselineRun
     from cpdrun.whatif.forecast import ChainForecast
-    from cpdrun.whatif.observation import Observation
 
 DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
 # The maximum width of a table, in characters.
@@ -78,15 +78,15 @@ def _predict_experiment(
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.sweep import listed
+    from cpdrun.whatif.baseline_runs import find_baseline_runs, forecast_chains, trained_outcomes
     from cpdrun.whatif.effects import check_not_diverged
-    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
 
     with before_a_start():
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-        found = observations(question.directory, question.baseline_runs, arguments.steps)
+        found = find_baseline_runs(question.directory, question.baseline_runs, arguments.steps)
         margin = tolerance_text(Results(question))
     console.print(
         f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
@@ -153,7 +153,7 @@ def _show(
     output.set_result(predict_document(chains, context, output.notes))
 
 
-def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
+def _list_runs(console: "Console", found: "Sequence[BaselineRun]", arguments: argparse.Namespace) -> None:
     from cpdrun.report.prediction import ObservedRun, PredictDocument
 
     for each in found:
@@ -166,7 +166,7 @@ def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: ar
 def _train(
     session: "Session",
     question: "Question",
-    missing: "Sequence[Observation]",
+    missing: "Sequence[BaselineRun]",
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:

@@ -26,7 +26,7 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
         UserError: More than one run was named.
     """
     from cpdrun.report.diagnosis.explanation import explain
-    from cpdrun.whatif.diagnose.diagnose import diagnose
+    from cpdrun.whatif.diagnosis import diagnose
 
     if len(runs) != 1:
         raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")

@@ -12,8 +12,9 @@ import pandas as pd
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.record import SweepDir
-from cpdrun.report import answers_text, best_of, completeness, pareto, pivot, tables
+from cpdrun.report import answers_text, best_of, pareto, tables
 from cpdrun.report.cost import COSTS
+from cpdrun.report.layout_table import layout_table
 from cpdrun.report.methods import comparison, crossover, crossover_text
 from cpdrun.study import ReportUsageError, answers
 from cpdrun.study.reader import read_study
@@ -142,7 +143,7 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         next_command=next_command,
         answer=answer,
         costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
-        notes=[*completeness.notes(study, sweeps), *([reason] if reason else [])],
+        notes=[*answers_text.notes(study, sweeps), *([reason] if reason else [])],
         matrix=matrix,
         best=_best(study),
         layout=layout,
@@ -161,9 +162,9 @@ def _best(study: Study) -> NamedTable | None:
 def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:
     if not rows and not cols:
         return None
-    down, along = pivot.complete(study, rows, cols)
+    numbers, shown = layout_table(study, rows, cols)
     title = f"{study.metric.title} by {' and '.join((*rows, *cols))}"
-    return NamedTable("pivot", title, pivot.numbers(study, down, along), pivot.shown(study, down, along))
+    return NamedTable("pivot", title, numbers, shown)
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from cpdrun.shell.document import optional
 from cpdrun.whatif.damage import Damage
-from cpdrun.whatif.failure_model import Chance, Outcome, fitted_model
-from cpdrun.whatif.forecast import ChainForecast, Forecast, ranked
+from cpdrun.whatif.forecast import ChainForecast, Chance, Forecast, Outcome, fitted_model, ranked
 
 MOST_NAMED, MOST_RANKED = 3, 12
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9

@@ -28,9 +28,9 @@ from cpdrun.search.chains import EVEN, Candidate, Chain
 from cpdrun.search.question import Question
 from cpdrun.search.settings import FEWEST_SEEDS, PREDICTED, WIDEST
 from cpdrun.stats.ledger import read_starts
+from cpdrun.whatif.baseline_runs import OBSERVE, SubjectChain, typed_names
 from cpdrun.whatif.effects import NoEffectsError, is_observed
-from cpdrun.whatif.forecast import Subject, forecast_all
-from cpdrun.whatif.observation import OBSERVE, SubjectChain, effects_of
+from cpdrun.whatif.forecast import Subject, what_if
 
 KEY = "search.start"
 # A recorded start is valid only for a question that agrees in these keys.
@@ -56,10 +56,11 @@ def with_chances(question: Question, chain: Chain, run: RunDir, strictness: floa
         return None
     subjects = subject_chain(question, chain).subjects
     try:
-        effects = effects_of(run, subjects, question.directory)
+        found = what_if(
+            [(run, subjects)], strictness, sweep=question.directory, may_import=typed_names(subjects)
+        )
     except (NoEffectsError, OSError):
         return None
-    found = forecast_all(subjects, effects, strictness)
 
     def logit(candidate: Candidate) -> float:
         return found[candidate.name].logit

@@ -23,7 +23,7 @@ from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
 from cpdrun.sweep.manifest import EXPECTED_RUNS
-from cpdrun.whatif.observation import observed
+from cpdrun.whatif.baseline_runs import with_observation
 
 # How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
 KILL_RETRIES = 2
@@ -61,7 +61,7 @@ class RunQueue:
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
         first = self.results.first_runs
         runs = [question.cells[name][seed] for name, seed in keys]
-        runs = [observed(run) if key in first else run for run, key in zip(runs, keys, strict=True)]
+        runs = [with_observation(run) if key in first else run for run, key in zip(runs, keys, strict=True)]
         new = {run.name: key for run, key in zip(runs, keys, strict=True)}
         self._to_retry = [key for key in self._to_retry if key not in keys]
         self._in_flight |= new
@@ -135,7 +135,7 @@ def search(
 
     summaries: list[Summary] = []
     while jobs := queue.next_jobs(most, ahead=most is not None):
-        first = FirstRun(jobs, options, display.say)
+        first = FirstRun(jobs, options, display, only_scripts=True)
         summaries.append(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )

@@ -248,7 +248,7 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     """Group candidates by bit width, most bits first.
 
     Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
-    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.observation`).
+    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.baseline_runs`).
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):

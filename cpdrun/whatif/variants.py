@@ -20,9 +20,8 @@ from cpdrun.record import Ending, RunDir, read_config
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.whatif.damage import strictness
-from cpdrun.whatif.effects import ask, is_observed
-from cpdrun.whatif.failure_model import Outcome, outcome
-from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all
+from cpdrun.whatif.effects import is_observed
+from cpdrun.whatif.forecast import ChainForecast, Outcome, Subject, outcome, what_if
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
 USUAL: Mapping[str, list[Any]] = {
@@ -31,7 +30,7 @@ USUAL: Mapping[str, list[Any]] = {
 }
 # The keys on which the gradients of the workers do not depend. Only these may vary.
 SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
-MOST = 2_000  # the largest number of variants in one prediction
+MAX_VARIANTS = 2_000  # in one prediction
 TOLERANCE = "search.tolerance="
 
 
@@ -69,8 +68,8 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
     every = [subject for subjects in chains.values() for subject in subjects]
     recorded = foreign_names({key: value for key, value in config.items() if key != FORMAT})
     typed = {name for each in every for name in foreign_names(each.config)}.difference(recorded)
-    effects = ask(run, {each.name: each.config for each in every}, may_import=typed)
-    forecasts = forecast_all(every, effects, strict, _outcomes(run, metric, margin, every))
+    outcomes = _outcomes(run, metric, margin, every)
+    forecasts = what_if([(run, every)], strict, outcomes, may_import=typed)
     found = [
         ChainForecast.of(label, [forecasts[each.name] for each in subjects])
         for label, subjects in chains.items()
@@ -131,8 +130,8 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
         if APS not in axes and SCALING not in axes:
             axes |= {APS: USUAL[APS]}
         count = math.prod(map(len, axes.values()))
-        if count > MOST:
-            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MOST:,}")
+        if count > MAX_VARIANTS:
+            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MAX_VARIANTS:,}")
         varies = [key for key, values in axes.items() if len(values) > 1 and key not in (FORMAT, APS)]
         for point_values in itertools.product(*axes.values()):
             point = dict(zip(axes, point_values, strict=True))

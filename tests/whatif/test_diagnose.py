@@ -9,8 +9,7 @@ from cpdrun.cli import main
 from cpdrun.record import SweepDir, claim, release, write_json, write_text
 from cpdrun.report.diagnosis.explanation import explain as document
 from cpdrun.sweep import plan
-from cpdrun.whatif.diagnose.diagnose import CannotDiagnoseError, diagnose
-from cpdrun.whatif.diagnose.diagnosis import ESTIMATED, MEASURED
+from cpdrun.whatif.diagnosis import ESTIMATED, MEASURED, CannotDiagnoseError, diagnose
 
 FEW = ("exp=digits_bits", "seed=0", "epochs=4", "device=cpu", "statistics.every_steps=8")
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from cpdrun.whatif.failure_model import fitted_model
+from cpdrun.whatif.forecast import fitted_model
 
 ROOT = Path(__file__).parents[2]
 

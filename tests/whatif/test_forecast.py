@@ -11,9 +11,19 @@ from scipy.stats import norm
 
 from cpdrun.report.prediction import Context, make_table, predict_document, summarize
 from cpdrun.shell.document import to_plain
-from cpdrun.whatif.damage import damage, uncovered
-from cpdrun.whatif.failure_model import Chance, Outcome, expit, failure_chance, fitted_model, outcome
-from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all, ranked
+from cpdrun.whatif.damage import damage, uncovered_parts
+from cpdrun.whatif.forecast import (
+    ChainForecast,
+    Chance,
+    Outcome,
+    Subject,
+    expit,
+    failure_chance,
+    fitted_model,
+    forecast_all,
+    outcome,
+    ranked,
+)
 
 STRICT = 2.3  # half a point
 CONTEXT = Context("1 point", "fp32", ("results/x/runs/y",))
@@ -54,13 +64,15 @@ def test_a_tensor_that_was_zero_before_is_not_damaged():
 def test_missing_figures_count_as_no_damage_and_are_named():
     nothing = {"role": {}}
     assert damage(nothing) == damage(effects())
-    assert list(uncovered(nothing, config("e4m3"))) == ["sums of gradients in e4m3"]
-    assert list(uncovered(effects(cosine=None, sum_error=None), config("e3m0"))) == []
-    assert list(uncovered(effects(), config())) == []
+    assert list(uncovered_parts(nothing, config("e4m3"))) == ["sums of gradients in e4m3"]
+    assert list(uncovered_parts(effects(cosine=None, sum_error=None), config("e3m0"))) == []
+    assert list(uncovered_parts(effects(), config())) == []
     of_products = config(rules=[{"role": ["input", "weight"], "format": "mxfp4"}])
-    assert list(uncovered(effects(weight=20.0), of_products)) == ["rounding of products' activations"]
-    assert "Choco" in next(uncovered(effects(), config(sync="cpdrun.comm.gossip.choco.Choco")))
-    assert list(uncovered(nothing, config("e4m3", world_size=1))) == []
+    assert list(uncovered_parts(effects(weight=20.0), of_products)) == [
+        "rounding of the activations of matrix products"
+    ]
+    assert "Choco" in next(uncovered_parts(effects(), config(sync="cpdrun.comm.gossip.choco.Choco")))
+    assert list(uncovered_parts(nothing, config("e4m3", world_size=1))) == []
 
 
 def test_the_chance_integrates_over_the_level():
@@ -192,6 +204,6 @@ def test_what_the_prediction_does_not_cover_is_named():
     gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.choco.Choco"))
     said = summarize([ChainForecast.of("with APS", [gossip])], CONTEXT)
     assert any(
-        line.startswith("Not covered, and counted as no damage: what sync Choco does") for line in said
+        line.startswith("Not covered, and counted as no damage: effects of sync Choco") for line in said
     )
     assert any(line.startswith("The margin is 32 % of the metric's range") for line in said)

@@ -5,18 +5,17 @@ from collections.abc import Iterator
 
 from cpdrun.report.diagnosis.sums_text import share
 from cpdrun.study.axes import plain
-from cpdrun.whatif.diagnose.changes import GRADIENT, UPDATE
-from cpdrun.whatif.diagnose.counterfactual import (
+from cpdrun.whatif.changes import GRADIENT, UPDATE
+from cpdrun.whatif.counterfactual import (
     ROLES,
     Counterfactual,
-    Effect,
     Figures,
     damage,
     number,
     worst_layers,
 )
-from cpdrun.whatif.diagnose.diagnosis import Fix
-from cpdrun.whatif.diagnose.fixes import LEAST_DAMAGE, gain_over_steps, is_error_feedback, is_unbiased
+from cpdrun.whatif.diagnosis import MIN_DAMAGE_GAIN, Fix, gain_over_steps, is_error_feedback, is_unbiased
+from cpdrun.whatif.forecast import Forecast
 
 NAMES = {
     "gradient": "gradients",
@@ -38,10 +37,10 @@ def reason(counterfactual: Counterfactual) -> str:
     if damage(own, role) < 1e-3:
         return ""
     if role == GRADIENT:
-        return f"the sum of gradients keeps {_cosine(own.of(GRADIENT))} of its direction"
+        return f"the sum of gradients keeps {_cosine(own.figures(GRADIENT))} of its direction"
     if role == UPDATE:
-        return f"{share(number(own.of(UPDATE), 'update_lost'))} of the weight updates change nothing"
-    figures = own.of(role)
+        return f"{share(number(own.figures(UPDATE), 'update_lost'))} of the weight updates change nothing"
+    figures = own.figures(role)
     name = f" to {plain(figures['format'])}" if figures.get("format") else ""
     lost = number(figures, "underflow", 0.0)
     zeros = f", and {share(lost)} of them become 0" if lost > 0.01 else ""
@@ -51,7 +50,7 @@ def reason(counterfactual: Counterfactual) -> str:
 def roles(counterfactual: Counterfactual) -> Iterator[str]:
     """Yield a line about all roles, one about the worst layers, and one about the parts of the sum's error."""
     role, own = counterfactual.role, counterfactual.own
-    texts = [f"{NAMES[each]}: {text}" for each in ROLES if (text := _figures(each, own.of(each)))]
+    texts = [f"{NAMES[each]}: {text}" for each in ROLES if (text := _figures(each, own.figures(each)))]
     if texts:
         yield f"Observed in {counterfactual.observed.name}: {'; '.join(texts)}"
     worst = [(name, text) for name, of in worst_layers(own, role) if (text := _layer(role, of))]
@@ -67,7 +66,7 @@ def roles(counterfactual: Counterfactual) -> Iterator[str]:
 
 def observed_fix(counterfactual: Counterfactual, fix: Fix) -> str:
     """Return what an observed fix changes: its figure before and after."""
-    own, change, effect = counterfactual.own, fix.change, fix.effect
+    own, change, effect = counterfactual.own, fix.change, fix.forecast
     assert change is not None and effect is not None
     if is_error_feedback(change):
         text = _error_feedback(own, effect)
@@ -82,23 +81,23 @@ def observed_fix(counterfactual: Counterfactual, fix: Fix) -> str:
     return f"{' '.join(change.words)} ({change.description}): {text} (computed on what was observed)"
 
 
-def _error_feedback(own: Effect, effect: Effect) -> str:
-    lost = share(10 ** (-number(own.of(GRADIENT), "snr_db", 0.0) / 20))
+def _error_feedback(own: Forecast, effect: Forecast) -> str:
+    lost = share(10 ** (-number(own.figures(GRADIENT), "snr_db", 0.0) / 20))
     text = f"what rounding takes from a worker's gradient ({lost} of its norm) is added to its next gradient"
     more = (
         ""
-        if gain_over_steps(own, effect) > LEAST_DAMAGE
+        if gain_over_steps(own, effect) > MIN_DAMAGE_GAIN
         else "; over the more steps of a run, more comes back"
     )
     return f"{text}; {_over_steps(own, effect)}{more}"
 
 
-def _gradient(own: Effect, effect: Effect, *, is_unbiased: bool) -> str:
-    before, after = own.of(GRADIENT), effect.of(GRADIENT)
+def _gradient(own: Forecast, effect: Forecast, *, is_unbiased: bool) -> str:
+    before, after = own.figures(GRADIENT), effect.figures(GRADIENT)
     text = f"the sum keeps {_cosine(after)} of its direction instead of {_cosine(before)}"
     text += f", and its error goes from {share(number(before, 'sum_error'))} to {share(number(after, 'sum_error'))}"
     text += f"; {_over_steps(own, effect)}" if is_unbiased else ""
-    likely = [100 * each.forecast.chance.mean for each in (own, effect)]
+    likely = [100 * each.chance.mean for each in (own, effect)]
     if round(likely[0]) != round(likely[1]):  # the forecast was fitted on sums of gradients only
         text += (
             f"; the predicted chance of missing the margin is {likely[1]:.0f} % instead of {likely[0]:.0f} %"
@@ -106,8 +105,8 @@ def _gradient(own: Effect, effect: Effect, *, is_unbiased: bool) -> str:
     return text
 
 
-def _over_steps(own: Effect, effect: Effect) -> str:
-    before, after = own.of(GRADIENT), effect.of(GRADIENT)
+def _over_steps(own: Forecast, effect: Forecast) -> str:
+    before, after = own.figures(GRADIENT), effect.figures(GRADIENT)
     return (
         f"added up over the {number(after, 'steps', 0.0):.0f} observed steps, the sums keep "
         f"{_cosine(after, 'steps_cosine')} of their direction instead of {_cosine(before, 'steps_cosine')}"

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from cpdrun.report.diagnosis.sentences import fix_text, not_observed, sentences
 from cpdrun.study.gradient_sums import Reason
-from cpdrun.whatif.diagnose.counterfactual import Counterfactual, number
-from cpdrun.whatif.diagnose.diagnosis import Diagnosis, Fix
+from cpdrun.whatif.counterfactual import Counterfactual, number
+from cpdrun.whatif.diagnosis import Diagnosis, Fix
 
 _FIGURES = (
     *("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost"),
@@ -114,7 +114,7 @@ def explain(diagnosis: Diagnosis) -> Explanation:
         epochs=reason.statistics.by_epoch(lambda epoch: epoch.sum_error),
         first_nonfinite_epoch=None if nonfinite is None else nonfinite.epoch,
         fixes=[_fix(diagnosis, fix) for fix in diagnosis.fixes],
-        roles={} if own is None else {role: _figures(own.of(role)) for role in own.roles},
+        roles={} if own is None else {role: _figures(own.figures(role)) for role in own.effects["role"]},
         parts={} if counterfactual is None else counterfactual.parts,
         observed=None if counterfactual is None else counterfactual.observed.name,
         not_seen=not_observed(diagnosis),
@@ -137,7 +137,7 @@ def _recorded_layers(reason: Reason) -> Iterator[LayerLoss]:
 
 
 def _observed_layers(counterfactual: Counterfactual) -> Iterator[LayerLoss]:
-    for role in counterfactual.own.roles:
+    for role in counterfactual.own.effects["role"]:
         for name, figures in counterfactual.own.layers(role).items():
             yield LayerLoss(name, f"{role}, observed", str(figures.get("format", "")), _figures(figures))
 

@@ -13,9 +13,8 @@ from cpdrun.study import formats
 from cpdrun.study.gradient_sums import Cause, longest_chain, workers_per_scale
 from cpdrun.study.records import rows_of
 from cpdrun.study.run_comparison import RunVerdict
-from cpdrun.whatif.diagnose.changes import GRADIENT
-from cpdrun.whatif.diagnose.diagnosis import MEASURED, OBSERVED, Diagnosis, Fix
-from cpdrun.whatif.diagnose.fixes import REPRESENTED
+from cpdrun.whatif.changes import GRADIENT
+from cpdrun.whatif.diagnosis import MEASURED, OBSERVED, REPRESENTED, Diagnosis, Fix
 from cpdrun.whatif.effects import is_observed
 
 ROUNDED_KEYS = (

@@ -137,7 +137,8 @@ document.addEventListener("click", ({ target }) => {
   for (const box of findAll(".axis")) if (!box.contains(target)) box.open = false;
   const heading = target.closest("th");
   if (heading === null) return;
-  const table = heading.closest("table"), order = heading.ariaSort === "ascending" ? "descending" : "ascending";
+  const table = heading.closest("table");
+  const order = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
   change((state) => state.set("sort." + table.id, `${order} ${heading.textContent}`));
 });
 document.addEventListener("keydown", (event) => {

@@ -118,7 +118,7 @@ def _content(figure: Figure, kind: str) -> bytes:
     try:
         if kind == "png":
             figure.dpi = style.PNG_DPI
-            FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 4})
+            FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 1})
         elif kind == "pdf":
             from matplotlib.backends.backend_pdf import FigureCanvasPdf  # This import takes half a second.
 

@@ -18,10 +18,10 @@ from cpdrun.study import formats
 from cpdrun.study.metric import Metric
 from cpdrun.study.run_comparison import RunComparison
 from cpdrun.study.study import Study
+from cpdrun.whatif.changes import GRADIENT, Change, change
 from cpdrun.whatif.damage import strictness
-from cpdrun.whatif.diagnose.changes import GRADIENT, Change, change
-from cpdrun.whatif.effects import ask, is_observed
-from cpdrun.whatif.forecast import Forecast, Subject, forecast_all
+from cpdrun.whatif.effects import is_observed
+from cpdrun.whatif.forecast import Forecast, Subject, what_if
 
 OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
 USUAL_TOLERANCE = 0.5  # percentage points of accuracy
@@ -30,34 +30,20 @@ Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What one configuration does. `roles` is {role: {"all": figures, "layers": {name: figures}}}."""
-
-    roles: Mapping[str, Any]
-    forecast: Forecast
-
-    def of(self, role: str) -> Figures:
-        return (self.roles.get(role) or {}).get("all") or {}
-
-    def layers(self, role: str) -> Mapping[str, Figures]:
-        return (self.roles.get(role) or {}).get("layers") or {}
-
-
-@dataclass(frozen=True)
 class Counterfactual:
     """The effects of a run's own configuration and of its changes on observed tensors.
 
     Attributes:
         observed: The run whose tensors were observed.
-        own: The effect of the run's own configuration.
-        changes: The changes whose effects could be computed.
+        own: The forecast of the run's own configuration.
+        changes: The changes whose effects could be computed, with their forecasts.
         parts: The parts of the sum's error by cause (see the module's docstring).
-        uncovered: A sentence for each part of the configuration that the effects do not cover.
+        uncovered: A phrase for each part of the configuration that the effects do not cover.
     """
 
     observed: RunDir
-    own: Effect
-    changes: list[tuple[Change, Effect]]
+    own: Forecast
+    changes: list[tuple[Change, Forecast]]
     parts: dict[str, float]
     uncovered: list[str]
 
@@ -99,28 +85,23 @@ def compute_counterfactual(
     Raises:
         NoEffectsError: The effects cannot be computed.
     """
-    configs: dict[str, Any] = {OWN: dict(config)} | {
-        str(i): dict(one.config) for i, one in enumerate(changes)
-    }
-    configs |= {name: one.config for name, one in _undone(config).items()}
-    found = ask(observed, configs, run.sweep)
-    effects = {
-        name: _effect(name, given, configs[name], strict)
-        for name, given in found.items()
-        if given.get("role")
-    }
-    if OWN not in effects:
+    configs = {OWN: config} | {str(i): one.config for i, one in enumerate(changes)} | _undone(config)
+    subjects = [Subject(name, name, 0.0, dict(one)) for name, one in configs.items()]
+    found = what_if([(observed, subjects)], strict, sweep=run.sweep)
+    known = {name: forecast for name, forecast in found.items() if forecast.effects["role"]}
+    if OWN not in known:
         return None
-    known = [(one, effects[str(i)]) for i, one in enumerate(changes) if str(i) in effects]
-    return Counterfactual(observed, effects[OWN], known, _parts(effects), list(found[OWN].get("said") or ()))
+    changed = [(one, known[str(i)]) for i, one in enumerate(changes) if str(i) in known]
+    uncovered = list(known[OWN].effects["uncovered"])
+    return Counterfactual(observed, known[OWN], changed, _parts(known), uncovered)
 
 
-def damage(effect: Effect, role: str) -> float:
+def damage(forecast: Forecast, role: str) -> float:
     """Return the damage to a role in [0, 1]: 1 minus the cosine with the exact tensor, or the share of lost updates.
 
     0 if nothing is known.
     """
-    figures = effect.of(role)
+    figures = forecast.figures(role)
     if role == "update":
         return number(figures, "update_lost", 0.0)
     if role == GRADIENT:
@@ -135,10 +116,10 @@ def number(figures: Figures, name: str, default: float = math.nan) -> float:
     return float(value) if isinstance(value, int | float) else default
 
 
-def worst_layers(effect: Effect, role: str, most: int = 3) -> list[tuple[str, Figures]]:
+def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
     """Return the layers with the largest error, worst first: of the sum, of the signal, or by lost updates."""
     key, sign = {"gradient": ("sum_error", -1), "update": ("update_lost", -1)}.get(role, ("snr_db", 1))
-    known = [(name, of) for name, of in effect.layers(role).items() if math.isfinite(number(of, key))]
+    known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]
     return sorted(known, key=lambda one: sign * number(one[1], key))[:most]
 
 
@@ -150,31 +131,28 @@ def strictness_for(study: Study | None, comparison: RunComparison) -> float:
     return strictness(study.metric, study.tolerance or USUAL_TOLERANCE, classes)
 
 
-def _undone(config: Mapping[str, Any]) -> dict[str, Change]:
-    """Return the changes that split the error of a sum; none for a format without exponent bits of its own."""
+def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the configs that split the error of a sum; none for a format without exponent bits of its own."""
     fmt = formats.parse(config["format"])
     if fmt is None or fmt.exponent_bits is None or fmt.has_scales or config["world_size"] < 2:
         return {}
     wide = {"format": f"e8m{fmt.code_bits - fmt.is_signed - fmt.exponent_bits}", "aps": False}
     exact = wide | {"sync.requantise": "once", "sync.kahan": False}
     changes = {RANGE: change(config, "", wide), ADDITIONS: change(config, "", exact)}
-    return {name: one for name, one in changes.items() if one is not None}
+    return {name: one.config for name, one in changes.items() if one is not None}
 
 
-def _parts(effects: Mapping[str, Effect]) -> dict[str, float]:
+def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
     """Split the error of the sum. Errors may cancel each other; a negative part counts as 0."""
     errors = [
-        number(effects[name].of(GRADIENT), "sum_error") for name in (OWN, RANGE, ADDITIONS) if name in effects
+        number(forecasts[name].figures(GRADIENT), "sum_error")
+        for name in (OWN, RANGE, ADDITIONS)
+        if name in forecasts
     ]
     if len(errors) < 3 or not all(map(math.isfinite, errors)):
         return {}
     own, wide, exact = errors
     return {"range": max(0.0, own - wide), "additions": max(0.0, wide - exact), "mantissa": exact}
-
-
-def _effect(name: str, given: Mapping[str, Any], config: Mapping[str, Any], strict: float) -> Effect:
-    forecasts = forecast_all([Subject(name, name, 0.0, config)], {name: dict(given)}, strict)
-    return Effect(given["role"], forecasts[name])
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ workers, model or batch size needs an observation of its own.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
@@ -19,10 +19,8 @@ from cpdrun.config.registry import foreign_names
 from cpdrun.config.script import is_script
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.sweep import PlannedRun
-from cpdrun.whatif.effects import Effects, is_observed
-from cpdrun.whatif.effects import ask as ask_effects
-from cpdrun.whatif.failure_model import Outcome, outcome
-from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all
+from cpdrun.whatif.effects import is_observed
+from cpdrun.whatif.forecast import ChainForecast, Outcome, Subject, outcome, what_if
 
 # The number of observed steps, spread over the run. To observe a step costs as much as 0.8 to 2 steps of the run
 # (scripts/bench_observe.py). For runs of at least 320 steps, 16 observed steps cost at most a tenth. For the shortest
@@ -34,7 +32,7 @@ KEYS_OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compresso
 
 
 @dataclass(frozen=True)
-class Observation:
+class BaselineRun:
     """The run from which predictions for some of the baselines are read.
 
     Attributes:
@@ -75,10 +73,10 @@ class SubjectChain:
     subjects: tuple[Subject, ...]
 
 
-def observations(
+def find_baseline_runs(
     directory: SweepDir, baselines: Mapping[str, PlannedRun], steps: int | None = None
-) -> list[Observation]:
-    """Return one observation for each group of baselines whose workers have the same gradients.
+) -> list[BaselineRun]:
+    """Return one run for each group of baselines whose workers have the same gradients.
 
     If a baseline's first run was trained unobserved, plan it again in the folder of predictions. If `steps` is given,
     plan a separate run of that many steps in the same folder.
@@ -95,11 +93,12 @@ def observations(
     for name, run in baselines.items():
         groups.setdefault(_gradients_key(run.config), []).append(name)
     return [
-        _observation(directory, {name: baselines[name] for name in group}, steps) for group in groups.values()
+        _baseline_run(directory, {name: baselines[name] for name in group}, steps)
+        for group in groups.values()
     ]
 
 
-def _observation(directory: SweepDir, served: Mapping[str, PlannedRun], steps: int | None) -> Observation:
+def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: int | None) -> BaselineRun:
     runs, names = list(served.values()), tuple(served)
     if is_script(runs[0].config):
         raise ConfigError(
@@ -108,15 +107,15 @@ def _observation(directory: SweepDir, served: Mapping[str, PlannedRun], steps: i
         )
     own = directory.prediction
     if steps is not None:
-        return Observation(observed(runs[0], {"max_steps": steps}), own, names)
+        return BaselineRun(with_observation(runs[0], {"max_steps": steps}), own, names)
     run = next((run for run in runs if _is_there(directory.run(run.name))), None)
     if run is None and directory.run(runs[0].name).result() is not None:
         note = f"{runs[0].name} was trained unobserved, and is trained once more, observed, in {own.path}"
-        return Observation(observed(runs[0]), own, names, note)
-    return Observation(observed(run or runs[0]), directory, names)
+        return BaselineRun(with_observation(runs[0]), own, names, note)
+    return BaselineRun(with_observation(run or runs[0]), directory, names)
 
 
-def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
+def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
     """Return the same run, observed. Its name and its bits do not change.
 
     `further` holds values that turn it into another run. The run of a script is returned as it is.
@@ -132,7 +131,7 @@ def observed(run: PlannedRun, further: Mapping[str, Any] | None = None) -> Plann
 def forecast_chains(
     directory: SweepDir,
     chains: Sequence[SubjectChain],
-    found: Sequence[Observation],
+    found: Sequence[BaselineRun],
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> list[ChainForecast]:
@@ -148,31 +147,25 @@ def forecast_chains(
     Raises:
         NoEffectsError: The effects cannot be computed.
     """
-    effects: dict[str, Effects] = {}
-    for observation in found:
-        subjects = [
-            each for chain in chains if chain.baseline in observation.serves for each in chain.subjects
-        ]
-        effects |= effects_of(observation.folder, subjects, directory)
-    forecasts = forecast_all(
-        [each for chain in chains for each in chain.subjects], effects, strictness, outcomes
+    subjects = {each.name: each for chain in chains for each in chain.subjects}
+    forecasts = what_if(
+        [
+            (run.folder, [each for c in chains if c.baseline in run.serves for each in c.subjects])
+            for run in found
+        ],
+        strictness,
+        outcomes,
+        sweep=directory,
+        may_import=typed_names(subjects.values()),
     )
     return [
         ChainForecast.of(chain.label, [forecasts[each.name] for each in chain.subjects]) for chain in chains
     ]
 
 
-def effects_of(run: RunDir, subjects: Sequence[Subject], directory: SweepDir) -> dict[str, Effects]:
-    """Return the effects of candidates on an observed run, by the name of the candidate.
-
-    The configs may import what the user typed or what is in a config directory of the user.
-
-    Raises:
-        NoEffectsError: The effects cannot be computed.
-    """
-    configs = {subject.name: subject.config for subject in subjects}
-    typed = {name for config in configs.values() for name in foreign_names(config)}
-    return ask_effects(run, configs, directory, may_import=typed)
+def typed_names(subjects: Iterable[Subject]) -> set[str]:
+    """Return the names of formats and classes outside of cpdrun in configs that the user typed."""
+    return {name for subject in subjects for name in foreign_names(subject.config)}
 
 
 def trained_outcomes(
