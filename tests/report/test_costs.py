@@ -8,10 +8,11 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.costmodel import costs
-from cpdrun.costmodel.costs import front, knee, transistors
+from cpdrun.costmodel.costs import transistors
 from cpdrun.errors import UserError
 from cpdrun.report.cost import COSTS, show_count
 from cpdrun.study.group import Group
+from cpdrun.study.pareto import front, knee
 from cpdrun.study.reader import read_study
 
 
