@@ -173,8 +173,8 @@ def draw_panels(
         is_broken |= len(axis.parts) > 1
     caption(
         figure, study, "cost", facets,
-        baseline_sends=baseline_sends, prediction=prediction, has_knee=has_knee, is_broken=is_broken, n_unknown=n_unknown,
-        has_baseline=any(panel.baseline is not None for panel in panels),
+        baseline_sends=baseline_sends, prediction=prediction, n_unknown=n_unknown, has_knee=has_knee,
+        is_broken=is_broken, has_baseline=any(panel.baseline is not None for panel in panels),
     )  # fmt: skip
     return figure
 
