@@ -106,7 +106,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     return [
         *question_notes(study),
         *naming_notes(study.runs.to_numpy().flat),
-        *render_lines("completeness.j2", study=study, found=found, seeds=seeds_text, most_named=_MOST_NAMED),
+        *render_lines("completeness.j2", study=study, found=found, seeds=_seeds_text, most_named=_MOST_NAMED),
         *ignored_texts(ignored(study.runs)),
     ]
 
@@ -190,6 +190,13 @@ def _order_text(facet: Facet) -> str:
     name = " ".join(axis_text(facet.keys[key]) for key in answers.ORDER if facet.keys.get(key) is not None)
     length = answers.longest_chain(facet)
     return f"{name} (chain {length:.0f})" if length else name
+
+
+def _seeds_text(seeds: Sequence[Any]) -> str:
+    """Return seeds in words. Seeds that are not whole numbers are all listed."""
+    if all(isinstance(seed, int) for seed in seeds):
+        return seeds_text(seeds)
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _at(facet: Facet) -> str:
