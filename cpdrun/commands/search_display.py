@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from cpdrun.launch import Display, Event, Job
 from cpdrun.record import Progress
 from cpdrun.report.search_text import describe_missing_prediction, describe_progress, make_table
-from cpdrun.search.chains import ChainState
+from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.results import Results
 from cpdrun.stats.evidence import Verdict
@@ -30,7 +30,7 @@ class SearchDisplay(Display):
         self._candidates = make_table(results, states)
         self._show_missing_predictions()
 
-    def on_end(self, event: Event, states: list[ChainState]) -> None:
+    def on_end(self, event: Event, states: list[LadderState]) -> None:
         """Show the verdicts after a run has ended."""
         self._show_missing_predictions()
         verdicts = _verdicts(states)
@@ -49,7 +49,7 @@ class SearchDisplay(Display):
         return Group(self._candidates, "", super()._table(progress))
 
 
-def _verdicts(states: Sequence[ChainState]) -> dict[str, Verdict]:
+def _verdicts(states: Sequence[LadderState]) -> dict[str, Verdict]:
     return {
         candidate.label: width.verdict_of(judgement)
         for state in states
