@@ -7,7 +7,7 @@ import yaml
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir, claim, release, write_json, write_text
-from cpdrun.report.diagnosis.explanation import explain as document
+from cpdrun.report.diagnosis import explain as document
 from cpdrun.sweep import plan
 from cpdrun.whatif.diagnosis import ESTIMATED, MEASURED, CannotDiagnoseError, diagnose
 
