@@ -175,6 +175,11 @@ NOT_RUN = {
         "docs/screen.md has it",
         "tests/search_allocate/test_screen.py",
     ),
+    "cpdrun report --serve": ("it serves until Ctrl-C", "tests/report/test_serve.py"),
+    "cpdrun report A B --rows format,aps --cols model": (
+        "the page has no two sweeps",
+        "tests/report/test_formats.py::test_pivot_puts_axes_where_they_are_asked_for",
+    ),
     "docs/reading_the_report.md: cpdrun report RUN": (
         "docs/commands.md explains one",
         "tests/whatif/test_diagnose.py",
