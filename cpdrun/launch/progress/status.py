@@ -327,10 +327,10 @@ def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
     running = [row for row in rows if row.state is State.RUNNING]
     waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
     done = [sweep.run(row.name) for row in rows if row.state is State.DONE]
-    waiting = max(waiting, read_expected_runs(sweep) - len(done) - len(running))
     a_run = estimate_seconds(done, todo=1, slots=1)
     if not running or a_run is None:
         return None
+    waiting = max(waiting, read_expected_runs(sweep) - len(done) - len(running))
     now = sum(a_run / 2 if row.seconds_left is None else row.seconds_left for row in running)
     return (now + waiting * a_run) / len(running)
 
