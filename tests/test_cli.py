@@ -1,4 +1,4 @@
-"""The commands as a user types them, in a folder of the user's own."""
+"""The commands as a user types them, each in a new folder."""
 
 import csv
 import json
@@ -313,7 +313,7 @@ def test_a_mistake_gets_one_line_and_nothing_is_started(cpdrun, tmp_path, words,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_experiment_of_ones_own_without_its_folder_is_told_the_option(cpdrun, tmp_path):
+def test_a_users_experiment_without_config_dir_names_the_option(cpdrun, tmp_path):
     (tmp_path / "conf" / "exp").mkdir(parents=True)
     (tmp_path / "conf" / "exp" / "mine.yaml").write_text("epochs: 1\n")
     result = cpdrun("sweep", "exp=mine", "--dry-run")
@@ -323,7 +323,7 @@ def test_an_experiment_of_ones_own_without_its_folder_is_told_the_option(cpdrun,
     assert cpdrun("sweep", "exp=mine", "--dry-run", "--config-dir", "conf").returncode == 0
 
 
-def test_a_mistyped_command_is_told_the_nearest(cpdrun):
+def test_an_unknown_command_suggests_the_nearest(cpdrun):
     result = cpdrun("serach", "exp=digits_search")
     assert result.returncode == 2
     assert result.stderr == "error: no command 'serach' (did you mean 'search'?)\n"
@@ -339,7 +339,7 @@ def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_p
     assert printed not in said and "val_loss by 'val loss ([0-9.]+)'" in said
 
 
-def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
+def test_a_message_that_ends_with_a_question_keeps_its_mark(capsys):
     with pytest.raises(UserError) as caught, before_a_start():
         raise UserError("one thing", "sbatch is not here: is this a node that can submit to Slurm?")
     print_error(caught.value)
@@ -348,7 +348,7 @@ def test_a_mistake_that_ends_in_a_question_keeps_its_mark(capsys):
     assert second.endswith("to Slurm? Nothing was started.")
 
 
-def test_a_report_on_nothing_says_what_to_do(cpdrun):
+def test_a_report_without_sweeps_says_what_to_do(cpdrun):
     result = cpdrun("report")
     assert result.returncode == 2
     assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
@@ -370,7 +370,7 @@ def test_a_report_on_nothing_says_what_to_do(cpdrun):
     ],
 )
 def test_bash_completes_commands_keys_values_and_names(tmp_path, typed, offered):
-    """As bash asks: argcomplete's function is registered, and called with the line."""
+    """Register the function of argcomplete in bash, and call it with the line."""
     (tmp_path / "train.py").touch()
     (tmp_path / "results" / "mine" / "runs").mkdir(parents=True)
     script = """
@@ -400,7 +400,7 @@ def test_completion_imports_neither_hydra_nor_torch(cpdrun, tmp_path):
         assert not heavy & {name.partition(".")[0] for name in imported}, typed
 
 
-def test_the_doctor_names_what_is_there_and_what_fixes_the_rest(cpdrun):
+def test_the_doctor_lists_what_is_there(cpdrun):
     result = cpdrun("doctor")
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("torch", "custom_fp", "digits", "cores", "Slurm"):

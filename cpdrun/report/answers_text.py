@@ -1,20 +1,35 @@
 """Render the answers of a study from the templates: the first lines of a report, and the table of many facets."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from custom_fp.formats.synonyms import naming_notes
+
+from cpdrun.record import SweepDir
 from cpdrun.report import best_of
 from cpdrun.report.failures_text import failures_text, left_out_text
 from cpdrun.report.render import render_lines
 from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text
-from cpdrun.report.study_text import baseline_problem_text, margin_text, tuned_sentences
+from cpdrun.report.study_text import (
+    baseline_problem_text,
+    ignored_texts,
+    margin_text,
+    question_notes,
+    seeds_text,
+    tuned_sentences,
+)
 from cpdrun.report.tables import Shown
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study import answers
 from cpdrun.study.axes import axis_text, axis_title
-from cpdrun.study.completeness import mixed_code
+from cpdrun.study.collect import ignored
+from cpdrun.study.completeness import completeness, mixed_code
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
+
+# The largest number of unreadable runs that get their own line.
+_MOST_NAMED = 12
 
 
 def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:
@@ -46,6 +61,17 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
     )
     lines += [*order_sentences(study), *tuned_sentences(study), *best_of.sentences(study)]
     return lines, _matrix(study, summarized) if summarized else None
+
+
+def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
+    """Return what the reader must know about the question and the runs, one fact a line."""
+    found = completeness(study, sweeps)
+    return [
+        *question_notes(study),
+        *naming_notes(study.runs.to_numpy().flat),
+        *render_lines("completeness.j2", study=study, found=found, seeds=seeds_text, most_named=_MOST_NAMED),
+        *ignored_texts(ignored(study.runs)),
+    ]
 
 
 def counts(study: Study) -> list[str]:

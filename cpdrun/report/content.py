@@ -12,7 +12,7 @@ import pandas as pd
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.record import SweepDir
-from cpdrun.report import answers_text, best_of, completeness, pareto, tables
+from cpdrun.report import answers_text, best_of, pareto, tables
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
 from cpdrun.report.methods import comparison, crossover, crossover_text
@@ -143,7 +143,7 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         next_command=next_command,
         answer=answer,
         costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
-        notes=[*completeness.notes(study, sweeps), *([reason] if reason else [])],
+        notes=[*answers_text.notes(study, sweeps), *([reason] if reason else [])],
         matrix=matrix,
         best=_best(study),
         layout=layout,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from custom_fp.words import did_you_mean
 
 from cpdrun.report.tables import Shown, column, show_means
 from cpdrun.study import ReportUsageError, formats
@@ -60,10 +61,10 @@ def _chosen_axes(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
     known = {axis_title(axis): axis for axis in axes} | columns | {"workers": "world_size"}
     if not study.bits_axis.is_of_gradients:
         known[FORMAT] = study.bits_axis.key
-    unknown = [name for name in (*rows, *cols) if name not in known]
-    if unknown:
-        names = dict.fromkeys([*columns, "workers"])
-        raise ReportUsageError(f"no axis {unknown[0]!r} for --rows and --cols; there are: {', '.join(names)}")
+    for name in (*rows, *cols):
+        if name not in known:
+            near, names = did_you_mean(name, known), ", ".join(dict.fromkeys([*columns, "workers"]))
+            raise ReportUsageError(f"no axis {name!r} for --rows and --cols{near}; there are: {names}")
     down, along = [known[name] for name in rows], [known[name] for name in cols]
     if len({*down, *along}) < len(down) + len(along):
         raise ReportUsageError("--rows and --cols must not name an axis twice")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cpdrun.report.answers_text import headline
-from cpdrun.report.completeness import notes
+from cpdrun.report.answers_text import headline, notes
 from cpdrun.study.reader import read_study
 
 
@@ -48,9 +47,7 @@ def test_runs_of_several_processors_are_named(new_sweep):
         sweep.add("fp32", seed=seed, accuracy=0.98, env=env)
         sweep.add("e4m3", seed=seed, accuracy=0.98, env=env)
     (line,) = [line for line in notes(read_study([sweep.dir]), [sweep.dir]) if "processor" in line]
-    assert line.startswith(
-        "runs are of more than one processor (4 on Xeon (avx2); 2 on Xeon (avx2 avx512f)): equal"
-    )
+    assert "different processors (4 on Xeon (avx2); 2 on Xeon (avx2 avx512f))" in line
 
 
 def test_a_report_with_e4m3_says_once_that_hardware_has_another(new_sweep):

@@ -1,7 +1,6 @@
 """Reports of runs of a user's script: first tries, and what its accuracies are."""
 
-from cpdrun.report.answers_text import headline
-from cpdrun.report.completeness import notes
+from cpdrun.report.answers_text import headline, notes
 from cpdrun.report.study_text import question_notes
 from cpdrun.study.reader import read_study
 

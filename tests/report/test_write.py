@@ -74,7 +74,7 @@ def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report, n
     finally:
         os.close(lock)
     assert "39 of 42 runs are finished (1 running, 1 failed, 1 pending)" in made.printed
-    assert "failed: broken-run" in made.printed
+    assert "broken-run failed: it fell over." in made.printed
     assert len(made.table) == 13
 
 
@@ -91,8 +91,8 @@ def test_work_that_was_done_again_is_told_of_runs_that_came_to_their_end(new_swe
         runs["twice"].new_attempt().exit, Outcome(Ending.FINISHED, restarts=2, lost_seconds=1.0).as_json()
     )
     assert (
-        "4.5 s of work were lost with ranks and runs that died, and done again, 3 times by ranks that started again "
-        "at once; the most by twice, 3.0 s" in " ".join(report(sweep).printed.split())
+        "4.5 s of work were lost when ranks and runs died, and were done again, 3 times by ranks that started again "
+        "at once. twice lost the most, 3.0 s." in " ".join(report(sweep).printed.split())
     )
 
 
@@ -182,7 +182,7 @@ def test_a_run_without_a_value_is_noted_and_left_out(new_sweep, report, accuracy
     made = report(sweep)
     row = made.table[made.table["format"] == "e2m1"].iloc[0]
     assert (row["n"], row["diverged"]) == (0, 1)
-    assert "1 finished run has no test_accuracy" in made.printed
+    assert "1 finished run has no valid test_accuracy" in made.printed
 
 
 def test_no_run_has_a_value(new_sweep, report):

@@ -1,6 +1,10 @@
-"""The first lines of reports on several sweeps, compared with snapshots/headline.txt."""
+"""The sentences of reports on several sweeps, compared with the files in snapshots/."""
 
-from cpdrun.report.answers_text import counts, headline
+import yaml
+
+from cpdrun.record import write_json, write_text
+from cpdrun.report.answers_text import counts, headline, notes
+from cpdrun.study.completeness import completeness
 from cpdrun.study.reader import read_study
 
 ABOUT = {"test_samples": 10_000, "num_classes": 10}
@@ -101,3 +105,34 @@ def test_the_first_lines_of_a_report(new_sweep, snapshot):
     settled(small)
     parts += ["## a margin that is too wide", *headline(read_study([small.dir], tolerance=60))[0]]
     snapshot("headline", "\n".join(parts) + "\n")
+
+
+def test_the_notes_of_a_report(new_sweep, snapshot):
+    """A sweep in which much is missing, odd or mixed. A frequent error is printed once."""
+    sweep, env = new_sweep(), {"torch": "2.9.0", "device": "Xeon", "cpu": "Xeon", "cpu_vector": "avx2"}
+    for seed in range(4):
+        other = {"torch": "2.10.0", "cpu_vector": "avx512f"} if seed == 3 else {}
+        sweep.add(seed=seed, accuracy=0.98, env=env | other, name=f"fp32-{seed}")
+        accuracy = 97.0 if seed == 2 else 0.97
+        sweep.add("e4m3", seed=seed, accuracy=accuracy, env=env, name=f"e4m3-{seed}")
+        sweep.add("e3m0", seed=seed, status=None, outcome="failed", name=f"e3m0-{seed}")
+    sweep.add("e4m3", seed=0, accuracy=0.5, env=env, name="repeated")
+    sweep.add("e3m2", seed=0, status=None, name="pending")
+    sweep.add("e5m2", seed=0, name="unreadable").done.write_text("[]")
+    planned = [run.name for run in sweep.dir.runs()] + ["never-started"]
+    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": planned}))
+    snapshot("notes", "\n".join(notes(read_study([sweep.dir]), [sweep.dir])) + "\n")
+
+
+def test_errors_are_grouped(new_sweep):
+    sweep = new_sweep()
+    sweep.add(accuracy=0.98)
+    for seed in range(3):
+        run = sweep.add("e3m0", seed=seed, status=None, outcome="failed", name=f"broken-{seed}")
+        if seed == 2:
+            write_json(
+                run.last_attempt().exit, {"outcome": "failed", "exit_code": 1, "reason": "out of memory"}
+            )
+    found = completeness(read_study([sweep.dir]), [sweep.dir])
+    assert found.errors == {"it fell over": ["broken-0", "broken-1"], "out of memory": ["broken-2"]}
+    assert (found.progress.done, found.progress.total, found.progress.others) == (1, 4, {"failed": 3})
