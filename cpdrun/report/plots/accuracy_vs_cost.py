@@ -6,7 +6,7 @@ Each plot is an entry in `PLOTS`. It differs from the others in its costs, its p
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,10 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import CalibrationError
-from cpdrun.report.cost import COSTS, Cost
-from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
+from cpdrun.report.cost import COSTS
 from cpdrun.report.methods.crossover import crossover
-from cpdrun.report.pareto import front_of
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._metric_axis import MetricAxis
@@ -30,6 +28,8 @@ from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import short
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.methods import by_setting, label, method_verdicts, reference
+from cpdrun.study.pareto import front_of
 from cpdrun.study.study import Study
 
 Costs = dict[Group, float]
@@ -200,7 +200,7 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
     if panel.baseline is not None:
         axis.band(panel.baseline, (low / room, high * room))
     x = _dodged(costs)
-    found = front_of(study, _known_cost(costs), list(costs))
+    found = front_of(study, costs)
     for here, there in pairwise(found.groups):
         corner = (x[there], axis.y(here))  # Between two costs, the cheaper group is the best choice.
         axis.segment((x[here], axis.y(here)), corner, _FRONT, (here, there))
@@ -223,15 +223,6 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
             names.append(Name(x[group], axis.y(group), text, style.color, of, is_key))
         write_names(axes, names, bold=False)
     return knee is not None
-
-
-def _known_cost(costs: Costs) -> Cost:
-    """Return a cost that is known for some groups."""
-
-    def find(groups: Sequence[Group]) -> tuple[Costs, list[str]]:
-        return {group: costs[group] for group in groups if group in costs}, []
-
-    return replace(COSTS["bytes"], find=find)
 
 
 def _dodged(costs: Costs) -> Costs:
