@@ -151,7 +151,7 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     and the answer for each way of scaling.
     """
     keys = list(facets[0].keys)
-    names = [name for name in answers.scalings(study) if any(name in facet.chains for facet in facets)]
+    names = [name for name in answers.scalings(study) if any(name in facet.ladders for facet in facets)]
     has_lengths, rows = any(map(answers.longest_chain, facets)), []
     for facet in answers.sort_facets(facets):
         problem, length = study.baseline_problem(facet), answers.longest_chain(facet)
@@ -165,11 +165,11 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 
 
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
-    """Return the answer of a chain with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+    """Return the answer of a ladder with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
 
     An open format that is the most likely answer has the mark `?`.
     """
-    if scaling not in facet.chains:
+    if scaling not in facet.ladders:
         return "-"
     answer = study.answer(facet, scaling)
     none = "none" if answer.verdict is Verdict.REFUTED else "-"

@@ -12,7 +12,7 @@ EXACT = {("fp32", False): 0.99, ("e4m1", False): 0.988, ("e3m0", False): 0.1, ("
 
 
 def settled(sweep):
-    """One chain is certified, and the other is certified in 6 bits and refuted in 4."""
+    """One ladder is certified, and the other is certified in 6 bits and refuted in 4."""
     for (format, aps), value in EXACT.items():
         for seed in range(3):
             sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=ABOUT)
@@ -29,7 +29,7 @@ def refuted(sweep):
 
 
 def undecided(sweep):
-    """Three chains: within the margin, beyond it, and too near for a small test set."""
+    """Three ladders: within the margin, beyond it, and too near for a small test set."""
     few = {"test_samples": 100, "num_classes": 10}
     gaps = {8: (0.002, -0.002, 0.0), 16: (-0.02, -0.002, -0.014), 32: (0.02, -0.035, 0.0)}
     for workers, of_seed in gaps.items():
