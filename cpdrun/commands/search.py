@@ -77,7 +77,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         with writing(directory.path):
             write_question(directory, sweep_record(results))
         if RunQueue(results).wanted(1, ahead=False):
-            code, summaries = _launch(session, results, options, slots, arguments)
+            code, summaries = _launch(session, results, options, arguments)
             code = FAILED if code == OK and results.margin.problem else code
     _show_results(results, arguments, code, forecast, summaries)
     return code
@@ -135,7 +135,6 @@ def _launch(
     session: "Session",
     results: "Results",
     options: "LaunchOptions",
-    slots: int | None,
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
     """Check whether the cells can be trained, and then search.
@@ -152,7 +151,7 @@ def _launch(
     before = cancelled_before(directory, arguments)
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
-    display = SearchDisplay(output.progress, axes_of(directory), results, slots)
+    display = SearchDisplay(output.progress, axes_of(directory), results)
     with writing(directory.path):  # usually because the disk is full
         summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:

@@ -1,12 +1,14 @@
 """Render the answers of a study from the templates: the first lines of a report, and the table of many facets."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import SweepDir
 from cpdrun.report import best_of
+from cpdrun.report.cost import COSTS
 from cpdrun.report.failures_text import failures_text, left_out_text
 from cpdrun.report.render import render_lines
 from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text
@@ -18,9 +20,9 @@ from cpdrun.report.study_text import (
     seeds_text,
     tuned_sentences,
 )
-from cpdrun.report.tables import Shown
+from cpdrun.report.tables import Shown, show_bits
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study import answers
+from cpdrun.study import answers, methods, pareto
 from cpdrun.study.axes import axis_text, axis_title
 from cpdrun.study.collect import ignored
 from cpdrun.study.completeness import completeness, mixed_code
@@ -63,6 +65,32 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
     return lines, _matrix(study, summarized) if summarized else None
 
 
+def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
+    """Return a sentence for each of the first facets and each cost whose front may have a knee.
+
+    Args:
+        study: The study.
+        asked: The keys in `COSTS` of the costs that the user named. For these costs, the sentence also says why there
+            is no knee. By default all costs are described.
+    """
+    lines = []
+    for facet in study.facets[: answers.MOST_FACETS]:
+        for cost in [COSTS[key] for key in asked] or COSTS.values():
+            costs, reasons = pareto.find_costs(facet, cost.find)
+            found = pareto.front_of(study, costs) if len(set(costs.values())) > 1 else None
+            is_interesting = found is not None and (len(found.groups) > 2 or cost.has_no_other)
+            if asked or is_interesting:
+                values = {"cost": cost, "found": found, "reasons": reasons, "at": _at(facet)}
+                lines += render_lines("costs.j2", **values, **_functions(study))
+    return lines
+
+
+def method_sentences(study: Study) -> list[str]:
+    """Return a sentence for each of the first settings: the method that sends the fewest bits and is certified."""
+    found = methods.fewest_bits(study)[: answers.MOST_FACETS]
+    return render_lines("methods.j2", found=found, bits=show_bits, **_functions(study))
+
+
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     """Return what the reader must know about the question and the runs, one fact a line."""
     found = completeness(study, sweeps)
@@ -97,6 +125,9 @@ def _functions(study: Study) -> dict[str, Any]:
     return {
         "study": study,
         "ci": f"{study.ci:g}",
+        "label": partial(methods.label, study),
+        "name": partial(pareto.name_of, study),
+        "names": lambda groups: [pareto.name_of(study, group) for group in groups],
         "gap": gap,
         "result": result,
         "pairs": lambda group: pairs_text(study.judged[group].judgement.pairs),
@@ -150,6 +181,10 @@ def _order_text(facet: Facet) -> str:
     name = " ".join(axis_text(facet.keys[key]) for key in answers.ORDER if facet.keys.get(key) is not None)
     length = answers.longest_chain(facet)
     return f"{name} (chain {length:.0f})" if length else name
+
+
+def _at(facet: Facet) -> str:
+    return f", {facet.label}" if facet.label else ""
 
 
 def _axes(facets: list[Facet]) -> str:

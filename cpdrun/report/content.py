@@ -12,11 +12,12 @@ import pandas as pd
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.record import SweepDir
-from cpdrun.report import answers_text, best_of, pareto, tables
+from cpdrun.report import answers_text, best_of, tables
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
-from cpdrun.report.methods import comparison, crossover, crossover_text
+from cpdrun.report.methods import crossover, crossover_text
 from cpdrun.study import ReportUsageError, answers
+from cpdrun.study.pareto import front_rows
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 
@@ -142,13 +143,13 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         verdicts=answers.chain_verdicts(study),
         next_command=next_command,
         answer=answer,
-        costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
+        costs=[*answers_text.cost_sentences(study, options.costs), *answers_text.method_sentences(study)],
         notes=[*answers_text.notes(study, sweeps), *([reason] if reason else [])],
         matrix=matrix,
         best=_best(study),
         layout=layout,
         crossover=predicted,
-        fronts=pareto.numbers(study),
+        fronts=front_rows(study, {key: cost.find for key, cost in COSTS.items()}),
     )
 
 

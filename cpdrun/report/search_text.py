@@ -4,9 +4,10 @@ A text claims no more than the test allows. A format is certified, refuted or op
 certified were not reached and are not mentioned.
 """
 
+import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -397,33 +398,24 @@ def _verdict_text(
 # ---- Progress, the next runs, and the cost
 
 
-def describe_progress(
-    results: Results, states: Sequence[ChainState], cost: CostForecast, changed: Sequence[str]
-) -> str:
-    """Return a line for the end of a run: new verdicts, the smallest certified format, and the time left.
-
-    Args:
-        results: The results so far.
-        states: The verdicts so far.
-        cost: The forecast of what is still to come.
-        changed: The labels of the candidates whose verdict has changed.
-    """
+def describe_smallest(states: Sequence[ChainState]) -> str:
+    """Return the smallest certified format of all chains, or that there is none yet."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
-    news = [
-        f"{MARKS[width.verdict_of(judgement)]} {candidate.label} is {width.verdict_of(judgement)} after "
-        f"{pairs_text(judgement.pairs)}, {gap_text(results.metric, judgement)}"
-        for state in states
-        for candidate, judgement, width in state
-        if candidate.label in changed
-    ]
-    return render(
-        "search_progress.j2",
-        changed="; ".join(news),
-        best="" if best is None else f"smallest certified format so far: {best.label} ({best.bits:g} bits)",
-        runs=cost.runs,
-        time="" if not cost.seconds else duration(cost.seconds),
-    )
+    return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
+
+
+def describe_news(
+    results: Results, before: Sequence[ChainState], states: Sequence[ChainState]
+) -> Iterator[str]:
+    """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`."""
+    old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
+    for candidate, judgement, width in itertools.chain(*states):
+        verdict = width.verdict_of(judgement)
+        if verdict is not old[candidate.label]:
+            gap = gap_text(results.metric, judgement)
+            pairs = pairs_text(judgement.pairs)
+            yield f"{MARKS[verdict]} {candidate.label} is {verdict} after {pairs}, {gap}"
 
 
 def describe_missing_prediction(missing: MissingPrediction) -> str:

@@ -186,7 +186,7 @@ def _put_before(
 def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Draw the plots, write them and the page, and return the paths of the files."""
     kinds = [kind for kind in formats if kind in pictures.KINDS] or DEFAULT_PICTURES
-    figures, _ = pictures.draw(content.study)
+    figures = pictures.draw(content.study)
     rendered = pictures.render(figures) if "svg" in kinds or "html" in formats else {}
     files = pictures.write(folder, figures, rendered, kinds)
     if "html" in formats:

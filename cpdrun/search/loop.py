@@ -13,7 +13,7 @@ from typing import Any
 from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
 from cpdrun.launch.executors import make_executor
 from cpdrun.launch.first_run import FirstRun
-from cpdrun.record import Ending
+from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.chains import ChainState
 from cpdrun.search.plan import forecast_cost
@@ -22,7 +22,6 @@ from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
-from cpdrun.sweep.manifest import EXPECTED_RUNS
 from cpdrun.whatif.baseline_runs import with_observation
 
 # How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
@@ -103,7 +102,7 @@ def search(
     options: LaunchOptions,
     display: Display,
     cancelled_before: int | None,
-    on_end: Callable[[Event, list[ChainState]], None],
+    on_end: Callable[[list[ChainState]], None],
 ) -> list[Summary]:
     """Run what settles most until nothing is left to settle or the budget is spent.
 
@@ -127,8 +126,8 @@ def search(
 
     def more(event: Event) -> list[Job]:
         queue.take(event)
-        on_end(event, results.states())
         held_back = first.more(event)
+        on_end(results.states())
         if first.problem or most is None:
             return []
         return [*held_back, *queue.next_jobs(most, ahead=True)]

@@ -270,6 +270,10 @@ def test_the_best_run_and_the_time_left_are_told(sweep, monkeypatch):
     out = io.StringIO()
     print_status(Console(file=out), sweep)
     assert out.getvalue().splitlines()[-1].endswith("best so far 90.0 % (r1); about 24.0 s left")
+    sweep.manifest.write_text("search: {expected_runs: 9}\n")
+    assert (
+        sweep_document(sweep).seconds_left == 54.0
+    )  # a search is likely to need 9 runs, so five more of 10 s
 
 
 def test_a_loss_is_best_if_it_is_low_and_a_metric_of_unknown_direction_has_no_best():

@@ -83,12 +83,12 @@ def test_every_method_is_a_point_named_and_of_a_look_of_its_own(methods, report)
 def test_the_fewest_bits_that_do_as_well_are_an_answer(methods, report, no_pictures):
     said = report(methods, tolerance=0.0205).sentences  # local steps, 2 bits, are at the edge of it: open
     assert said[-1] == (
-        "Fewest bits a parameter and step that are certified to be at most 0.0205 worse than fp32, which sends 32 "
-        "bits: e3m0 with APS (4). Open with fewer: H=16 (2)."
+        "Fewest bits: e3m0 with APS (4) is certified to be at most 0.0205 worse than fp32 (32), in bits per parameter "
+        "and step. Open with fewer bits: H=16 (2)."
     )
     said = report(methods, tolerance=0.0001).sentences
     assert said[-1].startswith(
-        "No method that sends less than fp32, which sends 32 bits a parameter and step, is certified."
+        "Fewest bits: no method that sends less than fp32 (32 bits per parameter and step) is certified."
     )
 
 

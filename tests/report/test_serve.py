@@ -190,12 +190,12 @@ def test_a_sweep_without_a_finished_run_has_a_page(new_sweep, serve):
     sweep = new_sweep()
     sweep.add(status=None)
     text = get(serve(sweep)).read().decode()
-    assert "no finished run in digits_bits" in text and "0 of 1 runs have ended" in text
+    assert "No finished run in digits_bits" in text and "0 of 1 runs have ended" in text
 
 
 def test_a_wrong_option_is_shown_on_the_page(running, serve):
     assert (
-        "no finished run in digits_bits has a metric &#39;speed&#39;"
+        "No finished run in digits_bits has a metric &#39;speed&#39;"
         in get(serve(running, metric="speed")).read().decode()
     )
 

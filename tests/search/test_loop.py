@@ -61,8 +61,11 @@ def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
     assert printed.count("✓") == 4 and printed.count("✗") == 2
     lines = printed.splitlines()
     assert sum(line.startswith("finished ") for line in lines) == results.runs
-    assert "smallest certified format so far: e3m0 with APS (4 bits)" in printed and " left for " in printed
-    assert "no format is certified yet" in printed and lines[-1].endswith("nothing is left to settle")
+    assert (
+        "  smallest certified e3m0 with APS (4 bits)" in printed
+        and "✓ e3m0 with APS is certified " in printed
+    )
+    assert "  none certified yet  about " in printed and " left" in printed
     assert results.runs == len(names(results)) <= 9 * 16 / 2
 
 

@@ -28,6 +28,7 @@ from cpdrun.record import (
     SweepDir,
     Where,
     garbage,
+    read_expected_runs,
     state_of,
 )
 from cpdrun.shell.sanitize import visible
@@ -320,7 +321,8 @@ def _best(sweep: SweepDir, rows: list[RunStatus]) -> BestResult:
 def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
     """Estimate how long the remaining runs take with as many runs at a time as now.
 
-    Return None if no run is in progress or none has finished.
+    The runs that a search is likely to need count as remaining runs, also if it has not chosen them yet. Return None if
+    no run is in progress or none has finished.
     """
     running = [row for row in rows if row.state is State.RUNNING]
     waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
@@ -328,6 +330,7 @@ def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
     a_run = estimate_seconds(done, todo=1, slots=1)
     if not running or a_run is None:
         return None
+    waiting = max(waiting, read_expected_runs(sweep) - len(done) - len(running))
     now = sum(a_run / 2 if row.seconds_left is None else row.seconds_left for row in running)
     return (now + waiting * a_run) / len(running)
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from cpdrun.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
 from cpdrun.costmodel.calibrated import calibration_of, known_networks
-from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
 from cpdrun.report.study_text import sends_alike_text
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.group import Facet, Group
+from cpdrun.study.methods import by_setting, label, method_verdicts, reference
 from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 

@@ -220,7 +220,8 @@ async function refresh() {
   setTimeout(refresh, EVERY_MS);
   if (document.hidden) return;
   try {
-    const answer = await fetch("/", { cache: "no-store", headers: { "If-None-Match": live.dataset.version } });
+    const headers = { "If-None-Match": `"${live.dataset.version}"` };
+    const answer = await fetch("/", { cache: "no-store", headers });
     if (answer.status === 200) replaceContents(new DOMParser().parseFromString(await answer.text(), "text/html"));
     live.textContent = answer.ok || answer.status === 304 ? "" : "The runs could not be read. This page tries again.";
   } catch {

@@ -1,6 +1,7 @@
 """Compare the groups of a study that differ in how workers exchange gradients, and find the cheapest method."""
 
-from cpdrun.report.tables import show_bits
+from dataclasses import dataclass
+
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.study.collect import CASE, FORMAT
@@ -8,8 +9,6 @@ from cpdrun.study.group import GOSSIP, WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.grouping import make_facets
 from cpdrun.study.study import Study
 
-# The largest number of settings that get a sentence. Tables and pictures show all settings.
-MOST_SENTENCES = 3
 # The sections of a config that belong to the method.
 _OF_METHODS = ("sync", "compressor", "scaling")
 _NAMES = (CASE, FORMAT, "aps")
@@ -54,44 +53,48 @@ def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
     return {against: Verdict.CERTIFIED} | {g: judged[g].verdict for g in others if g in judged}
 
 
-def fewest(study: Study) -> list[str]:
-    """Return a sentence for each setting: the fewest certified bits per parameter and step, and open methods below.
+@dataclass(frozen=True)
+class FewestBits:
+    """The method of a setting that sends the fewest bits per parameter and step and is certified.
 
-    Only settings with named cases or with methods of several families get a sentence. The headline has the answer for
-    formats alone.
+    Attributes:
+        facet: The setting.
+        baseline: The baseline of the setting.
+        certified: The certified method. None if none that sends less than the baseline is certified.
+        open: The open methods that send fewer bits than the certified one, fewest bits first.
     """
-    facets = [facet for facet in by_setting(study) if _is_of_methods(facet)]
-    return [line for facet in facets[:MOST_SENTENCES] if (line := _fewest(study, facet))]
+
+    facet: Facet
+    baseline: Group
+    certified: Group | None
+    open: list[Group]
 
 
-def _is_of_methods(facet: Facet) -> bool:
+def fewest_bits(study: Study) -> list[FewestBits]:
+    """Return the method with the fewest certified bits of each setting with named cases or several families of methods.
+
+    For formats alone, the answers of the study say it.
+    """
+    facets = [facet for facet in by_setting(study) if _has_methods(facet)]
+    return [found for facet in facets if (found := _fewest_bits(study, facet)) is not None]
+
+
+def _has_methods(facet: Facet) -> bool:
     """Return whether a facet compares named cases or methods other than formats with and without APS."""
     families = {group.method.family for group in facet.groups if not group.is_baseline}
     return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
 
 
-def _fewest(study: Study, facet: Facet) -> str | None:
+def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
     against, verdicts = reference(facet), method_verdicts(study, facet)
     if against is None or not against.bits_a_parameter > 0:
         return None
     less = [group for group in verdicts if 0 < group.bits_a_parameter < against.bits_a_parameter]
     less.sort(key=lambda group: group.bits_a_parameter)
     certified = next((group for group in less if verdicts[group] is Verdict.CERTIFIED), None)
-    where = f"{facet.label}: " if facet.label else ""
-    sends = f"{study.baseline_name}, which sends {show_bits(against.bits_a_parameter)} bits"
     rank = len(less) if certified is None else less.index(certified)
     open_ = [group for group in less[:rank] if verdicts[group] is Verdict.OPEN and study.may_be_within(group)]
-    below = f" Open with fewer: {', '.join(_sends(study, group) for group in open_[:3])}." if open_ else ""
-    if certified is None:
-        return f"{where}No method that sends less than {sends} a parameter and step, is certified.{below}"
-    return (
-        f"{where}Fewest bits a parameter and step that are certified to be at most {study.margin_text} worse than "
-        f"{sends}: {_sends(study, certified)}.{below}"
-    )
-
-
-def _sends(study: Study, group: Group) -> str:
-    return f"{label(study, group)} ({show_bits(group.bits_a_parameter)})"
+    return FewestBits(facet, against, certified, open_)
 
 
 def label(study: Study, group: Group) -> str:
