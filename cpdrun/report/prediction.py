@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cpdrun.shell.document import optional
 from cpdrun.whatif.damage import Damage
-from cpdrun.whatif.forecast import ChainForecast, Chance, Forecast, Outcome, fitted_model, ranked
+from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fitted_model, ranked
 
 MOST_NAMED, MOST_RANKED = 3, 12
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
@@ -34,12 +34,12 @@ class Context:
     observed: tuple[str, ...]
 
 
-def summarize(chains: Sequence[ChainForecast], context: Context) -> list[str]:
-    """Return the answer in sentences: the ranking, the narrowest format of each chain, then what limits the answer."""
-    forecasts = ranked(chains)
+def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
+    """Return the answer in sentences: the ranking, the narrowest format of each ladder, then what limits the answer."""
+    forecasts = ranked(ladders)
     return [
         f"Ranking, least likely to fail first: {_list([f.subject.label for f in forecasts], MOST_RANKED)}.",
-        *(_describe_chain(chain, context) for chain in chains),
+        *(_describe_ladder(ladder, context) for ladder in ladders),
         _describe_level(forecasts),
         *_describe_margin(forecasts),
         *_describe_uncovered(forecasts),
@@ -47,12 +47,12 @@ def summarize(chains: Sequence[ChainForecast], context: Context) -> list[str]:
     ]
 
 
-def _describe_chain(chain: ChainForecast, context: Context) -> str:
-    label = chain.label[:1].upper() + chain.label[1:]
+def _describe_ladder(ladder: LadderForecast, context: Context) -> str:
+    label = ladder.label[:1].upper() + ladder.label[1:]
     within = f"likely within {context.margin} of {context.baseline}"
-    best, optimistic, pessimistic = (chain.narrowest(at) for at in ("mean", "low", "high"))
+    best, optimistic, pessimistic = (ladder.narrowest(at) for at in ("mean", "low", "high"))
     if best is None:
-        widest = chain.widths[0][0]
+        widest = ladder.widths[0][0]
         hope = "" if optimistic is None else f" It may still be {_named(optimistic)}."
         return f"{label}: no format is {within}; {_named(widest)} {_fails(widest.chance)}.{hope}"
     answer = f"{label}: the narrowest format that is {within} is {_named(best)}, which {_fails(best.chance)}."
@@ -113,9 +113,9 @@ def _range(chance: Chance) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def make_table(chains: Sequence[ChainForecast]) -> Table:
+def make_table(ladders: Sequence[LadderForecast]) -> Table:
     """Return a table with a row per candidate, the least likely to fail first."""
-    forecasts = ranked(chains)
+    forecasts = ranked(ladders)
     has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("candidate", no_wrap=True)
@@ -195,7 +195,7 @@ class PredictedCandidate:
 
 
 @dataclass
-class PredictedChain:
+class PredictedLadder:
     """The predictions for the candidates that share a way of scaling.
 
     Attributes:
@@ -256,12 +256,14 @@ class PredictDocument:
     tolerance: str | None = optional()
     baseline: str | None = optional()
     observed: list[str] | None = optional()
-    chains: list[PredictedChain] | None = optional()
+    chains: list[PredictedLadder] | None = optional()
     ranking: list[str] | None = optional()
     says: list[str] | None = optional()
 
 
-def predict_document(chains: Sequence[ChainForecast], context: Context, notes: list[str]) -> PredictDocument:
+def predict_document(
+    ladders: Sequence[LadderForecast], context: Context, notes: list[str]
+) -> PredictDocument:
     """Return the document of a prediction for programs."""
     return PredictDocument(
         dry_run=False,
@@ -269,18 +271,20 @@ def predict_document(chains: Sequence[ChainForecast], context: Context, notes: l
         tolerance=context.margin,
         baseline=context.baseline,
         observed=list(context.observed),
-        chains=[_predicted_chain(chain) for chain in chains],
-        ranking=[forecast.subject.label for forecast in ranked(chains)],
-        says=list(summarize(chains, context)),
+        chains=[_predicted_ladder(ladder) for ladder in ladders],
+        ranking=[forecast.subject.label for forecast in ranked(ladders)],
+        says=list(summarize(ladders, context)),
     )
 
 
-def _predicted_chain(chain: ChainForecast) -> PredictedChain:
+def _predicted_ladder(ladder: LadderForecast) -> PredictedLadder:
     ends = [
-        end and end.subject for end in (chain.narrowest(), chain.narrowest("low"), chain.narrowest("high"))
+        end and end.subject for end in (ladder.narrowest(), ladder.narrowest("low"), ladder.narrowest("high"))
     ]
     labels, bits = [end and end.label for end in ends], [end and end.bits for end in ends]
-    return PredictedChain(chain.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in chain])
+    return PredictedLadder(
+        ladder.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in ladder]
+    )
 
 
 def _predicted_candidate(forecast: Forecast) -> PredictedCandidate:

@@ -11,7 +11,7 @@ from cpdrun.record import write_text
 from cpdrun.report.result_text import describe_group, more_text, result_text
 from cpdrun.stats.evidence import NO_PRIOR, Judgement, PairsRange, SpreadPrior, Verdict, judge
 from cpdrun.stats.failures import FailureCounts
-from cpdrun.study.answers import chain_verdicts
+from cpdrun.study.answers import ladder_verdicts
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
 
@@ -152,7 +152,7 @@ def test_what_wider_open_formats_need_counts_too(new_sweep):
         sweep.add("e4m3", seed=seed, accuracy=0.97 + 0.006 * (-1) ** seed, done=ABOUT)
         sweep.add("e3m0", seed=seed, accuracy=0.97 + 0.0001 * (-1) ** seed, done=ABOUT)
     study = read_study([sweep.dir])
-    (answer,) = chain_verdicts(study)
+    (answer,) = ladder_verdicts(study)
     (e4m3,) = (judged for group, judged in study.judged.items() if group.format == "e4m3")
     assert answer.candidate == "e3m0 without APS" and answer.verdict == "open"
     assert answer.more == e4m3.judgement.more.likely > 0

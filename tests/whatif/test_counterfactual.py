@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from cpdrun.record import SweepDir, read_config, write_json, write_text
-from cpdrun.report.diagnosis.explanation import explain as document
+from cpdrun.report.diagnosis import explain as document
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots.exponents import draw_tensors
 from cpdrun.study.reader import read_study

@@ -18,7 +18,7 @@ import pandas as pd
 
 from cpdrun.report import answers_text, plots, style, svg, tables
 from cpdrun.report.content import Content
-from cpdrun.report.diagnosis.worse_groups import worse_groups
+from cpdrun.report.diagnosis import worse_groups
 from cpdrun.report.page.markup import without_controls
 from cpdrun.report.render import capital
 from cpdrun.report.result_text import describe_group

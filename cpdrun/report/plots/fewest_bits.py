@@ -24,7 +24,7 @@ from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
-from cpdrun.study.verdicts import ChainAnswer
+from cpdrun.study.verdicts import LadderAnswer
 
 # Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
 _REMEDIES = ("sync.rounding", "sync.kahan")
@@ -135,7 +135,7 @@ def _workers_point(
     axes: Axes,
     study: Study,
     at: tuple[float, float],
-    answer: ChainAnswer,
+    answer: LadderAnswer,
     style: Style,
     name: str,
     above: bool,
