@@ -96,7 +96,7 @@ def test_unknown_choices_are_named_with_the_nearest(composer):
         composer.compose({"exp": "digit_bits"})
     with pytest.raises(
         ConfigError,
-        match="unknown choice of model 'resent'; there are .*, such as .*resnet.*. model=list lists all",
+        match=r"unknown choice of model 'resent'; there are .*, such as .*resnet.*. model=list lists all",
     ):
         composer.compose({"model": "resent"})
 
