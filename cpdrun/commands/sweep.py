@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHAT_TO_RUN = (
     "say what to run: cpdrun sweep exp=NAME, such as exp=digits_bits, or key=value for one run of the defaults. "
-    "`cpdrun sweep exp=?` lists the experiments"
+    "`cpdrun sweep exp=list` lists the experiments"
 )
 DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 

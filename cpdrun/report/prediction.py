@@ -1,17 +1,17 @@
 """Render a prediction: sentences and a table for people, a document for programs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.report.render import render_lines
 from cpdrun.shell.document import optional
 from cpdrun.whatif.damage import Damage
 from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fitted_model, ranked
 
-MOST_NAMED, MOST_RANKED = 3, 12
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
 PERCENT, RATIO = "%", ""
 # Maps each key of a forecast's `measured` to a heading and a unit.
@@ -37,74 +37,36 @@ class Context:
 def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
     """Return the answer in sentences: the ranking, the narrowest format of each ladder, then what limits the answer."""
     forecasts = ranked(ladders)
-    return [
-        f"Ranking, least likely to fail first: {_list([f.subject.label for f in forecasts], MOST_RANKED)}.",
-        *(_describe_ladder(ladder, context) for ladder in ladders),
-        _describe_level(forecasts),
-        *_describe_margin(forecasts),
-        *_describe_uncovered(forecasts),
-        "This is a prediction from one run of the baseline. cpdrun search certifies.",
-    ]
-
-
-def _describe_ladder(ladder: LadderForecast, context: Context) -> str:
-    label = ladder.label[:1].upper() + ladder.label[1:]
-    within = f"likely within {context.margin} of {context.baseline}"
-    best, optimistic, pessimistic = (ladder.narrowest(at) for at in ("mean", "low", "high"))
-    if best is None:
-        widest = ladder.widths[0][0]
-        hope = "" if optimistic is None else f" It may still be {_named(optimistic)}."
-        return f"{label}: no format is {within}; {_named(widest)} {_fails(widest.chance)}.{hope}"
-    answer = f"{label}: the narrowest format that is {within} is {_named(best)}, which {_fails(best.chance)}."
-    if optimistic is pessimistic or optimistic is None:
-        return answer
-    least = "no format at all" if pessimistic is None else _named(pessimistic)
-    return f"{answer} In the 80 % range it is between {_named(optimistic)} and {least}."
-
-
-def _describe_level(forecasts: Sequence[Forecast]) -> str:
-    trained = [f for f in forecasts if f.outcome is not None]
-    if trained:
-        names = _list([f.subject.label for f in trained], MOST_NAMED)
-        one = "a trained candidate sets" if len(trained) == 1 else f"{len(trained)} trained candidates set"
-        return f"How much damage this network tolerates: {one} the level ({names})."
-    nearest = min(forecasts, key=lambda f: abs(f.logit))
-    return (
-        "The ranges are wide because networks differ in how much damage they tolerate, and no candidate of this one "
-        f"was trained. Train {nearest.subject.label} and repeat the command to narrow them."
+    uncovered: dict[str, list[Forecast]] = {}
+    for forecast in forecasts:
+        for part in forecast.uncovered:
+            uncovered.setdefault(part, []).append(forecast)
+    return render_lines(
+        "prediction.j2",
+        ladders=ladders,
+        context=context,
+        forecasts=forecasts,
+        trained=[forecast for forecast in forecasts if forecast.outcome is not None],
+        undecided=min(forecasts, key=lambda forecast: abs(forecast.logit)),
+        extrapolated=_extrapolated(forecasts[0].strictness),
+        uncovered=uncovered,
+        labels=_labels,
+        percent=_range,
     )
 
 
-def _describe_margin(forecasts: Sequence[Forecast]) -> Iterator[str]:
+def _extrapolated(strictness: float) -> dict[str, str] | None:
+    """Return the margin and the margins of the fitted data as shares; None if the margin is among these."""
     low, high = fitted_model().strictness
-    if not low - 0.05 <= (strictness := forecasts[0].strictness) <= high + 0.05:
-        share, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
-        yield (
-            f"The margin is {share} of the metric's range. The model was fitted on {strictest} to {loosest}, so these "
-            "chances are extrapolated."
-        )
+    if low - 0.05 <= strictness <= high + 0.05:
+        return None
+    margin, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
+    return {"margin": margin, "loosest": loosest, "strictest": strictest}
 
 
-def _describe_uncovered(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    labels: dict[str, list[str]] = {}
-    for forecast in forecasts:
-        for part in forecast.uncovered:
-            labels.setdefault(part, []).append(forecast.subject.label)
-    for part, found in labels.items():
-        whose = "" if len(found) == len(forecasts) else f" (of {_list(found, MOST_NAMED)})"
-        yield f"Not covered, and counted as no damage: {part}{whose}."
-
-
-def _list(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _named(forecast: Forecast) -> str:
-    return f"{forecast.subject.label} ({forecast.subject.bits:g} bits)"
-
-
-def _fails(chance: Chance) -> str:
-    return f"fails with {_range(chance)} %"
+def _labels(forecasts: Sequence[Forecast], most: int) -> str:
+    more = f" and {len(forecasts) - most} more" if len(forecasts) > most else ""
+    return ", ".join(forecast.subject.label for forecast in forecasts[:most]) + more
 
 
 def _range(chance: Chance) -> str:
