@@ -128,9 +128,8 @@ def _slug(text: str) -> str:
 def identity_hash(config: Mapping[str, Any]) -> str:
     """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    if config.get("recipe") is None or isinstance(
-        config.get("precision"), Mapping
-    ):  # `precision` then has the rules of the recipe
+    # If there is a section `precision`, it contains the rules of the recipe.
+    if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
