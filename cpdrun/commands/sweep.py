@@ -278,5 +278,6 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
                 write_ledger(sweep.directory, hypotheses)
         for line in lines:
             output.print(line)
-    output.print(f"For the report: cpdrun report {sweep.directory.path}")
+    if any(sweep.directory.run(run.name).done.exists() for run in sweep.runs):
+        output.print(f"For the report: cpdrun report {sweep.directory.path}")
     return power
