@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cpdrun.cli import COMMANDS, print_error
+from cpdrun.arguments import add_json
+from cpdrun.cli import COMMANDS, main, print_error
 from cpdrun.errors import UserError, before_a_start
 from cpdrun.record import State, SweepDir, read_json, state_of
 
@@ -329,6 +332,31 @@ def test_an_unknown_command_suggests_the_nearest(cpdrun):
     assert result.returncode == 2
     assert result.stderr == "error: no command 'serach' (did you mean 'search'?)\n"
     assert "; there are: sweep, search, " in cpdrun("xyz").stderr
+
+
+def test_a_command_is_a_file_and_a_line(capsys, monkeypatch):
+    @dataclass
+    class HelloDocument:
+        greeting: str
+
+    def add(commands):
+        hello = commands.add_parser("hello", help="greet")
+        add_json(hello)
+        return hello
+
+    def run(arguments):
+        arguments.output.set_result(HelloDocument("hello"))
+        return 0
+
+    module = SimpleNamespace(add=add, run=run, DOCUMENTS={"hello": HelloDocument})
+    monkeypatch.setitem(sys.modules, "cpdrun.commands.hello", module)
+    monkeypatch.setitem(COMMANDS, "hello", None)
+    assert main(["hello", "--json"]) == 0
+    expected = {"schema": "cpdrun.hello/1", "exit_code": 0, "greeting": "hello"}
+    assert json.loads(capsys.readouterr().out) == expected
+    with pytest.raises(SystemExit):
+        main([])
+    assert "  hello     greet\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_path):

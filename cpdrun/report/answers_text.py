@@ -21,7 +21,7 @@ from cpdrun.report.study_text import (
 )
 from cpdrun.report.tables import Shown, show_bits
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study import answers, methods, pareto
+from cpdrun.study import answers, facet_summary, methods, pareto
 from cpdrun.study.axes import axis_text, axis_title, short_titles
 from cpdrun.study.best_of import best_of
 from cpdrun.study.collect import ignored
@@ -53,7 +53,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
         mixed=mixed_code(study),
         has_no_margin=has_no_margin,
         answers=[answers.facet_answer(study, facet) for facet in shown],
-        summaries=answers.summarize(study, known),
+        summaries=facet_summary.summarize(study, known),
         axes=_axes(summarized),
         n_summarized=len(summarized),
         n_unanswered=len(summarized) - len(known),
@@ -118,7 +118,7 @@ def counts(study: Study) -> list[str]:
 
 def order_sentences(study: Study) -> list[str]:
     """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
-    return render_lines("orders.j2", found=answers.compare_orders(study), order=_order_text)
+    return render_lines("orders.j2", found=facet_summary.compare_orders(study), order=_order_text)
 
 
 def _functions(study: Study) -> dict[str, Any]:
@@ -149,6 +149,7 @@ def _functions(study: Study) -> dict[str, Any]:
             f"{g.full_name}, {left_out_text(study.failures(g))}" for g in groups
         ],
         "outlook": outlook_text,
+        "outlook_of": lambda group: outlook_text(answers.group_outlook(study, group)),
         "baseline_problem": lambda problem: baseline_problem_text(study, problem),
     }
 
@@ -160,10 +161,10 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     and the answer for each way of scaling.
     """
     keys = list(facets[0].keys)
-    names = [name for name in answers.scalings(study) if any(name in facet.ladders for facet in facets)]
-    has_lengths, rows = any(map(answers.longest_chain, facets)), []
-    for facet in answers.sort_facets(facets):
-        problem, length = study.baseline_problem(facet), answers.longest_chain(facet)
+    names = [name for name in facet_summary.scalings(study) if any(name in facet.ladders for facet in facets)]
+    has_lengths, rows = any(map(facet_summary.longest_chain, facets)), []
+    for facet in facet_summary.sort_facets(facets):
+        problem, length = study.baseline_problem(facet), facet_summary.longest_chain(facet)
         lengths = [f"{length:.0f}" if length else "-"] if has_lengths else []
         mean = "-" if facet.baseline is None else study.metric.show(facet.baseline.mean)
         baseline = baseline_problem_text(study, problem) if problem else mean
@@ -187,8 +188,10 @@ def _cell(study: Study, facet: Facet, scaling: str) -> str:
 
 def _order_text(facet: Facet) -> str:
     """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
-    name = " ".join(axis_text(facet.keys[key]) for key in answers.ORDER if facet.keys.get(key) is not None)
-    length = answers.longest_chain(facet)
+    name = " ".join(
+        axis_text(facet.keys[key]) for key in facet_summary.ORDER if facet.keys.get(key) is not None
+    )
+    length = facet_summary.longest_chain(facet)
     return f"{name} (chain {length:.0f})" if length else name
 
 

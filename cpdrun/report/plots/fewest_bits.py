@@ -19,9 +19,9 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS, Style, strategy_styles
 from cpdrun.report.svg import hover, part_of
 from cpdrun.study import formats
-from cpdrun.study.answers import ORDER
 from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
+from cpdrun.study.facet_summary import ORDER
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import LadderAnswer
