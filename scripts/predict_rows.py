@@ -22,7 +22,7 @@ import numpy as np
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
-from cpdrun.search.initial_width import subject_chain
+from cpdrun.search.initial_width import subject_ladder
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
@@ -179,7 +179,7 @@ def _question(recorded: Recorded) -> Question:
 
 
 def _every(question: Question) -> Iterator[Subject]:
-    return (subject for chain in question.chains for subject in subject_chain(question, chain).subjects)
+    return (subject for ladder in question.ladders for subject in subject_ladder(question, ladder).subjects)
 
 
 def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]:
@@ -194,9 +194,9 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
     for each in served:
         configs = {
             subject.name: subject.config
-            for chain in question.chains
-            if chain.baseline in each.serves
-            for subject in subject_chain(question, chain).subjects
+            for ladder in question.ladders
+            if ladder.baseline in each.serves
+            for subject in subject_ladder(question, ladder).subjects
         }
         found |= compute_effects(each.folder, configs, question.directory)
     return found
@@ -216,7 +216,7 @@ def _gaps(
         raise ValueError(f"{recorded.words}: type search.tolerance=, in the metric's unit")
     tolerance = float(asked)
     found = {}
-    for candidate in (c for chain in question.chains for width in chain.widths for c in width):
+    for candidate in (c for ladder in question.ladders for width in ladder.widths for c in width):
         baseline = values.get(candidate.baseline, {})
         low = worst(metric, classes, list(baseline.values()), tolerance / metric.scale)
         ours = values.get(candidate.name, {})
@@ -257,8 +257,8 @@ def _typed(question: Question, name: str, keys: Sequence[str]) -> dict[str, str]
 
 def _grid(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[int, float]], float]:
     """A grid of scripts/replay_search.py: candidates by label, its one baseline by a name of its own."""
-    names = {c.label: c.name for chain in question.chains for width in chain.widths for c in width}
-    [baseline] = {c.baseline for chain in question.chains for width in chain.widths for c in width}
+    names = {c.label: c.name for ladder in question.ladders for width in ladder.widths for c in width}
+    [baseline] = {c.baseline for ladder in question.ladders for width in ladder.widths for c in width}
     found: dict[str, dict[int, float]] = {}
     with table.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

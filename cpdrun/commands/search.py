@@ -181,11 +181,11 @@ def _show_results(
             report = _write_report(results)
         except UserError as error:
             trouble = error
-    lines, chains = describe_results(results), len(results.question.chains)
-    _print(output, lines[:chains])
+    lines, ladders = describe_results(results), len(results.question.ladders)
+    _print(output, lines[:ladders])
     if results.runs:
         output.console.print(make_table(results))
-    _print(output, [*lines[chains:], *forecast, *([report] if report else []), next_step(results)])
+    _print(output, [*lines[ladders:], *forecast, *([report] if report else []), next_step(results)])
     output.set_result(
         SearchDocument(
             **vars(search_result(results)),

@@ -12,7 +12,7 @@ from cpdrun.report.search_text import (
     describe_smallest,
     make_table,
 )
-from cpdrun.search.chains import ChainState
+from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.results import Results
 
@@ -37,7 +37,7 @@ class SearchDisplay(Display):
         super().expect(runs)
         self.held_back: int = max(0, self.held_back - runs)
 
-    def on_end(self, states: list[ChainState]) -> None:
+    def on_end(self, states: list[LadderState]) -> None:
         """Show the verdicts after a run has ended."""
         self._show_missing_predictions()
         for line in describe_news(self._results, self._states, states):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHAT_TO_RUN = (
     "say what to run: cpdrun sweep exp=NAME, such as exp=digits_bits, or key=value for one run of the defaults. "
-    "`cpdrun sweep exp=?` lists the experiments"
+    "`cpdrun sweep exp=list` lists the experiments"
 )
 DOCUMENTS = {"sweep": "cpdrun.commands.sweep_document:SweepDocument"}
 
@@ -209,15 +209,7 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "Summary | None":
-    """Check whether the runs can be trained, and then train them.
-
-    Args:
-        session: The session that launches the runs.
-        sweep: The planned sweep.
-        to_run: The runs to train.
-        anew: The names of runs to train from the start, even if they are done or can be resumed.
-        options: The options of the launch.
-        arguments: The arguments of the command.
+    """Check whether the runs can be trained, and then train them. Runs in `anew` start from the beginning.
 
     Returns:
         The summary of the runs, or None if the sweep was cancelled before a run started.

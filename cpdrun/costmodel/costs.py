@@ -13,8 +13,6 @@ reason is given. No figure is estimated.
 scripts/research/area makes area.csv with Yosys. A unit that is missing from it is not estimated from similar units; the
 reason names the command that adds it. Hardware accumulates sums of products of integers in integers. The emulation
 accumulates them in fp32, so an fp32 accumulator of integer products is looked up as an integer accumulator.
-
-`front` and `knee` find the Pareto front of cost and quality, and its knee.
 """
 
 import csv

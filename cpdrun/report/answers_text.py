@@ -7,7 +7,6 @@ from typing import Any
 from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import SweepDir
-from cpdrun.report import best_of
 from cpdrun.report.cost import COSTS
 from cpdrun.report.failures_text import failures_text, left_out_text
 from cpdrun.report.render import render_lines
@@ -22,8 +21,9 @@ from cpdrun.report.study_text import (
 )
 from cpdrun.report.tables import Shown, show_bits
 from cpdrun.stats.evidence import Verdict
-from cpdrun.study import answers, methods, pareto
-from cpdrun.study.axes import axis_text, axis_title
+from cpdrun.study import answers, facet_summary, methods, pareto
+from cpdrun.study.axes import axis_text, axis_title, short_titles
+from cpdrun.study.best_of import best_of
 from cpdrun.study.collect import ignored
 from cpdrun.study.completeness import completeness, mixed_code
 from cpdrun.study.group import Facet, Group
@@ -53,7 +53,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
         mixed=mixed_code(study),
         has_no_margin=has_no_margin,
         answers=[answers.facet_answer(study, facet) for facet in shown],
-        summaries=answers.summarize(study, known),
+        summaries=facet_summary.summarize(study, known),
         axes=_axes(summarized),
         n_summarized=len(summarized),
         n_unanswered=len(summarized) - len(known),
@@ -61,8 +61,17 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
         margin_and_origin=margin_text(study.margin, study.metric),
         next_command=next_command,
     )
-    lines += [*order_sentences(study), *tuned_sentences(study), *best_of.sentences(study)]
+    lines += [*order_sentences(study), *tuned_sentences(study), *_best_of_sentences(study)]
     return lines, _matrix(study, summarized) if summarized else None
+
+
+def _best_of_sentences(study: Study) -> list[str]:
+    """Return a warning that the table of the best means certifies nothing; an empty list if no axis is tuned."""
+    found = best_of(study)
+    if not found or study.margin.problem:
+        return []
+    tried = found[0].tried
+    return render_lines("best_of.j2", tried=tried, titles=list(short_titles(tried).values()))
 
 
 def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
@@ -97,7 +106,7 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
     return [
         *question_notes(study),
         *naming_notes(study.runs.to_numpy().flat),
-        *render_lines("completeness.j2", study=study, found=found, seeds=seeds_text, most_named=_MOST_NAMED),
+        *render_lines("completeness.j2", study=study, found=found, seeds=_seeds_text, most_named=_MOST_NAMED),
         *ignored_texts(ignored(study.runs)),
     ]
 
@@ -109,7 +118,7 @@ def counts(study: Study) -> list[str]:
 
 def order_sentences(study: Study) -> list[str]:
     """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
-    return render_lines("orders.j2", found=answers.compare_orders(study), order=_order_text)
+    return render_lines("orders.j2", found=facet_summary.compare_orders(study), order=_order_text)
 
 
 def _functions(study: Study) -> dict[str, Any]:
@@ -140,6 +149,7 @@ def _functions(study: Study) -> dict[str, Any]:
             f"{g.full_name}, {left_out_text(study.failures(g))}" for g in groups
         ],
         "outlook": outlook_text,
+        "outlook_of": lambda group: outlook_text(answers.group_outlook(study, group)),
         "baseline_problem": lambda problem: baseline_problem_text(study, problem),
     }
 
@@ -151,10 +161,10 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
     and the answer for each way of scaling.
     """
     keys = list(facets[0].keys)
-    names = [name for name in answers.scalings(study) if any(name in facet.chains for facet in facets)]
-    has_lengths, rows = any(map(answers.longest_chain, facets)), []
-    for facet in answers.sort_facets(facets):
-        problem, length = study.baseline_problem(facet), answers.longest_chain(facet)
+    names = [name for name in facet_summary.scalings(study) if any(name in facet.ladders for facet in facets)]
+    has_lengths, rows = any(map(facet_summary.longest_chain, facets)), []
+    for facet in facet_summary.sort_facets(facets):
+        problem, length = study.baseline_problem(facet), facet_summary.longest_chain(facet)
         lengths = [f"{length:.0f}" if length else "-"] if has_lengths else []
         mean = "-" if facet.baseline is None else study.metric.show(facet.baseline.mean)
         baseline = baseline_problem_text(study, problem) if problem else mean
@@ -165,11 +175,11 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 
 
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
-    """Return the answer of a chain with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+    """Return the answer of a ladder with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
 
     An open format that is the most likely answer has the mark `?`.
     """
-    if scaling not in facet.chains:
+    if scaling not in facet.ladders:
         return "-"
     answer = study.answer(facet, scaling)
     none = "none" if answer.verdict is Verdict.REFUTED else "-"
@@ -178,9 +188,18 @@ def _cell(study: Study, facet: Facet, scaling: str) -> str:
 
 def _order_text(facet: Facet) -> str:
     """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
-    name = " ".join(axis_text(facet.keys[key]) for key in answers.ORDER if facet.keys.get(key) is not None)
-    length = answers.longest_chain(facet)
+    name = " ".join(
+        axis_text(facet.keys[key]) for key in facet_summary.ORDER if facet.keys.get(key) is not None
+    )
+    length = facet_summary.longest_chain(facet)
     return f"{name} (chain {length:.0f})" if length else name
+
+
+def _seeds_text(seeds: Sequence[Any]) -> str:
+    """Return seeds in words. Seeds that are not whole numbers are all listed."""
+    if all(isinstance(seed, int) for seed in seeds):
+        return seeds_text(seeds)
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _at(facet: Facet) -> str:

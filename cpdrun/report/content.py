@@ -90,7 +90,7 @@ class Content:
     Attributes:
         study: The study that the report is about.
         sweeps: The sweeps.
-        verdicts: The answer of each chain. A chain holds the candidates of one facet that share a way of scaling.
+        verdicts: The answer of each ladder. A ladder holds the candidates of one facet that share a way of scaling.
         next_command: The search command that adds pairs. It is empty if more pairs settle nothing or the command is not
             known.
         answer: The sentences of the answer, the verdicts first.
@@ -105,7 +105,7 @@ class Content:
 
     study: Study
     sweeps: Sequence[SweepDir]
-    verdicts: list[answers.ChainVerdict]
+    verdicts: list[answers.LadderVerdict]
     next_command: str
     answer: list[str]
     costs: list[str]
@@ -140,7 +140,7 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
     return Content(
         study=study,
         sweeps=sweeps,
-        verdicts=answers.chain_verdicts(study),
+        verdicts=answers.ladder_verdicts(study),
         next_command=next_command,
         answer=answer,
         costs=[*answers_text.cost_sentences(study, options.costs), *answers_text.method_sentences(study)],

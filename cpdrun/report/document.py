@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpdrun.study.answers import ChainVerdict
+from cpdrun.study.answers import LadderVerdict
 
 
 @dataclass
@@ -23,7 +23,7 @@ class ReportDocument:
         layout: The rows of the table with the requested axes. Empty if none was requested.
     """
 
-    verdicts: list[ChainVerdict]
+    verdicts: list[LadderVerdict]
     next_command: str | None
     sentences: list[str]
     notes: list[str]

@@ -1,4 +1,4 @@
-"""Texts of a search: its question, the answer of each chain, the next runs, and the cost.
+"""Texts of a search: its question, the answer of each ladder, the next runs, and the cost.
 
 A text claims no more than the test allows. A format is certified, refuted or open. Widths below a width that is not
 certified were not reached and are not mentioned.
@@ -27,7 +27,7 @@ from cpdrun.report.result_text import (
     result_text,
 )
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
-from cpdrun.search.chains import Candidate, Chain, ChainState
+from cpdrun.search.ladders import Candidate, Ladder, LadderState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question
 from cpdrun.search.results import (
@@ -38,14 +38,14 @@ from cpdrun.search.results import (
     baseline_problem,
     tuned_arms,
 )
-from cpdrun.stats.chain import Width
 from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
 from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.study.verdicts import MARKS
 
-# At most this many chains are listed one by one.
-MOST_CHAINS = 4
+# At most this many ladders are listed one by one.
+MOST_LADDERS = 4
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
@@ -55,7 +55,7 @@ class SearchDocument(SearchResult):
 
     Attributes:
         margin: The margin with its origin, as text.
-        says: The answer of each chain and the number of runs, as text.
+        says: The answer of each ladder and the number of runs, as text.
         dry_run: Whether no run was started.
         forecast: What the search may cost, as text.
         summaries: The numbers of runs of each round by how they ended.
@@ -87,7 +87,7 @@ class NextDocument(SearchPlan):
 def describe_question(results: Results) -> list[str]:
     """Return lines with the question, the margin, and how many earlier candidates share the error probability."""
     question = results.question
-    asked = {c.name for chain in question.chains for width in chain.widths for c in width}
+    asked = {c.name for ladder in question.ladders for width in ladder.widths for c in width}
     tuning, axis = question.tuning, question.axis
     return render_lines(
         "search_question.j2",
@@ -111,12 +111,12 @@ def describe_question(results: Results) -> list[str]:
 def describe_candidates(question: Question) -> str:
     """Return the candidates, the widest first, as in `8 candidates: without APS e4m3, e3m2; with APS the same`."""
     listed: list[tuple[str, str]] = []
-    for chain in question.chains:
-        names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
-        listed.append((chain.label, "the same" if names in (first for _, first in listed[:1]) else names))
-    texts = [f"{label} {names}" if label != names else label for label, names in listed[:MOST_CHAINS]]
-    texts += [f"and {len(listed) - MOST_CHAINS} more combinations"] if len(listed) > MOST_CHAINS else []
-    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    for ladder in question.ladders:
+        names = ", ".join(format_of(candidate, ladder) for width in ladder.widths for candidate in width)
+        listed.append((ladder.label, "the same" if names in (first for _, first in listed[:1]) else names))
+    texts = [f"{label} {names}" if label != names else label for label, names in listed[:MOST_LADDERS]]
+    texts += [f"and {len(listed) - MOST_LADDERS} more combinations"] if len(listed) > MOST_LADDERS else []
+    candidates = sum(len(width) for ladder in question.ladders for width in ladder.widths)
     return f"{count(candidates, 'candidate')}: {'; '.join(texts)}"
 
 
@@ -125,49 +125,49 @@ def tolerance_text(results: Results) -> str:
     return results.metric.show_tolerance(results.tolerance)
 
 
-def format_of(candidate: Candidate, chain: Chain) -> str:
-    """Return the label of a candidate without what all candidates of the chain have in common."""
-    return candidate.label.removesuffix(f" {chain.label}")
+def format_of(candidate: Candidate, ladder: Ladder) -> str:
+    """Return the label of a candidate without what all candidates of the ladder have in common."""
+    return candidate.label.removesuffix(f" {ladder.label}")
 
 
 # ---- The answers
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a line for each chain, the verdict first, then lines about tuned values and the number of runs."""
+    """Return a line for each ladder, the verdict first, then lines about tuned values and the number of runs."""
     return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
 
 
 def answers(results: Results) -> list[str]:
-    """Return the answer of each chain, the verdict first."""
+    """Return the answer of each ladder, the verdict first."""
     return [_answer(results, state) for state in results.states()]
 
 
-def _answer(results: Results, state: ChainState) -> str:
-    chain, certified, frontier = state.chain, state.answer, state.frontier
-    is_case = [[candidate.label for candidate in width] for width in chain.widths] == [[chain.label]]
+def _answer(results: Results, state: LadderState) -> str:
+    ladder, certified, frontier = state.ladder, state.answer, state.frontier
+    is_case = [[candidate.label for candidate in width] for width in ladder.widths] == [[ladder.label]]
     width = None if frontier is None else state.widths[frontier]
     rows = (
         []
         if frontier is None or width is None
-        else zip(chain.widths[frontier], width.judgements, strict=True)
+        else zip(ladder.widths[frontier], width.judgements, strict=True)
     )
     candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement in rows]
     above, above_has_pairs = _above_start(state)
     return render(
         "search_answer.j2",
-        chain=chain.label,
-        case=_named(results, chain.widths[0][0], chain) if is_case else "",
-        problem=baseline_problem(results, chain.baseline),
+        ladder=ladder.label,
+        case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
+        problem=baseline_problem(results, ladder.baseline),
         margin=tolerance_text(results),
-        baseline=results.question.baseline_name + _at(results, chain.baseline),
+        baseline=results.question.baseline_name + _at(results, ladder.baseline),
         confidence=f"{results.question.settings.confidence:g}",
         certified=_candidate(results, state, *certified) if certified else None,
         is_refuted=width is not None and width.verdict is Verdict.REFUTED,
-        is_narrowest=frontier == len(chain.widths) - 1,
-        bits="" if frontier is None else f"{chain.widths[frontier][0].bits:g}",
+        is_narrowest=frontier == len(ladder.widths) - 1,
+        bits="" if frontier is None else f"{ladder.widths[frontier][0].bits:g}",
         candidates=candidates,
-        start_bits=f"{chain.widths[chain.start][0].bits:g}" if chain.start else "",
+        start_bits=f"{ladder.widths[ladder.start][0].bits:g}" if ladder.start else "",
         above_start=above,
         above_has_pairs=above_has_pairs,
         identical=_identical(results, state),
@@ -175,15 +175,15 @@ def _answer(results: Results, state: ChainState) -> str:
 
 
 def _candidate(
-    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement
+    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement
 ) -> dict[str, Any]:
-    """Return what the answer of a chain says about one candidate."""
+    """Return what the answer of a ladder says about one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
-    format_name, at = format_of(candidate, state.chain), _at(results, candidate.name)
+    format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
     short_name = f"{format_name} ({candidate.bits:g} bits){at}"
     gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
     return {
-        "name": _named(results, candidate, state.chain),
+        "name": _named(results, candidate, state.ladder),
         "short_name": short_name,
         "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
         "short_gap": f"{format_name}{at} {gap}",
@@ -201,27 +201,27 @@ def _candidate(
     }
 
 
-def _named(results: Results, candidate: Candidate, chain: Chain) -> str:
+def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
     """Return a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
-    name, bits = format_of(candidate, chain), f"({candidate.bits:g} bits)"
-    common = "" if name == candidate.label else f" {chain.label}"
+    name, bits = format_of(candidate, ladder), f"({candidate.bits:g} bits)"
+    common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 
-def _above_start(state: ChainState) -> tuple[list[str], bool]:
+def _above_start(state: LadderState) -> tuple[list[str], bool]:
     """Return the open widths wider than the answer, and whether any of their candidates has pairs."""
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
-    upto = state.chain.start if answered < 0 else answered
+    upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
-    bits = [f"{state.chain.widths[i][0].bits:g}" for i in found]
+    bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
     has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
     return ([", ".join(bits[:-1]), bits[-1]] if len(bits) > 1 else bits), has_pairs
 
 
-def _identical(results: Results, state: ChainState) -> list[str]:
-    """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
-    cells = {state.chain.baseline: results.question.baseline_name}
-    cells |= {candidate.name: format_of(candidate, state.chain) for candidate, _, _ in state}
+def _identical(results: Results, state: LadderState) -> list[str]:
+    """Return a sentence for each group of a ladder's cells whose runs are equal bit for bit."""
+    cells = {state.ladder.baseline: results.question.baseline_name}
+    cells |= {candidate.name: format_of(candidate, state.ladder) for candidate, _, _ in state}
     return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
@@ -247,7 +247,7 @@ def _describe_runs(results: Results) -> str:
 def next_step(results: Results) -> str:
     """Return the command to type next: one that continues the search, or one that reports it."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    states = [state for state in results.states() if not baseline_problem(results, state.chain.baseline)]
+    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
     if any(state.active is not None for state in states):
         return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
     if any(_needs_seeds(state) for state in states):
@@ -257,11 +257,11 @@ def next_step(results: Results) -> str:
     return report_command(results)
 
 
-def _needs_seeds(state: ChainState) -> bool:
+def _needs_seeds(state: LadderState) -> bool:
     """Return whether no format is certified, all seeds are used, and a moderate number of further seeds may help."""
     if state.answer is not None or state.frontier is None:
         return False
-    rows = zip(state.chain.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
+    rows = zip(state.ladder.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
     return any(
         judgement.verdict is Verdict.OPEN
         and judgement.pairs > 0
@@ -327,7 +327,7 @@ def _chosen(results: Results, name: str) -> str:
 # ---- The table of candidates
 
 
-def make_table(results: Results, states: Sequence[ChainState] | None = None) -> Table:
+def make_table(results: Results, states: Sequence[LadderState] | None = None) -> Table:
     """Return a table with the difference, interval and verdict of each candidate that was tried or is next.
 
     A column shows the interval from the candidate's own spread, if it differs from the printed interval in any row.
@@ -363,7 +363,7 @@ def make_table(results: Results, states: Sequence[ChainState] | None = None) -> 
 
 def _row(
     results: Results,
-    state: ChainState,
+    state: LadderState,
     candidate: Candidate,
     judgement: Judgement,
     width: Width,
@@ -380,7 +380,7 @@ def _row(
 
 
 def _verdict_text(
-    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
+    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> str:
     """Return the verdict on a candidate with its failed runs, or with the number of pairs that it still needs."""
     counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
@@ -398,15 +398,15 @@ def _verdict_text(
 # ---- Progress, the next runs, and the cost
 
 
-def describe_smallest(states: Sequence[ChainState]) -> str:
-    """Return the smallest certified format of all chains, or that there is none yet."""
+def describe_smallest(states: Sequence[LadderState]) -> str:
+    """Return the smallest certified format of all ladders, or that there is none yet."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
     return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
 
 
 def describe_news(
-    results: Results, before: Sequence[ChainState], states: Sequence[ChainState]
+    results: Results, before: Sequence[LadderState], states: Sequence[LadderState]
 ) -> Iterator[str]:
     """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`."""
     old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
@@ -425,7 +425,7 @@ def describe_missing_prediction(missing: MissingPrediction) -> str:
         if missing.bits is None
         else f"the search starts at {missing.bits:g} bits"
     )
-    return f"{capital(missing.chain)}: no prediction is available, so {effect}."
+    return f"{capital(missing.ladder)}: no prediction is available, so {effect}."
 
 
 def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from cpdrun.launch.executors import make_executor
 from cpdrun.launch.first_run import FirstRun
 from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
-from cpdrun.search.chains import ChainState
+from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.results import Results, baseline_problem, sweep_record
 from cpdrun.search.schedule import wanted_runs
@@ -45,7 +45,7 @@ class RunQueue:
         Runs that failed in an earlier search come first, then the runs that settle most.
         """
         results, in_flight = self.results, set(self._in_flight.values())
-        states = [state for state in results.states() if not baseline_problem(results, state.chain.baseline)]
+        states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
         found: list[RunKey] = []
         tuning = results.question.tuning
         further = wanted_runs(states, results.ended, in_flight, results.rules(), tuning, ahead=ahead)
@@ -102,7 +102,7 @@ def search(
     options: LaunchOptions,
     display: Display,
     cancelled_before: int | None,
-    on_end: Callable[[list[ChainState]], None],
+    on_end: Callable[[list[LadderState]], None],
 ) -> list[Summary]:
     """Run what settles most until nothing is left to settle or the budget is spent.
 

@@ -1,30 +1,27 @@
-"""The answers of a study: the verdict on each chain, and what a reader must know about its baseline and test set.
+"""The answers of a study: the verdict on each ladder, and what a reader must know about its baseline and test set.
 
-A chain consists of the candidates of one facet that share a way of scaling.
+A ladder consists of the candidates of one facet that share a way of scaling.
 """
 
 import math
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import are_identical, identical_groups
 from cpdrun.study import formats
-from cpdrun.study.collect import identity, sweep_names
-from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.collect import sweep_names
+from cpdrun.study.group import Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
 from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
-from cpdrun.study.verdicts import ChainAnswer
+from cpdrun.study.verdicts import LadderAnswer
 
 # The largest number of facets that are answered one by one. More facets are summarized.
 MOST_FACETS = 3
-# The keys of the order of summation, which says which gradients are added to which, and when.
-ORDER = ("sync.order", "sync.group_size")
 VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
 
@@ -32,7 +29,7 @@ VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
 
 @dataclass(frozen=True)
-class ChainVerdict:
+class LadderVerdict:
     """The answer for the candidates of one facet that share a way of scaling, for programs.
 
     The values after `bits` are null if no candidate is compared. Differences are in the metric's own unit.
@@ -77,25 +74,25 @@ class ChainVerdict:
     is_identical: bool | None = None
 
 
-def chain_verdicts(study: Study) -> list[ChainVerdict]:
-    """Return the answer of each chain whose baseline is fit to compare with."""
+def ladder_verdicts(study: Study) -> list[LadderVerdict]:
+    """Return the answer of each ladder whose baseline is fit to compare with."""
     return [
-        _chain_verdict(study, facet, name, study.answer(facet, name))
+        _ladder_verdict(study, facet, name, study.answer(facet, name))
         for facet in study.facets
         if not study.baseline_problem(facet)
-        for name in facet.chains
+        for name in facet.ladders
     ]
 
 
-def _chain_verdict(study: Study, facet: Facet, scaling: str, answer: ChainAnswer) -> ChainVerdict:
+def _ladder_verdict(study: Study, facet: Facet, scaling: str, answer: LadderAnswer) -> LadderVerdict:
     group = answer.certified or answer.likely or answer.best
     if group is None:
-        return ChainVerdict(facet.label, scaling, answer.verdict)
+        return LadderVerdict(facet.label, scaling, answer.verdict)
     judged = study.judged[group]
     found, failed = judged.judgement, judged.failures
     more = found.more if answer.judgement is None else answer.judgement.more
     more = more if answer.verdict is Verdict.OPEN else None
-    return ChainVerdict(
+    return LadderVerdict(
         facet.label,
         scaling,
         answer.verdict,
@@ -134,7 +131,7 @@ def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
         open verdict, if there are several sweeps, or if the overrides cannot be read.
     """
     facets = [facet for facet in study.facets if not study.baseline_problem(facet)]
-    is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.chains)
+    is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.ladders)
     if study.margin.problem or not is_useful or len(sweep_names(sweeps)) != 1:
         return ""
     try:
@@ -151,11 +148,16 @@ def _needs_pairs(study: Study, facet: Facet, scaling: str) -> bool:
     answer = study.answer(facet, scaling)
     if answer.verdict is not Verdict.OPEN:
         return False
-    return answer.likely is None or chain_outlook(study, answer).is_hopeful
+    return answer.likely is None or ladder_outlook(study, answer).is_hopeful
 
 
-def chain_outlook(study: Study, answer: ChainAnswer) -> Outlook:
-    """Return what further pairs can do for the most likely candidate of a chain."""
+def group_outlook(study: Study, group: Group) -> Outlook:
+    """Return what further pairs can do for one candidate."""
+    return outlook(study.judged[group].judgement, study.tolerance / study.metric.scale, study.samples(group))
+
+
+def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
+    """Return what further pairs can do for the most likely candidate of a ladder."""
     if answer.likely is None or answer.judgement is None:
         return Outlook(Prospect.NO_PAIRS)
     return outlook(answer.judgement, study.tolerance / study.metric.scale, study.samples(answer.likely))
@@ -165,7 +167,7 @@ def chain_outlook(study: Study, answer: ChainAnswer) -> Outlook:
 
 
 class Kind(StrEnum):
-    """The kind of answer that a chain has."""
+    """The kind of answer that a ladder has."""
 
     CERTIFIED = "certified"
     OPEN = "open"
@@ -174,22 +176,22 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Chain:
-    """The answer of one chain, with the groups to show.
+class Ladder:
+    """The answer of one ladder, with the groups to show.
 
     Attributes:
         scaling: The way of scaling.
         kind: The kind of answer.
         answer: The answer.
         outlook: What further pairs can do for the most likely candidate.
-        refuted: The best group of the widest refuted width, if the whole chain is refuted.
-        has_narrower: Whether the chain has narrower widths than that of `refuted`.
+        refuted: The best group of the widest refuted width, if the whole ladder is refuted.
+        has_narrower: Whether the ladder has narrower widths than that of `refuted`.
         failed: The groups with failed runs.
     """
 
     scaling: str
     kind: Kind
-    answer: ChainAnswer
+    answer: LadderAnswer
     outlook: Outlook
     refuted: Group | None = None
     has_narrower: bool = False
@@ -210,14 +212,6 @@ def count_kinds(study: Study) -> dict[Kind, int]:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A named case with its outlook, if its verdict is open."""
-
-    group: Group
-    outlook: Outlook
-
-
-@dataclass(frozen=True)
 class FacetAnswer:
     """The answers of one facet.
 
@@ -225,14 +219,14 @@ class FacetAnswer:
         facet: The facet.
         problem: Why its baseline is not fit to compare with. None if it is fit.
         best: The group with the best mean. It is shown if there is no baseline.
-        chains: The answers of the chains. Empty for a facet of named cases.
+        ladders: The answers of the ladders. Empty for a facet of named cases.
         cases: The named cases by verdict, best mean first. Verdicts without a case are left out.
         failed: The compared groups with failed runs.
         left_out: The compared groups with pairs that were left out because the baseline's run failed.
         identical: The sets of cells, by name, whose runs are equal bit for bit.
         samples: The number of test samples. NaN if it is unknown.
         margin_samples: The margin in test samples. NaN if it is unknown.
-        deciding: The certified or most likely candidate of the first chain that has one.
+        deciding: The certified or most likely candidate of the first ladder that has one.
         other_test_set: The range of the deciding candidate's gap on another test set of the same size. None if it is
             unknown.
     """
@@ -240,8 +234,8 @@ class FacetAnswer:
     facet: Facet
     problem: BaselineProblem | None = None
     best: Group | None = None
-    chains: list[Chain] = field(default_factory=list)
-    cases: dict[Verdict, list[Case]] = field(default_factory=dict)
+    ladders: list[Ladder] = field(default_factory=list)
+    cases: dict[Verdict, list[Group]] = field(default_factory=dict)
     failed: list[Group] = field(default_factory=list)
     left_out: list[Group] = field(default_factory=list)
     identical: list[list[str]] = field(default_factory=list)
@@ -264,18 +258,18 @@ def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
         best = max if study.metric.higher_is_better else min
         shown = best(with_value, key=lambda group: group.mean) if with_value else None
         return FacetAnswer(facet, problem, shown)
-    chains = [] if facet.has_cases else [_chain(study, facet, name) for name in facet.chains]
-    judged = [group for groups in facet.chains.values() for group in groups if group in study.judged]
+    ladders = [] if facet.has_cases else [_ladder(study, facet, name) for name in facet.ladders]
+    judged = [group for groups in facet.ladders.values() for group in groups if group in study.judged]
     cells = {study.baseline_name: facet.baseline.fingerprints} | {
         group.full_name: group.fingerprints for groups in facet.strategies.values() for group in groups
     }
     samples = study.samples(facet.baseline)
-    answers = [study.answer(facet, name) for name in facet.chains]
+    answers = [study.answer(facet, name) for name in facet.ladders]
     deciding = next((group for each in answers if (group := each.certified or each.likely) is not None), None)
     other = None if deciding is None or not math.isfinite(samples) else study.finite_test_set(deciding)
     return FacetAnswer(
         facet,
-        chains=chains,
+        ladders=ladders,
         cases=_cases(study, judged) if facet.has_cases else {},
         failed=[group for group in judged if study.failures(group).failed],
         left_out=[group for group in judged if study.failures(group).left_out],
@@ -287,8 +281,8 @@ def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
     )
 
 
-def _chain(study: Study, facet: Facet, scaling: str) -> Chain:
-    answer, groups = study.answer(facet, scaling), facet.chains[scaling]
+def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
+    answer, groups = study.answer(facet, scaling), facet.ladders[scaling]
     is_identical = answer.certified is not None and _equals_baseline(facet, answer.certified)
     kind = Kind.NOT_TESTED if is_identical else Kind(answer.verdict)
     refuted, has_narrower = None, False
@@ -297,150 +291,11 @@ def _chain(study: Study, facet: Facet, scaling: str) -> Chain:
         refuted = max(width, key=lambda group: study.judged[group].judgement.mean)
         has_narrower = len(width) < len(groups)
     failed = [group for group in groups if study.failures(group).failed]
-    return Chain(scaling, kind, answer, chain_outlook(study, answer), refuted, has_narrower, failed)
+    return Ladder(scaling, kind, answer, ladder_outlook(study, answer), refuted, has_narrower, failed)
 
 
-def _cases(study: Study, groups: Sequence[Group]) -> dict[Verdict, list[Case]]:
+def _cases(study: Study, groups: Sequence[Group]) -> dict[Verdict, list[Group]]:
     """Return the named cases by verdict, best mean first."""
-    margin, found = study.tolerance / study.metric.scale, study.judged
-    ordered = sorted(groups, key=lambda group: -found[group].judgement.mean)
-    cases = {
-        verdict: [
-            Case(group, outlook(found[group].judgement, margin, study.samples(group)))
-            for group in ordered
-            if found[group].verdict is verdict
-        ]
-        for verdict in VERDICTS
-    }
+    ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
+    cases = {each: [g for g in ordered if study.judged[g].verdict is each] for each in VERDICTS}
     return {verdict: chosen for verdict, chosen in cases.items() if chosen}
-
-
-# ---- many facets
-
-
-@dataclass(frozen=True)
-class VerdictCount:
-    """In how many facets a way of scaling has a verdict.
-
-    Attributes:
-        verdict: The verdict.
-        count: The number of facets.
-        ends: The group with the fewest and the group with the most bits among the answers, or one group, or none.
-    """
-
-    verdict: Verdict
-    count: int
-    ends: list[Group]
-
-
-@dataclass(frozen=True)
-class ScalingSummary:
-    """The answers of one way of scaling in many facets.
-
-    Attributes:
-        scaling: The way of scaling.
-        facets: The number of facets that have an answer.
-        counts: The verdicts that occur, certified first.
-    """
-
-    scaling: str
-    facets: int
-    counts: list[VerdictCount]
-
-
-def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
-    """Return the summary of each way of scaling. Ways with a certified answer come first.
-
-    Args:
-        study: The study.
-        facets: The facets whose baseline is fit to compare with.
-    """
-    found = []
-    for name in scalings(study):
-        answers = [study.answer(facet, name) for facet in facets if name in facet.chains]
-        if not answers:
-            continue
-        counts = []
-        for verdict in VERDICTS:
-            chosen = [answer for answer in answers if answer.verdict is verdict]
-            shown = sorted(
-                (a.group for a in chosen if a.group), key=lambda group: formats.order(group.format)
-            )
-            ends = {group.title: group for group in shown[:1] + shown[-1:]}
-            if chosen:
-                counts.append(VerdictCount(verdict, len(chosen), list(ends.values())))
-        found.append(ScalingSummary(name, len(answers), counts))
-    return sorted(found, key=lambda summary: VERDICTS.index(summary.counts[0].verdict))
-
-
-def scalings(study: Study) -> list[str]:
-    """Return the ways of scaling of a study. Scaling rules come first, and the runs without scaling last."""
-    names = {group.strategy for group in study.groups if not group.is_baseline}
-    usual = (WITH_APS, WITHOUT_APS)
-    return [*sorted(names - {*usual}), *(name for name in usual if name in names)]
-
-
-def sort_facets(facets: Collection[Facet]) -> list[Facet]:
-    """Return facets sorted by the number of workers and by the longest chain of rounded additions."""
-    return sorted(facets, key=lambda each: (_sortable(each.keys.get("world_size")), longest_chain(each)))
-
-
-def longest_chain(facet: Facet) -> float:
-    """Return the number of rounded additions in the longest chain of any group of the facet; 0 if no record has it."""
-    return max((group.longest_chain for group in facet.groups if group.longest_chain > 0), default=0)
-
-
-def _sortable(value: object) -> tuple[Any, ...]:
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
-
-
-# ---- orders of summation
-
-
-@dataclass(frozen=True)
-class OrderComparison:
-    """A format that is certified in one order of summation and refuted in another order.
-
-    Attributes:
-        label: The values that the facets share and the way of scaling.
-        certified: The certified group with the fewest bits.
-        order: The facet in which it is certified.
-        refuted: The facets in which so few bits are refuted.
-        refuted_bits: The bit width up to which each of these facets is refuted.
-    """
-
-    label: str
-    certified: Group
-    order: Facet
-    refuted: list[Facet]
-    refuted_bits: list[float]
-
-
-def compare_orders(study: Study) -> list[OrderComparison]:
-    """Return each bit width that is certified in one order of summation and refuted in another order."""
-    found = []
-    for facets in _by_order(study):
-        for name in scalings(study):
-            answers = [(facet, study.answer(facet, name)) for facet in facets]
-            certified = [(facet, each.certified) for facet, each in answers if each.certified is not None]
-            if not certified:
-                continue
-            facet, group = min(certified, key=lambda pair: formats.order(pair[1].format))
-            bits = formats.bits(group.format) or math.inf
-            worse = [(other, each.refuted_bits) for other, each in answers if each.refuted_bits >= bits]
-            if worse:
-                rest = {key: value for key, value in facet.keys.items() if key not in ORDER}
-                label = " ".join([Facet(rest, []).label, name]).strip()
-                orders, widths = zip(*worse, strict=True)
-                found.append(OrderComparison(label, group, facet, list(orders), list(widths)))
-    return found
-
-
-def _by_order(study: Study) -> list[list[Facet]]:
-    """Return groups of facets that differ only in their order of summation."""
-    found: dict[tuple[str, ...], list[Facet]] = {}
-    for facet in study.facets:
-        if ORDER[0] in facet.keys and not facet.has_cases and not study.baseline_problem(facet):
-            rest = tuple(f"{key}={identity(value)}" for key, value in facet.keys.items() if key not in ORDER)
-            found.setdefault(rest, []).append(facet)
-    return [facets for facets in found.values() if len(facets) > 1]

@@ -224,10 +224,15 @@ def _missing_seeds(study: Study) -> list[MissingSeeds]:
     for facet in study.facets:
         seeds = {seed for group in facet.groups for seed in group.by_seed}
         for group in facet.groups:
-            missing = sorted(seeds - group.by_seed.keys(), key=str)
+            missing = sorted(seeds - group.by_seed.keys(), key=_seed_order)
             if missing and (group.n_finished or not group.failed):
                 found.append(MissingSeeds(group, facet.label, missing))
     return found
+
+
+def _seed_order(seed: Any) -> tuple[bool, int, str]:
+    """Return a sort key: whole numbers in their order, then all other seeds as text."""
+    return (False, seed, "") if isinstance(seed, int) else (True, 0, str(seed))
 
 
 def _processors(study: Study) -> list[tuple[str, int]]:

@@ -139,7 +139,7 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
     baselines = [
         facet.baseline
         for facet in study.facets
-        if facet.baseline is not None and facet.chains and not study.baseline_problem(facet)
+        if facet.baseline is not None and facet.ladders and not study.baseline_problem(facet)
     ]
     courses = [_course(study, group) for group in dict.fromkeys(baselines)]
     margin = choose_margin(asked_margin, asked_by, metric, courses, name)

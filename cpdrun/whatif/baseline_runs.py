@@ -20,7 +20,7 @@ from cpdrun.config.script import is_script
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.sweep import PlannedRun
 from cpdrun.whatif.effects import is_observed
-from cpdrun.whatif.forecast import ChainForecast, Outcome, Subject, outcome, what_if
+from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
 # The number of observed steps, spread over the run. To observe a step costs as much as 0.8 to 2 steps of the run
 # (scripts/bench_observe.py). For runs of at least 320 steps, 16 observed steps cost at most a tenth. For the shortest
@@ -59,7 +59,7 @@ class BaselineRun:
 
 
 @dataclass(frozen=True)
-class SubjectChain:
+class SubjectLadder:
     """The candidates of a chain, which differ only in their format, as a forecast reads them.
 
     Attributes:
@@ -128,13 +128,13 @@ def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) 
     return PlannedRun(name, config, [*run.overrides, *words, f"{OBSERVE}={config[OBSERVE]}"])
 
 
-def forecast_chains(
+def forecast_ladders(
     directory: SweepDir,
-    chains: Sequence[SubjectChain],
+    chains: Sequence[SubjectLadder],
     found: Sequence[BaselineRun],
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
-) -> list[ChainForecast]:
+) -> list[LadderForecast]:
     """Return a forecast for every candidate of every chain, from observations that exist.
 
     Args:
@@ -159,7 +159,7 @@ def forecast_chains(
         may_import=typed_names(subjects.values()),
     )
     return [
-        ChainForecast.of(chain.label, [forecasts[each.name] for each in chain.subjects]) for chain in chains
+        LadderForecast.of(chain.label, [forecasts[each.name] for each in chain.subjects]) for chain in chains
     ]
 
 

@@ -231,11 +231,11 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class ChainForecast:
+class LadderForecast:
     """The forecasts of candidates that differ only in their format.
 
     Attributes:
-        label: The label of the chain.
+        label: The label of the ladder.
         widths: The forecasts of each width, with most bits first. Within a width, the best candidate comes first.
     """
 
@@ -243,7 +243,7 @@ class ChainForecast:
     widths: tuple[tuple[Forecast, ...], ...]
 
     @classmethod
-    def of(cls, label: str, forecasts: Sequence[Forecast]) -> "ChainForecast":
+    def of(cls, label: str, forecasts: Sequence[Forecast]) -> "LadderForecast":
         """Group and sort forecasts by width."""
         widths: dict[float, list[Forecast]] = {}
         for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.logit)):
@@ -330,6 +330,6 @@ def forecast_all(
     }
 
 
-def ranked(chains: Sequence[ChainForecast]) -> list[Forecast]:
+def ranked(ladders: Sequence[LadderForecast]) -> list[Forecast]:
     """Return all forecasts, least likely to fail first. Ties are sorted by bits, fewest first."""
-    return sorted((f for chain in chains for f in chain), key=lambda f: (f.logit, f.subject.bits))
+    return sorted((f for ladder in ladders for f in ladder), key=lambda f: (f.logit, f.subject.bits))

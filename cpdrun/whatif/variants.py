@@ -21,7 +21,7 @@ from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.whatif.damage import strictness
 from cpdrun.whatif.effects import is_observed
-from cpdrun.whatif.forecast import ChainForecast, Outcome, Subject, outcome, what_if
+from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
 USUAL: Mapping[str, list[Any]] = {
@@ -34,7 +34,7 @@ MAX_VARIANTS = 2_000  # in one prediction
 TOLERANCE = "search.tolerance="
 
 
-def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainForecast], str]:
+def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderForecast], str]:
     """Return forecasts for variants of an observed run, and the margin as text.
 
     Variants that were trained in the same sweep with the same seed determine the distribution of the level.
@@ -45,7 +45,7 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
             in USUAL are used. `search.tolerance=` sets the margin. Without it, the metric's default margin is used.
 
     Returns:
-        One `ChainForecast` for each combination of settings other than the format, and the margin as text.
+        One `LadderForecast` for each combination of settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -62,17 +62,17 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
         raise UserError(f"{run.config}: {error}") from None
     metric = _metric(run)
     margin, strict = _margin(run, metric, [word for word in words if word.startswith(TOLERANCE)])
-    chains: dict[str, list[Subject]] = {}
+    ladders: dict[str, list[Subject]] = {}
     for label, subject in _subjects(config, [word for word in words if not word.startswith(TOLERANCE)]):
-        chains.setdefault(label, []).append(subject)
-    every = [subject for subjects in chains.values() for subject in subjects]
+        ladders.setdefault(label, []).append(subject)
+    every = [subject for subjects in ladders.values() for subject in subjects]
     recorded = foreign_names({key: value for key, value in config.items() if key != FORMAT})
     typed = {name for each in every for name in foreign_names(each.config)}.difference(recorded)
     outcomes = _outcomes(run, metric, margin, every)
     forecasts = what_if([(run, every)], strict, outcomes, may_import=typed)
     found = [
-        ChainForecast.of(label, [forecasts[each.name] for each in subjects])
-        for label, subjects in chains.items()
+        LadderForecast.of(label, [forecasts[each.name] for each in subjects])
+        for label, subjects in ladders.items()
     ]
     return found, metric.show_tolerance(margin)
 
@@ -119,7 +119,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield the label of the chain and the subject for each variant that the words name."""
+    """Yield the label of the ladder and the subject for each variant that the words name."""
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -161,7 +161,7 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return the label of the chain and the subject for one combination of values.
+    """Return the label of the ladder and the subject for one combination of values.
 
     Args:
         config: The configuration of the run.

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -378,3 +379,31 @@ def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
         == told(None, {"test_accuracy": 0.5})
         == "test accuracy 50.0 %"
     )
+
+
+def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal_too(sweep):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200, force_terminal=True, color_system=None), axes=["optim.lr"])
+    display.expect(3)
+    with display:
+        for name, accuracy in (("a-0123456789", 0.5), ("b-0123456789", 0.75), ("c-0123456789", 0.25)):
+            job = Job(sweep.run(name), {}, ["optim.lr=0.1"])
+            display.event(Event(job))
+            job.run.path.mkdir(parents=True)
+            write_json(job.run.done, {"status": "finished", "metrics": {"test_accuracy": accuracy}})
+            display.event(Event(job, Outcome(Ending.FINISHED)))
+    lines = [line for line in out.getvalue().splitlines() if "finished" in line]
+    assert re.search(
+        r"finished a-0123456789 optim.lr=0.1  test accuracy 50.0 %  .* s  \[1/3\]  the best so far", lines[0]
+    )
+    assert re.search(r"\[2/3\]  the best so far  about .* s left$", lines[1])
+    assert lines[2].endswith("[3/3]  best so far 75.0 % (b optim.lr=0.1)")
+
+
+def test_a_repeated_reason_is_printed_once(sweep):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200))
+    for name in ("a", "b"):
+        display.event(Event(Job(sweep.run(name), {}, []), Outcome(Ending.FAILED, reason="no module named x")))
+    assert out.getvalue().count("no module named x") == 1
+    assert "failed b  for the same reason" in out.getvalue()

@@ -3,7 +3,7 @@
 import yaml
 
 from cpdrun.record import write_json, write_text
-from cpdrun.report.answers_text import counts, headline, notes
+from cpdrun.report.answers_text import cost_sentences, counts, headline, method_sentences, notes
 from cpdrun.study.completeness import completeness
 from cpdrun.study.reader import read_study
 
@@ -12,7 +12,7 @@ EXACT = {("fp32", False): 0.99, ("e4m1", False): 0.988, ("e3m0", False): 0.1, ("
 
 
 def settled(sweep):
-    """One chain is certified, and the other is certified in 6 bits and refuted in 4."""
+    """One ladder is certified, and the other is certified in 6 bits and refuted in 4."""
     for (format, aps), value in EXACT.items():
         for seed in range(3):
             sweep.add(format, aps=aps, seed=seed, accuracy=value + 0.001 * seed, done=ABOUT)
@@ -29,7 +29,7 @@ def refuted(sweep):
 
 
 def undecided(sweep):
-    """Three chains: within the margin, beyond it, and too near for a small test set."""
+    """Three ladders: within the margin, beyond it, and too near for a small test set."""
     few = {"test_samples": 100, "num_classes": 10}
     gaps = {8: (0.002, -0.002, 0.0), 16: (-0.02, -0.002, -0.014), 32: (0.02, -0.035, 0.0)}
     for workers, of_seed in gaps.items():
@@ -124,6 +124,15 @@ def test_the_notes_of_a_report(new_sweep, snapshot):
     snapshot("notes", "\n".join(notes(read_study([sweep.dir]), [sweep.dir])) + "\n")
 
 
+def test_seeds_of_any_type_may_be_missing(new_sweep):
+    sweep = new_sweep()
+    for seed in (0, 10, 9, "a", "b", 2.5):
+        sweep.add(seed=seed, accuracy=0.98)
+    sweep.add("e4m3", seed=0, accuracy=0.98)
+    (line,) = [line for line in notes(read_study([sweep.dir]), [sweep.dir]) if "lacks" in line]
+    assert "e4m3 without APS lacks seeds 9, 10, 2.5, a, b." in line
+
+
 def test_errors_are_grouped(new_sweep):
     sweep = new_sweep()
     sweep.add(accuracy=0.98)
@@ -136,3 +145,25 @@ def test_errors_are_grouped(new_sweep):
     found = completeness(read_study([sweep.dir]), [sweep.dir])
     assert found.errors == {"it fell over": ["broken-0", "broken-1"], "out of memory": ["broken-2"]}
     assert (found.progress.done, found.progress.total, found.progress.others) == (1, 4, {"failed": 3})
+
+
+def test_the_sentences_about_costs_and_methods(new_sweep, snapshot):
+    """Clear means have a knee, noisy means have none, and named cases have the method with the fewest bits."""
+    points = (("fp32", 0.981, 400), ("e4m3", 0.9805, 100), ("e3m2", 0.97, 80), ("e3m0", 0.9, 50))
+    parts = []
+    for name, noise in (("clear", 0.0001), ("noisy", 0.05)):
+        sweep = new_sweep(name)
+        for format, accuracy, sent in points:
+            for seed in range(4):
+                value = accuracy + noise * ((3 * seed + sent // 10) % 4)
+                sweep.add(format, seed=seed, accuracy=value, wire_bytes=sent, done=ABOUT)
+        study = read_study([sweep.dir])
+        parts += [f"## {name}", *cost_sentences(study, ["bytes", "area"]), ""]
+    sweep = new_sweep("methods")
+    for case, (accuracy, sent) in {"fp32": (0.9, 400), "2 bits": (0.8999, 25), "top-k": (0.89, 10)}.items():
+        for seed in range(4):
+            value = accuracy + 0.0001 * seed + (0.02 * (seed - 1.5) if case == "top-k" else 0)
+            about = ABOUT | {"parameters": 100}
+            sweep.add(seed=seed, accuracy=value, wire_bytes=sent, world_size=2, case=case, done=about)
+    parts += ["## methods", *method_sentences(read_study([sweep.dir]))]
+    snapshot("costs", "\n".join(parts) + "\n")

@@ -20,7 +20,7 @@ NAN = math.nan
 
 
 WIDTH = ("format=fp32,e4m3,e5m2,e3m0,e1m2", "aps=true")
-CHAINS = ("format=fp32,e4m3,e3m2,e3m0", "aps=false,true")
+LADDERS = ("format=fp32,e4m3,e3m2,e3m0", "aps=false,true")
 TUNED = ("format=fp32,e4m3,e5m2,e3m0", "aps=true", "search.tune.optim.lr=.05,.1")
 BF16 = ("format=bf16,e4m3,e3m0", "aps=true", "search.baseline={format: bf16}")
 
@@ -126,7 +126,7 @@ def test_a_baseline_whose_recipe_has_no_such_ingredient_serves_all_its_values(
         (WIDTH, {}),  # of 8 bits one format alone is tried, at half of the error
         (WIDTH, {("e4m3", True): NAN, ("e5m2", True): NAN}),
         (WIDTH, {("e4m3", True): -0.5, ("e1m2", True): NAN}),
-        (CHAINS, {("e4m3", False): NAN, ("e3m2", True): NAN, ("e3m0", True): -0.002}),
+        (LADDERS, {("e4m3", False): NAN, ("e3m2", True): NAN, ("e3m0", True): -0.002}),
         (TUNED, {("e3m0", True): NAN}),
         (BF16, {("e3m0", True): -0.012}),
     ],

@@ -41,14 +41,14 @@ TYPED = [
 
 
 def answers(results):
-    return [chain.smallest for chain in search_result(results).chains]
+    return [ladder.smallest for ladder in search_result(results).chains]
 
 
 def names(results):
     return sorted(path.name for path in results.question.directory.runs_folder.iterdir())
 
 
-def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
+def test_it_finds_the_smallest_format_of_each_ladder_and_says_so(go):
     results, printed, codes = go()
     assert answers(results) == ["e4m3 without APS", "e3m0 with APS"] and codes == [0]
     plain, aps, took = describe_results(results)
@@ -257,13 +257,13 @@ def test_a_forecast_tells_the_noise_and_the_cost(go, asked):
     assert parallel_runs(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
 
 
-def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back(
+def test_a_question_typed_again_with_fewer_ladders_gets_no_error_probability_back(
     go, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(Session, "warm_up", lambda self: None)
 
     def look(*typed):
-        """What the command says of one chain, and at which error it would certify."""
+        """What the command says of one ladder, and at which error it would certify."""
         words = [
             *(word for word in TYPED if not word.startswith("aps=")),
             *typed,
@@ -271,8 +271,8 @@ def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back
         ]
         assert main(["search", *words, "--dry-run", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        (chain,) = (chain for chain in found["chains"] if chain["chain"] == "with APS")
-        return [(c["verdict"], c["low"], c["error_of_certifying"]) for c in chain["candidates"]], found[
+        (ladder,) = (ladder for ladder in found["chains"] if ladder["chain"] == "with APS")
+        return [(c["verdict"], c["low"], c["error_of_certifying"]) for c in ladder["candidates"]], found[
             "hypotheses"
         ]
 

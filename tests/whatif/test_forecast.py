@@ -13,8 +13,8 @@ from cpdrun.report.prediction import Context, make_table, predict_document, summ
 from cpdrun.shell.document import to_plain
 from cpdrun.whatif.damage import damage, uncovered_parts
 from cpdrun.whatif.forecast import (
-    ChainForecast,
     Chance,
+    LadderForecast,
     Outcome,
     Subject,
     expit,
@@ -151,12 +151,12 @@ FORMATS = (
 
 
 def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
-    found = ChainForecast.of("with APS", [with_chance(*each) for each in FORMATS])
+    found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
     names = [[each.subject.name for each in width] for width in found.widths]
     assert names == [["e4m3"], ["e3m2", "e2m3"], ["e3m0"], ["e2m0"]]
     narrowest = [found.narrowest(at).subject.name for at in ("mean", "low", "high")]
     assert narrowest == ["e3m0", "e2m0", "e3m2"]
-    broken = ChainForecast.of(
+    broken = LadderForecast.of(
         "with APS", [with_chance("e4m3", 8, 0.4, 0.6, 0.8), with_chance("e3m0", 4, 0, 0.1, 0.2)]
     )
     assert broken.narrowest() is None and broken.narrowest("low").subject.name == "e3m0"
@@ -164,7 +164,7 @@ def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
 
 
 def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
-    found = ChainForecast.of("with APS", [with_chance(*each) for each in FORMATS])
+    found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
     said = summarize([found], CONTEXT)
     assert said[0] == (
         "Ranking, least likely to fail first: e4m3 with APS, e3m2 with APS, e3m0 with APS, e2m3 with APS, "
@@ -176,7 +176,7 @@ def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
     )
     assert "no candidate of this one was trained. Train e2m3 with APS" in said[2]
     assert said[-1].endswith("cpdrun search certifies.")
-    none = summarize([ChainForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])], CONTEXT)
+    none = summarize([LadderForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])], CONTEXT)
     assert none[1] == (
         "Without APS: no format is likely within 1 point of fp32; e4m3 with APS (8 bits) fails with 90 to 99 %."
     )
@@ -189,20 +189,20 @@ def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
 
 def test_trained_candidates_are_named_and_shown():
     found = forecast("e3m0", 4, cosine=0.9, outcomes={"e3m0": Outcome(-0.42, 2, 0.3)})
-    chains = [ChainForecast.of("with APS", [found])]
+    ladders = [LadderForecast.of("with APS", [found])]
     assert any(
-        "a trained candidate sets the level (e3m0 with APS)" in line for line in summarize(chains, CONTEXT)
+        "a trained candidate sets the level (e3m0 with APS)" in line for line in summarize(ladders, CONTEXT)
     )
     console = Console(file=io.StringIO(), width=200)
-    console.print(make_table(chains))
+    console.print(make_table(ladders))
     assert "-0.42 (2 pairs)" in console.file.getvalue()
-    [candidate] = to_plain(predict_document(chains, CONTEXT, []))["chains"][0]["candidates"]
+    [candidate] = to_plain(predict_document(ladders, CONTEXT, []))["chains"][0]["candidates"]
     assert candidate["trained"] == {"gap": -0.42, "pairs": 2, "failure_chance": 0.3}
 
 
 def test_what_the_prediction_does_not_cover_is_named():
     gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.choco.Choco"))
-    said = summarize([ChainForecast.of("with APS", [gossip])], CONTEXT)
+    said = summarize([LadderForecast.of("with APS", [gossip])], CONTEXT)
     assert any(
         line.startswith("Not covered, and counted as no damage: effects of sync Choco") for line in said
     )

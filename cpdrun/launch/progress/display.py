@@ -15,7 +15,7 @@ from cpdrun.launch.base import Event, Job
 from cpdrun.launch.progress.axes import values_in, values_not_in_name
 from cpdrun.launch.progress.results import BestResult, deciding, duration, label_of
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Outcome, Progress, RunDir, read_overrides
+from cpdrun.record import Ending, Outcome, Progress, RunDir, read_overrides
 from cpdrun.record.run_end import DISK_FULL
 from cpdrun.shell.sanitize import visible, visible_line
 from cpdrun.shell.terminal import live
@@ -90,7 +90,9 @@ class Display:
         parts = [self._name_with_values(event.job), visible(self._outcome_text(event.job, event.outcome))]
         if (started := self._started.get(name)) is not None:  # None if another process has trained the run
             parts.append(duration(time.monotonic() - started))
-        parts += [f"[{self._ended}/{self.total}]", self._best_text(event.job), self._time_left_text()]
+        parts.append(f"[{self._ended}/{self.total}]")
+        if status is not Ending.PREEMPTED:
+            parts += [self._best_text(event.job), self._time_left_text()]
         line = Text.assemble((status, STYLES.get(status, "red")), " ", "  ".join(filter(None, parts)))
         self.console.print(line, highlight=False, soft_wrap=True)
 
@@ -132,7 +134,7 @@ class Display:
         """Return the best result of the sweep so far, with earlier runs of the sweep included."""
         if self._best is None:
             self._best = BestResult()
-            for run in job.run.sweep.runs():
+            for run in [run for run in job.run.sweep.runs() if run.name != job.run.name]:
                 values = values_in(read_overrides(run), self.axes)
                 self._best.add(label_of(run.name, values_not_in_name(run.name, values)), run.result())
         label = label_of(job.run.name, self._values(job))

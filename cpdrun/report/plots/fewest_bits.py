@@ -19,12 +19,12 @@ from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, OTHER_COLORS, Style, strategy_styles
 from cpdrun.report.svg import hover, part_of
 from cpdrun.study import formats
-from cpdrun.study.answers import ORDER
 from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
+from cpdrun.study.facet_summary import ORDER
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
-from cpdrun.study.verdicts import ChainAnswer
+from cpdrun.study.verdicts import LadderAnswer
 
 # Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
 _REMEDIES = ("sync.rounding", "sync.kahan")
@@ -135,7 +135,7 @@ def _workers_point(
     axes: Axes,
     study: Study,
     at: tuple[float, float],
-    answer: ChainAnswer,
+    answer: LadderAnswer,
     style: Style,
     name: str,
     above: bool,

@@ -1,4 +1,4 @@
-"""Chains of candidates, the choice of their tuned values, and the verdicts on them from the runs that have ended.
+"""Ladders of candidates, the choice of their tuned values, and the verdicts on them from the runs that have ended.
 
 The functions are pure: they take and return names and numbers.
 
@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpdrun.stats.chain import PairedChain, Width, judge_chains
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts
-from cpdrun.stats.ledger import AskedChain, Ledger
+from cpdrun.stats.ladder import PairedLadder, Width, judge_ladders
+from cpdrun.stats.ledger import AskedLadder, Ledger
 from cpdrun.stats.means import choose, edges
 
 # A candidate with a higher predicted chance of missing the tolerance is not expected to hold it.
@@ -52,12 +52,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Ladder:
     """Candidates that differ in their format only, grouped by bit width.
 
     Attributes:
-        label: What all candidates of the chain have in common, such as `with APS`.
-        widths: The candidates of the chain, most bits first. Within a width, the candidate that is likeliest to hold
+        label: What all candidates of the ladder have in common, such as `with APS`.
+        widths: The candidates of the ladder, most bits first. Within a width, the candidate that is likeliest to hold
             the tolerance comes first.
         is_ordered: Whether the order within each width is known. Until then, a width with several candidates waits for
             a run of the baseline.
@@ -75,7 +75,7 @@ class Chain:
 
     @property
     def baseline(self) -> str:
-        """The name of the cell with which all candidates of the chain are compared."""
+        """The name of the cell with which all candidates of the ladder are compared."""
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
@@ -83,7 +83,7 @@ class Chain:
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Return the seeds of the chain's pairs in their order."""
+        """Return the seeds of the ladder's pairs in their order."""
         return [seed for seed in range(most) if seed != self.aside]
 
 
@@ -173,23 +173,23 @@ EMPTY_LEDGER = Ledger()
 
 
 @dataclass(frozen=True)
-class ChainState:
-    """A chain and the verdicts on its widths.
+class LadderState:
+    """A ladder and the verdicts on its widths.
 
     Attributes:
-        chain: The chain.
+        ladder: The ladder.
         widths: The verdict on each width.
         exhausted: The names of the candidates for which no further pair is possible.
         failures: The numbers of failed runs, by the name of the candidate.
     """
 
-    chain: Chain
+    ladder: Ladder
     widths: list[Width]
     exhausted: frozenset[str]
     failures: Mapping[str, FailureCounts]
 
     def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
-        for candidates, width in zip(self.chain.widths, self.widths, strict=True):
+        for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
             for candidate, judgement in zip(candidates, width.judgements, strict=True):
                 yield candidate, judgement, width
 
@@ -197,7 +197,7 @@ class ChainState:
     def answer(self) -> tuple[Candidate, Judgement] | None:
         """The certified candidate with the fewest bits, or None."""
         found = None
-        for candidates, width in zip(self.chain.widths, self.widths, strict=True):
+        for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
             if width.certified is not None:
                 found = candidates[width.certified], width.judgements[width.certified]
         return found
@@ -211,7 +211,7 @@ class ChainState:
         question. If a certified width comes before that, this is the width just below the certified width. If no width
         has a candidate in question, the index is 0.
         """
-        start, certified = self.chain.start, [width.certified is not None for width in self.widths]
+        start, certified = self.ladder.start, [width.certified is not None for width in self.widths]
         if certified[start]:
             return next((i for i in range(start, len(certified)) if not certified[i]), None)
         for i in range(start, -1, -1):
@@ -227,7 +227,7 @@ class ChainState:
         return [] if self.frontier is None else self._questionable(self.frontier)
 
     def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
-        rows = zip(self.chain.widths[width], self.widths[width].judgements, strict=True)
+        rows = zip(self.ladder.widths[width], self.widths[width].judgements, strict=True)
         return [
             (candidate, judgement)
             for candidate, judgement in rows
@@ -236,27 +236,27 @@ class ChainState:
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate that gets the next seeds, or None if the chain has come to its end."""
+        """The candidate that gets the next seeds, or None if the ladder has come to its end."""
         return next(iter(self.in_question), None)
 
 
-def chain_states(
-    chains: Sequence[Chain],
+def ladder_states(
+    ladders: Sequence[Ladder],
     ended: EndedRuns,
     rules: Rules,
     tuning: Tuning = UNTUNED,
     ledger: Ledger = EMPTY_LEDGER,
-) -> list[ChainState]:
+) -> list[LadderState]:
     """Return the verdicts on all candidates. A candidate whose arm is chosen has the name of that arm.
 
     The caller adds the hypotheses of the widths to the ledger.
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
-    asked = [_as_asked(chain) for chain in chains]
-    chains = [of_arms(chain, chosen) for chain in chains]
-    compared = [_compare(chain, ended, tuning) for chain in chains]
-    settled = judge_chains(
-        [_pair(*each, ended, rules) for each in zip(asked, chains, compared, strict=True)],
+    asked = [_as_asked(ladder) for ladder in ladders]
+    ladders = [of_arms(ladder, chosen) for ladder in ladders]
+    compared = [_compare(ladder, ended, tuning) for ladder in ladders]
+    settled = judge_ladders(
+        [_pair(*each, ended, rules) for each in zip(asked, ladders, compared, strict=True)],
         rules.metric,
         rules.tolerance,
         alpha=rules.alpha,
@@ -264,54 +264,54 @@ def chain_states(
         resolution=rules.resolution,
     )
     return [
-        ChainState(
-            chain,
+        LadderState(
+            ladder,
             widths,
-            frozenset(_exhausted(chain, widths, ended, chain.seeds(rules.most_seeds))),
-            {name: found.counts for name, found in of_chain.items()},
+            frozenset(_exhausted(ladder, widths, ended, ladder.seeds(rules.most_seeds))),
+            {name: found.counts for name, found in of_ladder.items()},
         )
-        for chain, widths, of_chain in zip(chains, settled, compared, strict=True)
+        for ladder, widths, of_ladder in zip(ladders, settled, compared, strict=True)
     ]
 
 
-def _as_asked(chain: Chain) -> AskedChain:
-    widths = [[candidate.name for candidate in width] for width in chain.widths]
-    return AskedChain(chain.baseline, widths, chain.start, [width[0].bits for width in chain.widths])
+def _as_asked(ladder: Ladder) -> AskedLadder:
+    widths = [[candidate.name for candidate in width] for width in ladder.widths]
+    return AskedLadder(ladder.baseline, widths, ladder.start, [width[0].bits for width in ladder.widths])
 
 
-def of_arms(chain: Chain, chosen: Mapping[str, str]) -> Chain:
-    """Return the chain with the chosen arms in place of their cells."""
+def of_arms(ladder: Ladder, chosen: Mapping[str, str]) -> Ladder:
+    """Return the ladder with the chosen arms in place of their cells."""
 
     def of(candidate: Candidate) -> Candidate:
         name, baseline = candidate.name, candidate.baseline
         return replace(candidate, name=chosen.get(name, name), baseline=chosen.get(baseline, baseline))
 
-    widths = tuple(tuple(map(of, width)) for width in chain.widths)
-    return replace(chain, widths=widths) if chosen else chain
+    widths = tuple(tuple(map(of, width)) for width in ladder.widths)
+    return replace(ladder, widths=widths) if chosen else ladder
 
 
-def _compare(chain: Chain, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
+def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
     """Return what is compared for each candidate, by its name, without the seeds that are in no pair."""
-    aside = {*tuning.seeds, *([] if chain.aside is None else [chain.aside])}
-    candidates = itertools.chain(*chain.widths)
+    aside = {*tuning.seeds, *([] if ladder.aside is None else [ladder.aside])}
+    candidates = itertools.chain(*ladder.widths)
     return {each.name: ended.compared(each.name, each.baseline, aside) for each in candidates}
 
 
 def _pair(
-    asked: AskedChain, chain: Chain, compared: Mapping[str, Compared], ended: EndedRuns, rules: Rules
-) -> PairedChain:
-    """Return the pairs of a chain for the test, under the names with which the chain was asked."""
-    seeds = chain.seeds(rules.most_seeds)
-    gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in chain.widths]
-    barred = [[compared[candidate.name].is_barred for candidate in width] for width in chain.widths]
-    return PairedChain(asked, gaps, barred, len(seeds))
+    asked: AskedLadder, ladder: Ladder, compared: Mapping[str, Compared], ended: EndedRuns, rules: Rules
+) -> PairedLadder:
+    """Return the pairs of a ladder for the test, under the names with which the ladder was asked."""
+    seeds = ladder.seeds(rules.most_seeds)
+    gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in ladder.widths]
+    barred = [[compared[candidate.name].is_barred for candidate in width] for width in ladder.widths]
+    return PairedLadder(asked, gaps, barred, len(seeds))
 
 
 def _exhausted(
-    chain: Chain, widths: Sequence[Width], ended: EndedRuns, seeds: Sequence[int]
+    ladder: Ladder, widths: Sequence[Width], ended: EndedRuns, seeds: Sequence[int]
 ) -> Iterator[str]:
     """Yield the names of the candidates for which no further pair is possible."""
-    for candidates, width in zip(chain.widths, widths, strict=True):
+    for candidates, width in zip(ladder.widths, widths, strict=True):
         for candidate, judgement in zip(candidates, width.judgements, strict=True):
             given_up = {candidate.name, candidate.baseline} & ended.given_up
             is_complete = counted_seeds(candidate, ended, seeds) == len(seeds)

@@ -1,10 +1,11 @@
-"""Joint verdicts on a chain: candidates sorted by bit width, most bits first.
+"""Joint verdicts on a ladder: candidates sorted by bit width, most bits first.
 
-A width is the set of a chain's candidates that have the same number of bits. A width is certified if one of its formats
-is certified. The next narrower width may be certified only then, so nothing is claimed below a width that is refuted or
-open, regardless of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a chain share the
-error probability, and where a chain may start. A width is refuted if all of its formats are refuted. This is wrong only
-if a good format is refuted, so each format may be refuted at the error probability of the whole chain.
+A ladder consists of the candidates that are compared with one baseline and share a way of scaling. A width is the set
+of a ladder's candidates that have the same number of bits. A width is certified if one of its formats is certified. The
+next narrower width may be certified only then, so nothing is claimed below a width that is refuted or open, regardless
+of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a ladder share the error probability,
+and where a ladder may start. A width is refuted if all of its formats are refuted. This is wrong only if a good format
+is refuted, so each format may be refuted at the error probability of the whole ladder.
 """
 
 import math
@@ -12,23 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cpdrun.stats.evidence import NO_PRIOR, Judgement, Verdict, judge
-from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger
+from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger
 from cpdrun.stats.pooled_spread import priors
 
 
 @dataclass(frozen=True)
-class PairedChain:
-    """A chain of candidates with their pairs.
+class PairedLadder:
+    """A ladder of candidates with their pairs.
 
     Attributes:
-        asked: The names of the candidates, and the start of the chain.
+        asked: The names of the candidates, and the start of the ladder.
         gaps: For each width and candidate the differences in the order of the seeds, as `evidence.differences` returns
             them.
         barred: For each width and candidate whether a run failed.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
 
-    asked: AskedChain
+    asked: AskedLadder
     gaps: Sequence[Sequence[Sequence[float]]]
     barred: Sequence[Sequence[bool]]
     most_pairs: int = 1000
@@ -69,8 +70,8 @@ class Width:
         return Verdict.REFUTED if refuted else Verdict.OPEN
 
 
-def judge_chains(
-    chains: Sequence[PairedChain],
+def judge_ladders(
+    ladders: Sequence[PairedLadder],
     metric: str,
     margin: float,
     *,
@@ -78,13 +79,13 @@ def judge_chains(
     ledger: Ledger,
     resolution: float = 0.0,
 ) -> list[list[Width]]:
-    """Return the verdicts of chains that share the error probability of one ledger.
+    """Return the verdicts of ladders that share the error probability of one ledger.
 
     New hypotheses get a weight from the error probability that is left, and the priors that follow from the pairs so
     far. The caller adds the new hypotheses to the ledger.
 
     Args:
-        chains: The chains.
+        ladders: The ladders.
         metric: The name of the metric.
         margin: How much worse is still good enough, in the unit of the differences.
         alpha: The error probability of the whole ledger.
@@ -92,13 +93,13 @@ def judge_chains(
         resolution: The step in which the metric counts, in the unit of the differences.
 
     Returns:
-        The widths of each chain, most bits first.
+        The widths of each ladder, most bits first.
     """
-    asked = ledger.ask(metric, [chain.asked for chain in chains])
+    asked = ledger.ask(metric, [ladder.asked for ladder in ladders])
     rows = [
         (hypothesis.key, gaps)
-        for chain, widths in zip(chains, asked, strict=True)
-        for of_width, width in zip(chain.gaps, widths, strict=True)
+        for ladder, widths in zip(ladders, asked, strict=True)
+        for of_width, width in zip(ladder.gaps, widths, strict=True)
         for gaps, hypothesis in zip(of_width, width, strict=True)
     ]
     fixed = priors(dict(rows), margin, resolution)
@@ -108,16 +109,16 @@ def judge_chains(
 
     return [
         settle(
-            chain.gaps,
+            ladder.gaps,
             margin,
             [[*map(with_prior, width)] for width in widths],
             alpha=alpha,
-            barred=chain.barred,
+            barred=ladder.barred,
             resolution=resolution,
-            most_pairs=chain.most_pairs,
-            start=chain.asked.start,
+            most_pairs=ladder.most_pairs,
+            start=ladder.asked.start,
         )
-        for chain, widths in zip(chains, asked, strict=True)
+        for ladder, widths in zip(ladders, asked, strict=True)
     ]
 
 
@@ -132,7 +133,7 @@ def settle(
     most_pairs: int = 1000,
     start: int = 0,
 ) -> list[Width]:
-    """Return the widths of a chain with their verdicts, most bits first.
+    """Return the widths of a ladder with their verdicts, most bits first.
 
     Args:
         gaps: For each width, most bits first, and each of its formats the differences in the order of the seeds, as
@@ -145,7 +146,7 @@ def settle(
             the run failed. If it is the only one of its width, no narrower width is certified either.
         resolution: The step in which the metric counts.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
-        start: The index of the width at which the chain starts.
+        start: The index of the width at which the ladder starts.
     """
     found: list[Width] = []
     refute = alpha * max(math.fsum(each.weight for each in of_width) for of_width in hypotheses)
