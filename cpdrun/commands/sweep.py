@@ -209,15 +209,7 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "Summary | None":
-    """Check whether the runs can be trained, and then train them.
-
-    Args:
-        session: The session that launches the runs.
-        sweep: The planned sweep.
-        to_run: The runs to train.
-        anew: The names of runs to train from the start, even if they are done or can be resumed.
-        options: The options of the launch.
-        arguments: The arguments of the command.
+    """Check whether the runs can be trained, and then train them. Runs in `anew` start from the beginning.
 
     Returns:
         The summary of the runs, or None if the sweep was cancelled before a run started.
@@ -286,5 +278,6 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
                 write_ledger(sweep.directory, hypotheses)
         for line in lines:
             output.print(line)
-    output.print(f"For the report: cpdrun report {sweep.directory.path}")
+    if any(sweep.directory.run(run.name).done.exists() for run in sweep.runs):
+        output.print(f"For the report: cpdrun report {sweep.directory.path}")
     return power

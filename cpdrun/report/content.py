@@ -11,11 +11,12 @@ import pandas as pd
 
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
+from cpdrun.costmodel.crossover import crossover
 from cpdrun.record import SweepDir
 from cpdrun.report import answers_text, best_of, tables
+from cpdrun.report import crossover as crossover_text
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
-from cpdrun.report.methods import crossover, crossover_text
 from cpdrun.study import ReportUsageError, answers
 from cpdrun.study.pareto import front_rows
 from cpdrun.study.reader import read_study
@@ -176,7 +177,7 @@ def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | N
         for no prediction, which means that there is no calibration and no network was named.
     """
     try:
-        found = crossover.crossover(study)
+        found = crossover(study)
     except CalibrationError as error:
         is_asked = study.networks or any(sweep.calibration.exists() for sweep in sweeps)
         return None, f"no crossover: {error}" if is_asked else ""

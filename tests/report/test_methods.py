@@ -263,7 +263,7 @@ def test_a_codec_that_takes_longer_than_it_saves_loses_to_plain_bf16_everywhere(
 def test_what_cannot_be_predicted_is_said_and_why(methods, report, no_pictures):
     assert "crossover" not in report(methods).printed, "nobody asked"
     made = report(methods, networks=["1gbit"])
-    assert "no crossover: the sweep has no calibration, `cpdrun doctor --calibrate` makes one" in made.printed
+    assert "no crossover: the sweep has no calibration; `cpdrun doctor --calibrate` makes one" in made.printed
     calibrate(methods, values=1000)
     assert "the calibration is of a model of 1,000 values, not 360,000" in report(methods).printed
     calibrate(methods)

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import CalibrationError
+from cpdrun.costmodel.crossover import crossover
 from cpdrun.report.cost import COSTS
-from cpdrun.report.methods.crossover import crossover
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._metric_axis import MetricAxis

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import Calibration, CalibrationError, Network, Setup, speedup
-from cpdrun.costmodel.calibrated import calibration_of, known_networks
+from cpdrun.costmodel.crossover import calibration_of, known_networks
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import Name, caption, grid, prediction_facts, write_names

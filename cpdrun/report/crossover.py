@@ -1,10 +1,12 @@
 """Format the predicted step times as sentences, as a table and as numbers."""
 
 import math
+from typing import Any
 
 import pandas as pd
 
-from cpdrun.report.methods.crossover import MARGIN, Cell, Crossover, Panel
+from cpdrun.costmodel.crossover import MARGIN, Cell, Crossover, Panel
+from cpdrun.report.render import render_lines
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
@@ -12,50 +14,35 @@ from cpdrun.study.verdicts import MARKS
 
 def sentences(study: Study, found: Crossover) -> list[str]:
     """Return where a plain sum is fastest, which methods are fastest elsewhere, and the assumptions."""
-    lines = []
-    for panel in found.panels:
-        where = f"{panel.facet.label}: " if panel.facet.label else ""
-        lines.append(where + _winners(study, panel))
-        lines += [f"Not predicted: {'; '.join(panel.missing)}."] if panel.missing else []
-    work, about = found.calibration.workload, found.calibration.about
-    lines.append(
-        f"Predicted, not measured: {work.values:,} parameters, {_ms(work.compute_s)} ms of computing a step "
-        f"({about.get('device', 'unknown device')}, {about.get('threads', '?')} threads), the exchange after it and "
-        f"not behind it; within {100 * MARGIN:.0f} % counts as equally fast."
+    return render_lines(
+        "crossover.j2",
+        study=study,
+        panels=[_winners(panel) for panel in found.panels],
+        work=found.calibration.workload,
+        about=found.calibration.about,
+        margin=MARGIN,
+        ms=_ms,
     )
-    return lines
 
 
-def _winners(study: Study, panel: Panel) -> str:
-    winners = {network: panel.winner(network) for network in panel.networks}
+def _winners(panel: Panel) -> dict[str, Any]:
+    """Return what the sentences quote of a setting: winning plain sums, other winners, and faster open methods."""
+    winners = [cell for network in panel.networks if (cell := panel.winner(network)) is not None]
     plain: dict[str, list[str]] = {}
-    for network, cell in winners.items():
-        if cell is not None and cell.group.method.is_plain:
-            plain.setdefault(cell.name, []).append(network)
-    within = f"of the methods certified to be at most {study.margin_text} worse than {study.baseline_name}"
-    if plain:
-        first = "; ".join(f"plain {name} wins on {_listed(networks)}" for name, networks in plain.items())
-        first = f"{first[0].upper()}{first[1:]}, {within}."
-    elif any(winners.values()):
-        first = f"Plain fp32 and bf16 win on none of these networks, {within}."
-    else:
-        return f"No method is certified to do as well as {study.baseline_name}, so none wins."
-    others = []
-    for network, cell in winners.items():
-        if cell is None or cell.group.method.is_plain:
-            continue
-        against = panel.plain(network)
-        times = f", {against.step_s / cell.step_s:.2g} times as fast as {against.name}" if against else ""
-        others.append(f"{network}: {cell.name}, {_ms(cell.step_s)} ms a step{times}")
-    lines = [first, f"Fastest elsewhere: {'; '.join(others)}."] if others else [first]
+    for cell in winners:
+        if cell.group.method.is_plain:
+            plain.setdefault(cell.name, []).append(cell.network)
     open_: dict[str, list[str]] = {}
-    for network in winners:
+    for network in panel.networks:
         for cell in panel.faster_but_open(network):
             open_.setdefault(cell.name, []).append(network)
-    if open_:
-        names = "; ".join(f"{name} on {_listed(networks)}" for name, networks in open_.items())
-        lines.append(f"Faster, but open: {names}.")
-    return " ".join(lines)
+    return {
+        "label": panel.facet.label,
+        "plain": {name: _listed(networks) for name, networks in plain.items()},
+        "others": [(cell, panel.plain(cell.network)) for cell in winners if not cell.group.method.is_plain],
+        "open": {name: _listed(networks) for name, networks in open_.items()},
+        "missing": panel.missing,
+    }
 
 
 def shown(study: Study, found: Crossover) -> Shown:

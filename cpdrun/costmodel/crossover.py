@@ -3,7 +3,7 @@
     step = compute + exchange(pattern, bytes)
 
 `cpdrun doctor --calibrate` measures the compute time of one worker and the codec time of a value on one machine. The
-runs recorded the bytes. costmodel/patterns.py computes the time of the exchange and assumes that no part of the
+runs recorded the bytes. `patterns` computes the time of the exchange and assumes that no part of the
 exchange overlaps with the forward and backward pass. A plain sum in fp32, bf16 or fp16 needs no codec of cpdrun, so it
 costs as much as a ring or the direct exchange, whichever is faster.
 
@@ -16,9 +16,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cpdrun.costmodel import Calibration, CalibrationError, Codec, Exchange, Network, exchange_s
-from cpdrun.costmodel.calibrated import calibration_of, known_networks
-from cpdrun.report.study_text import sends_alike_text
+from cpdrun.costmodel import (
+    Calibration,
+    CalibrationError,
+    Codec,
+    Exchange,
+    Network,
+    NotCalibratedError,
+    exchange_s,
+    network,
+    network_names,
+    read_calibration,
+)
+from cpdrun.record import SweepDir
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.methods import by_setting, label, method_verdicts, reference
@@ -28,6 +38,7 @@ from cpdrun.study.study import Study
 # Two methods count as equally fast if their times differ by at most this share, which is about the error of the model
 # against measured times.
 MARGIN = 0.05
+MEASURED = "as measured between the ranks"  # the name of the measured network
 
 
 @dataclass(frozen=True)
@@ -128,8 +139,11 @@ def crossover(study: Study) -> Crossover:
         CalibrationError: The runs or the calibration lack the data that the prediction needs. The message is for the
             user.
     """
-    if why := sends_alike_text(study):
-        raise CalibrationError(why)
+    if study.sends_alike:
+        key = study.bits_axis.key
+        raise CalibrationError(
+            f"all runs send equally many bytes, because {key} does not change what is sent"
+        )
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)
     panels = [panel(study, facet, calibration, networks) for facet in by_setting(study)]
@@ -154,10 +168,10 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
             missing.append(f"{name}: {error}")
             continue
         steps, verdict = steps_to(study, group, against), verdicts.get(group)
-        for network, link in networks.items():
+        for network_name, link in networks.items():
             best = min(exchanges, key=lambda what: exchange_s(what, link))
             compute_s, taken_s = calibration.workload.compute_s, exchange_s(best, link)
-            cells.append(Cell(group, name, network, best.pattern, compute_s, taken_s, steps, verdict))
+            cells.append(Cell(group, name, network_name, best.pattern, compute_s, taken_s, steps, verdict))
     return Panel(facet, cells, missing)
 
 
@@ -222,3 +236,24 @@ def _codec(key: str, calibration: Calibration) -> Codec:
         short = key if not key.startswith("{") else "its compressor"
         raise CalibrationError(f"{short} is not calibrated: measure again with `cpdrun doctor --calibrate`")
     return found
+
+
+def calibration_of(study: Study) -> Calibration:
+    """Return the calibration of the study's first sweep that has one.
+
+    Raises:
+        CalibrationError: A calibration cannot be read, or no sweep has one.
+    """
+    folders = {run.path.parent.parent for group in study.groups for run in group.runs}
+    for folder in sorted(folders):
+        if (found := read_calibration(SweepDir(folder).calibration)) is not None:
+            return found
+    raise NotCalibratedError("the sweep has no calibration; `cpdrun doctor --calibrate` makes one")
+
+
+def known_networks(calibration: Calibration) -> dict[str, Network]:
+    """Return the named networks and the measured network, the slowest first."""
+    known = {name: network(name) for name in network_names()}
+    if calibration.network is not None:
+        known[MEASURED] = calibration.network
+    return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))
