@@ -4,7 +4,7 @@
     python scripts/fit_predict.py judge [NAME ...]    # recompute gaps and margins in data.csv from what is recorded
     python scripts/fit_predict.py observe [NAME ...]  # train the baselines, observed, and rewrite their rows
 
-`predict_rows.py` makes the data. The level of `cpdrun.whatif.failure_model` is a random intercept. Gauss-Hermite
+`predict_rows.py` makes the data. The level of `cpdrun.whatif.forecast` is a random intercept. Gauss-Hermite
 quadrature integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's
 deviation.
 """
@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 
 from cpdrun.record import write_json
 from cpdrun.whatif.damage import Damage
-from cpdrun.whatif.failure_model import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
+from cpdrun.whatif.forecast import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
 
 FIT, PREDICTED = (DATA.parent / name for name in ("fit.md", "predicted.csv"))
 # quadrature nodes: the error of the log-likelihood of these data is 0.05 with 41 nodes and 1e-5 with 200

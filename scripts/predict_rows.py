@@ -5,7 +5,7 @@ grid of 30 seeds; positive is better) with its damage, from one observed run of 
 (`tolerance`) are those of the experiment's own search. Damage comes from effects alone, never from how training ended.
 
 `fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the chance that the true mean gap does, because
-two or three seeds may leave that open (`cpdrun.whatif.failure_model.failure_chance`).
+two or three seeds may leave that open (`cpdrun.whatif.forecast.failure_chance`).
 """
 
 import csv
@@ -22,18 +22,17 @@ import numpy as np
 
 from cpdrun.config.keys import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
-from cpdrun.search.initial_width import subject_chain
+from cpdrun.search.initial_width import subject_ladder
 from cpdrun.search.question import Question, ask
 from cpdrun.search.results import Results
 from cpdrun.shell.terminal import Terminal
 from cpdrun.stats.evidence import differences
 from cpdrun.study.margin import DEFAULT_POINTS
 from cpdrun.study.metric import Metric, worst
+from cpdrun.whatif.baseline_runs import find_baseline_runs
 from cpdrun.whatif.damage import damage, shown_effects, strictness
-from cpdrun.whatif.effects import ask as ask_effects
-from cpdrun.whatif.failure_model import failure_chance
-from cpdrun.whatif.forecast import Subject
-from cpdrun.whatif.observation import observations
+from cpdrun.whatif.effects import compute_effects
+from cpdrun.whatif.forecast import Subject, failure_chance
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
@@ -180,12 +179,12 @@ def _question(recorded: Recorded) -> Question:
 
 
 def _every(question: Question) -> Iterator[Subject]:
-    return (subject for chain in question.chains for subject in subject_chain(question, chain).subjects)
+    return (subject for ladder in question.ladders for subject in subject_ladder(question, ladder).subjects)
 
 
 def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]:
     found = {}
-    served = observations(question.directory, question.baseline_runs, steps)
+    served = find_baseline_runs(question.directory, question.baseline_runs, steps)
     with Session() as session:
         for each in served:
             if not each.is_there:
@@ -195,11 +194,11 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
     for each in served:
         configs = {
             subject.name: subject.config
-            for chain in question.chains
-            if chain.baseline in each.serves
-            for subject in subject_chain(question, chain).subjects
+            for ladder in question.ladders
+            if ladder.baseline in each.serves
+            for subject in subject_ladder(question, ladder).subjects
         }
-        found |= ask_effects(each.folder, configs, question.directory)
+        found |= compute_effects(each.folder, configs, question.directory)
     return found
 
 
@@ -217,7 +216,7 @@ def _gaps(
         raise ValueError(f"{recorded.words}: type search.tolerance=, in the metric's unit")
     tolerance = float(asked)
     found = {}
-    for candidate in (c for chain in question.chains for width in chain.widths for c in width):
+    for candidate in (c for ladder in question.ladders for width in ladder.widths for c in width):
         baseline = values.get(candidate.baseline, {})
         low = worst(metric, classes, list(baseline.values()), tolerance / metric.scale)
         ours = values.get(candidate.name, {})
@@ -258,8 +257,8 @@ def _typed(question: Question, name: str, keys: Sequence[str]) -> dict[str, str]
 
 def _grid(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[int, float]], float]:
     """A grid of scripts/replay_search.py: candidates by label, its one baseline by a name of its own."""
-    names = {c.label: c.name for chain in question.chains for width in chain.widths for c in width}
-    [baseline] = {c.baseline for chain in question.chains for width in chain.widths for c in width}
+    names = {c.label: c.name for ladder in question.ladders for width in ladder.widths for c in width}
+    [baseline] = {c.baseline for ladder in question.ladders for width in ladder.widths for c in width}
     found: dict[str, dict[int, float]] = {}
     with table.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -13,7 +13,7 @@ running ahead below one that is likely to fail. With --start predicted too it st
 
     python scripts/replay_search.py starts                    # how far predicted starts are from recorded answers
 
-The answer of the whole grid is, for each chain, the narrowest width of which all wider ones have a format whose mean
+The answer of the whole grid is, for each ladder, the narrowest width of which all wider ones have a format whose mean
 over all seeds is within the tolerance. A search says the same when it certifies that width and no narrower one.
 """
 
@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from cpdrun.search.chains import Candidate, Chain, Rules, chain_states
 from cpdrun.search.initial_width import predicted_width, start_at
+from cpdrun.search.ladders import Candidate, Ladder, Rules, ladder_states
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results
 from cpdrun.search.schedule import wanted_runs
@@ -50,7 +50,7 @@ FIRST_SEED = 0  # of the run of the baseline that a prediction is read from
 class Grid:
     """`values`: by cell the metric at seeds 0, 1, 2 ..., NaN for a diverged run."""
 
-    chains: list[Chain]
+    ladders: list[Ladder]
     values: dict[str, list[float]]
 
     @property
@@ -63,13 +63,13 @@ class Grid:
 
 
 def record(words: Sequence[str]) -> Grid:
-    """The values of a recorded experiment. Cells go by what they are called, baselines by `baseline of CHAIN`."""
+    """The values of a recorded experiment. Cells go by what they are called, baselines by `baseline of LADDER`."""
     results = Results(ask(words))
     values: dict[str, list[float]] = {}
-    chains = []
-    for chain in results.question.chains:
+    ladders = []
+    for ladder in results.question.ladders:
         widths = []
-        for width in chain.widths:
+        for width in ladder.widths:
             renamed = []
             for candidate in width:
                 baseline = f"baseline {candidate.baseline}"
@@ -78,35 +78,35 @@ def record(words: Sequence[str]) -> Grid:
                     values[name] = [found[seed] for seed in sorted(found)]
                 renamed.append(Candidate(candidate.label, baseline, candidate.label, candidate.bits))
             widths.append(tuple(renamed))
-        chains.append(Chain(chain.label, tuple(widths)))
-    return Grid(chains, values)
+        ladders.append(Ladder(ladder.label, tuple(widths)))
+    return Grid(ladders, values)
 
 
 def write(grid: Grid, file) -> None:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
-    for chain in grid.chains:
-        for candidate in (c for width in chain.widths for c in width):
+    for ladder in grid.ladders:
+        for candidate in (c for width in ladder.widths for c in width):
             for seed, value in enumerate(grid.values[candidate.name]):
-                row = (chain.label, f"{candidate.bits:g}", candidate.name, candidate.baseline, seed, value)
+                row = (ladder.label, f"{candidate.bits:g}", candidate.name, candidate.baseline, seed, value)
                 table.writerow(row)
-    for name in {c.baseline: None for chain in grid.chains for width in chain.widths for c in width}:
+    for name in {c.baseline: None for ladder in grid.ladders for width in ladder.widths for c in width}:
         for seed, value in enumerate(grid.values[name]):
             table.writerow(("", "", name, "", seed, value))
 
 
 def read(path: Path) -> Grid:
     values: dict[str, list[float]] = {}
-    chains: dict[str, dict[float, dict[str, Candidate]]] = {}
+    ladders: dict[str, dict[float, dict[str, Candidate]]] = {}
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             name = row["candidate"]
             values.setdefault(name, []).append(float(row["value"]))
             if row["chain"]:
-                width = chains.setdefault(row["chain"], {}).setdefault(float(row["bits"]), {})
+                width = ladders.setdefault(row["chain"], {}).setdefault(float(row["bits"]), {})
                 width[name] = Candidate(name, row["baseline"], name, float(row["bits"]))
     made = [
-        Chain(label, tuple(tuple(w.values()) for w in widths.values())) for label, widths in chains.items()
+        Ladder(label, tuple(tuple(w.values()) for w in widths.values())) for label, widths in ladders.items()
     ]
     return Grid(made, values)
 
@@ -123,33 +123,33 @@ def with_predictions(grid: Grid, experiment: str) -> Grid:
         return tuple(replace(candidate, chance=chance[candidate.label]) for candidate in likelier)
 
     return replace(
-        grid, chains=[replace(chain, widths=tuple(map(ordered, chain.widths))) for chain in grid.chains]
+        grid, ladders=[replace(ladder, widths=tuple(map(ordered, ladder.widths))) for ladder in grid.ladders]
     )
 
 
 def with_start(grid: Grid, start: str) -> Grid:
-    """`start`: `widest`, `predicted`, or the bits of a width; a chain without such a width starts at its widest."""
+    """`start`: `widest`, `predicted`, or the bits of a width; a ladder without such a width starts at its widest."""
 
-    def begun(chain: Chain) -> Chain:
-        bits = [f"{width[0].bits:g}" for width in chain.widths]
+    def begun(ladder: Ladder) -> Ladder:
+        bits = [f"{width[0].bits:g}" for width in ladder.widths]
         if start == FROM_PREDICTED:
-            return start_at(chain, predicted_width(chain), FIRST_SEED)
-        return start_at(chain, bits.index(start) if start in bits else 0, FIRST_SEED)
+            return start_at(ladder, predicted_width(ladder), FIRST_SEED)
+        return start_at(ladder, bits.index(start) if start in bits else 0, FIRST_SEED)
 
-    return grid if start == WIDEST else replace(grid, chains=list(map(begun, grid.chains)))
+    return grid if start == WIDEST else replace(grid, ladders=list(map(begun, grid.ladders)))
 
 
 def with_broken(grid: Grid, bits: float) -> Grid:
     """The grid with the values of its worst cell for all candidates of fewer bits."""
     worst = min((values for name, values in grid.values.items()), key=fmean)
-    narrow = [c.name for chain in grid.chains for width in chain.widths for c in width if c.bits < bits]
+    narrow = [c.name for ladder in grid.ladders for width in ladder.widths for c in width if c.bits < bits]
     return replace(grid, values=grid.values | dict.fromkeys(narrow, worst))
 
 
 def starts() -> list[str]:
     """How many widths the start, as it would have been predicted, is too wide (-) or too narrow (+) for the narrowest
-    width that the recorded means call within tolerance; chains by experiment and all that is beside the format."""
-    chains: dict[tuple[str, str], dict[float, list[tuple[Candidate, bool]]]] = {}
+    width that the recorded means call within tolerance; ladders by experiment and all that is beside the format."""
+    ladders: dict[tuple[str, str], dict[float, list[tuple[Candidate, bool]]]] = {}
     with PREDICTED.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             value, _, label = row["candidate"].partition(" ")
@@ -157,24 +157,24 @@ def starts() -> list[str]:
             if bits is None:  # of a recipe without a name that says what it rounds to
                 continue
             candidate = Candidate(row["candidate"], "", row["candidate"], bits, float(row["predicted"]))
-            width = chains.setdefault((row["experiment"], label), {}).setdefault(bits, [])
+            width = ladders.setdefault((row["experiment"], label), {}).setdefault(bits, [])
             width.append((candidate, row["fails"] == "0"))
     found: dict[int, list[str]] = {}
-    for (experiment, label), widths in chains.items():
+    for (experiment, label), widths in ladders.items():
         rows = [widths[bits] for bits in sorted(widths, reverse=True)]
-        chain = Chain(label, tuple(tuple(candidate for candidate, _ in row) for row in rows))
+        ladder = Ladder(label, tuple(tuple(candidate for candidate, _ in row) for row in rows))
         enough = [i for i, row in enumerate(rows) if any(is_within for _, is_within in row)]
         if len(rows) > 1 and enough:
-            off = predicted_width(chain) - max(enough)
+            off = predicted_width(ladder) - max(enough)
             found.setdefault(off, []).append(experiment)
-    lines = ["| start less answer, widths | chains | experiments |", "|--:|--:|---|"]
+    lines = ["| start less answer, widths | ladders | experiments |", "|--:|--:|---|"]
     for off, of in sorted(found.items()):
         lines.append(f"| {off:+d} | {len(of)} | {', '.join(dict.fromkeys(of))} |")
     return lines
 
 
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
-    """The bits that each chain needs, by the means over all seeds; None where its widest is not enough."""
+    """The bits that each ladder needs, by the means over all seeds; None where its widest is not enough."""
 
     def is_within(candidate: Candidate) -> bool:
         ours, baseline = (dict(enumerate(grid.values[n])) for n in (candidate.name, candidate.baseline))
@@ -182,9 +182,9 @@ def whole(grid: Grid, rules: Rules) -> list[float | None]:
         return fmean(gaps) >= -rules.tolerance
 
     answers = []
-    for chain in grid.chains:
+    for ladder in grid.ladders:
         found = None
-        for width in chain.widths:
+        for width in ladder.widths:
             if not any(map(is_within, width)):
                 break
             found = width[0].bits
@@ -193,12 +193,12 @@ def whole(grid: Grid, rules: Rules) -> list[float | None]:
 
 
 def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int]:
-    """One search, seeds in an order of its own: the bits certified for each chain, and the runs it took."""
+    """One search, seeds in an order of its own: the bits certified for each ladder, and the runs it took."""
     rng, ended, flying, runs, ledger = random.Random(seed), EndedRuns(), [], 0, Ledger()
     order = rng.sample(range(grid.seeds), grid.seeds)
     while True:
-        standings = chain_states(known(grid.chains, ended), ended, rules, ledger=ledger)
-        if all(standing.chain.is_started for standing in standings):
+        standings = ladder_states(known(grid.ladders, ended), ended, rules, ledger=ledger)
+        if all(standing.ladder.is_started for standing in standings):
             ledger = ledger.merged(
                 [each for s in standings for width in s.widths for each in width.hypotheses]
             )
@@ -214,13 +214,13 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
         assert ended.has(ending)
 
 
-def known(chains: Sequence[Chain], ended: EndedRuns) -> list[Chain]:
+def known(ladders: Sequence[Ladder], ended: EndedRuns) -> list[Ladder]:
     """As a search sees them: where one starts is not known before the run of the baseline that says so has ended."""
     return [
-        chain
-        if chain.aside is None or ended.has((chain.baseline, chain.aside))
-        else replace(chain, start=0, aside=None, is_started=False)
-        for chain in chains
+        ladder
+        if ladder.aside is None or ended.has((ladder.baseline, ladder.aside))
+        else replace(ladder, start=0, aside=None, is_started=False)
+        for ladder in ladders
     ]
 
 
@@ -228,16 +228,16 @@ def table(grid: Grid, rules: Rules, searches: int) -> list[str]:
     expected = whole(grid, rules)
     found = [replay(grid, rules, seed) for seed in range(searches)]
     lines = [
-        "| chain | bits needed, whole grid | searches that say so | fewer bits | more, or open |",
+        "| ladder | bits needed, whole grid | searches that say so | fewer bits | more, or open |",
         "|---|--:|--:|--:|--:|",
     ]
-    for i, chain in enumerate(grid.chains):
+    for i, ladder in enumerate(grid.ladders):
         answers = [math.inf if bits[i] is None else bits[i] for bits, _ in found]
         truth = math.inf if expected[i] is None else expected[i]
         counts = [sum(test(bits) for bits in answers) for test in (truth.__eq__, truth.__gt__, truth.__lt__)]
         shown = " | ".join(f"{100 * count / searches:.1f} %" for count in counts)
         lines.append(
-            f"| {chain.label} | {'none is enough' if truth == math.inf else f'{truth:g}'} | {shown} |"
+            f"| {ladder.label} | {'none is enough' if truth == math.inf else f'{truth:g}'} | {shown} |"
         )
     runs = [count for _, count in found]
     lines.append(

@@ -43,6 +43,23 @@ def make_run(tmp_path):
     return make
 
 
+@pytest.fixture
+def snapshot(request):
+    """Compare a text with the file snapshots/NAME.txt next to the test: `snapshot("headline", text)`.
+
+    `UPDATE_SNAPSHOTS=1 python -m pytest FILE` writes the files. Read their diff before you commit it.
+    """
+
+    def compare(name: str, text: str) -> None:
+        file = request.path.parent / "snapshots" / f"{name}.txt"
+        if os.environ.get("UPDATE_SNAPSHOTS"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert text == file.read_text(encoding="utf-8"), "UPDATE_SNAPSHOTS=1 writes the new text"
+
+    return compare
+
+
 _watched: list[list[str]] = []  # an audit hook cannot be taken out again: it writes while a test watches
 
 

@@ -181,6 +181,8 @@ def report(
     ci: float | None = None,
     tol: str | float | None = None,
     baseline: Mapping[str, Any] | None = None,
+    rows: Sequence[str] | None = None,
+    cols: Sequence[str] | None = None,
     quiet: bool = True,
     **options: Any,
 ) -> Answer:
@@ -193,10 +195,12 @@ def report(
         ci: The confidence level in percent.
         tol: The margin in the metric's unit, or a percentage such as "2%".
         baseline: The runs to compare with, such as {"format": "bf16"}.
+        rows: The axes of the rows of an additional table, such as ["format", "aps"].
+        cols: The axes of its columns.
         quiet: Print nothing.
-        options: rows, cols, networks, costs, to and results_dir.
+        options: networks, costs, to and results_dir.
     """
-    given = _given(metric=metric, format=format, ci=ci, tol=tol, baseline=baseline)
+    given = _given(metric=metric, format=format, ci=ci, tol=tol, baseline=baseline, rows=rows, cols=cols)
     return call("report", names, given | options, quiet=quiet)
 
 

@@ -24,6 +24,7 @@ ROWS = {
     "judge": ("candidates",),
     "screen": ("effects",),
     "report": ("table",),
+    "plots": ("plots",),
     "status": ("sweeps", "runs"),
     "work": ("sweeps",),
     "calibrate": ("forecast",),
@@ -82,7 +83,7 @@ class Answer(Mapping[str, Any]):
             AttributeError: The answer does not belong to exactly one sweep.
         """
         if not isinstance(self.get("sweep"), str):
-            raise AttributeError(f"the answer of cpdrun.{self.kind} is of no one sweep")
+            raise AttributeError(f"the answer of cpdrun.{self.kind} does not belong to exactly one sweep")
         return Path(self["sweep"])
 
     @property

@@ -100,47 +100,101 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from custom_fp.accumulator import is_name
 
-    out = arguments.out
-    _check_file(arguments)
-    if arguments.operands is not None or is_name(arguments.name):
-        request = _request_of_sums(arguments)
-    else:
-        request = _request_of_format(arguments)
+    output, out = arguments.output, arguments.out
+    _check_numbers_and_file(arguments)
+    is_accumulator = arguments.operands is not None or is_name(arguments.name)
+    request = _accumulator_request(arguments) if is_accumulator else _format_request(arguments)
     with tempfile.TemporaryDirectory(prefix="cpdrun-") as folder, writing(out or "the vectors"):
         asked, made = Path(folder) / "request.json", Path(folder) / "vectors"
         asked.write_text(json.dumps(request), encoding="utf-8")
         _compute(arguments.name, asked, made)
-        if out is not None or arguments.output.as_json:
-            arguments.output.set_result(_document(made, out))
-        if out is None and arguments.output.as_json:
-            return OK
-        if out is None:
+        if out is not None:
+            shutil.copyfile(made, out)
+            output.set_result(VectorsDocument(out, None, None))
+            output.print(f"{out}: test vectors of {arguments.name}")
+        elif output.as_json:
+            about, *lines = made.read_text(encoding="utf-8").splitlines()
+            vectors = [json.loads(line) for line in lines]
+            output.set_result(VectorsDocument(None, json.loads(about), vectors))
+        else:
             with made.open(encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
                 shutil.copyfileobj(file, sys.stdout)
-            return OK
-        with made.open("rb") as file, out.open("wb") as copy:
-            shutil.copyfileobj(file, copy)
-    arguments.output.print(f"{out}: known answers of {arguments.name}")
     return OK
 
 
-def _document(made: Path, out: Path | None) -> VectorsDocument:
-    """Return the document with the vectors, or with the file to which they were written."""
-    if out is not None:
-        return VectorsDocument(out, None, None)
-    about, *lines = made.read_text(encoding="utf-8").splitlines()
-    return VectorsDocument(None, json.loads(about), [json.loads(line) for line in lines])
+def _check_numbers_and_file(arguments: argparse.Namespace) -> None:
+    out = arguments.out
+    if arguments.seed >= 2**64:
+        raise UserError(f"--seed {arguments.seed}: must be below 2**64")
+    if out is not None and out.suffix not in (LINES, CSV):
+        raise UserError(f"--out {out}: must end in {LINES} or {CSV}")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
 
 
-def _request_of_format(arguments: argparse.Namespace) -> dict[str, Any]:
+def _request(arguments: argparse.Namespace, options: list[str], count: int) -> dict[str, Any]:
+    """Return the part of a request that formats and accumulators share.
+
+    Args:
+        arguments: The arguments of the command.
+        options: The options that the command in the header of the vectors has in addition to --count and --seed.
+        count: The number of random inputs.
+    """
+    import cpdrun
+
+    command = ["cpdrun", "formats", "--vectors", arguments.name, *options]
+    return {
+        "count": count,
+        "seed": arguments.seed,
+        "as_csv": arguments.out is not None and arguments.out.suffix == CSV,
+        "made_by": f"cpdrun {cpdrun.__version__}",
+        "command": shlex.join([*command, "--count", str(count), "--seed", str(arguments.seed)]),
+    }
+
+
+def _format_request(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the request for the vectors of a format, which the process that computes them reads.
+
+    Raises:
+        UserError: The format is unknown, or it does not support the given rounding or overflow.
+    """
     from cpdrun.commands.formats import named
 
     fmt = named(arguments.name)
-    _check(fmt, arguments)
-    return _request(fmt, arguments)
+    _check_rules(fmt, arguments)
+    options = ["--rounding", ",".join(arguments.rounding)]
+    options += [] if fmt.has_scales else ["--overflow", ",".join(arguments.overflow)]
+    default = BLOCKS if fmt.has_scales else VALUES
+    rules = {"format": arguments.name, "roundings": arguments.rounding, "overflows": arguments.overflow}
+    return rules | _request(arguments, options, default if arguments.count is None else arguments.count)
 
 
-def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
+def _check_rules(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
+    """Check the values of --rounding and --overflow.
+
+    Raises:
+        UserError: A value is unknown, or the format does not support it.
+    """
+    from custom_fp.rule import Rounding, Rule
+
+    for option in ("rounding", "overflow"):
+        values = getattr(arguments, option)
+        if not values:
+            raise UserError(f"--{option} names nothing")
+        for value in values:
+            try:
+                rule = Rule(**{option: value})
+            except ValueError as error:
+                raise UserError(f"--{option}: {error}") from None
+            if rule.rounding is not Rounding.NEAREST_EVEN and not fmt.takes_rounding:
+                raise UserError(f"--rounding {value}: {fmt.name} rounds to nearest only")
+    if fmt.has_scales and arguments.overflow != ["infinity"]:
+        raise UserError(
+            f"--overflow: elements of {fmt.name} stop at their largest value, and its blocks do not overflow"
+        )
+
+
+def _accumulator_request(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the request for the vectors of an accumulator.
 
     Raises:
@@ -149,38 +203,26 @@ def _request_of_sums(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from custom_fp.accumulator import Accumulator
 
-    import cpdrun
-
-    for words, usual in (("rounding", ["nearest_even"]), ("overflow", ["infinity"])):
-        if getattr(arguments, words) != usual:
-            raise UserError(f"--{words}: an accumulator says in its name how it rounds")
+    for option, default in (("rounding", ["nearest_even"]), ("overflow", ["infinity"])):
+        if getattr(arguments, option) != default:
+            raise UserError(f"--{option}: the name of an accumulator says how it rounds")
     try:
-        how = Accumulator.parse(arguments.name)
+        accumulator = Accumulator.parse(arguments.name)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if how.is_stochastic:
-        raise UserError(f"{arguments.name} draws: known answers are of accumulators that do not")
-    formats = _operands(how, arguments.operands)
-    random = VALUES if arguments.count is None else arguments.count
-    operands = [fmt.name for fmt in formats]
-    command = ["cpdrun", "formats", "--vectors", arguments.name]
-    command += [] if how.scales else ["--operands", ",".join(operands)]
-    return {
-        "accumulator": arguments.name,
-        "operands": operands,
-        "count": random,
-        "seed": arguments.seed,
-        "as_csv": arguments.out is not None and arguments.out.suffix == CSV,
-        "made_by": f"cpdrun {cpdrun.__version__}",
-        "command": shlex.join([*command, "--count", str(random), "--seed", str(arguments.seed)]),
-    }
+    if accumulator.is_stochastic:
+        raise UserError(f"{arguments.name} rounds stochastically, so it has no test vectors")
+    operands = [fmt.name for fmt in _operands(accumulator, arguments.operands)]
+    options = [] if accumulator.scales else ["--operands", ",".join(operands)]
+    count = VALUES if arguments.count is None else arguments.count
+    return {"accumulator": arguments.name, "operands": operands} | _request(arguments, options, count)
 
 
-def _operands(how: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
+def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
     """Return the formats of the two operands of an accumulator.
 
     Args:
-        how: The accumulator.
+        accumulator: The accumulator.
         asked: The names from --operands: one name for both operands, or two names. If there are none, the accumulator's
             own operands are used, or else the format of its sums.
 
@@ -188,81 +230,29 @@ def _operands(how: "Accumulator", asked: list[str] | None) -> list["NumberFormat
         UserError: The accumulator has operands with scales and --operands was given, or a format is not suitable. Only
             the accumulator's own operands may have scales.
     """
-    if how.scales:
-        if asked is not None:
-            raise UserError(f"--operands {','.join(asked)}: {how} says in its name what its operands are")
-        return list(cast("tuple[NumberFormat, NumberFormat]", how.operands))  # Accumulator.parse has set them
-    given = asked or [str(fmt) for fmt in how.operands or (how.sum,)]
-    if len(given) > 2:
-        raise UserError(f"--operands {','.join(given)}: one format is needed, or two")
-    return [_operand(name) for name in (given * 2)[:2]]
-
-
-def _operand(name: str) -> "NumberFormat":
     from custom_fp.formats.scalar import Format
     from custom_fp.formats.tabulated import Tabulated
 
     from cpdrun.commands.formats import named
 
-    fmt = named(name)
-    if not isinstance(fmt, Format | Tabulated) or not fmt.max or not fmt.is_signed:
-        raise UserError(
-            f"--operands {name}: a format with a sign and without scales is needed, such as e4m3fn"
-        )
-    return fmt
-
-
-def _check(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
-    """Check the values of --rounding and --overflow.
-
-    Raises:
-        UserError: A value is unknown, or the format does not support it.
-    """
-    from custom_fp.rule import Rounding, Rule
-
-    if not arguments.rounding or not arguments.overflow:
-        raise UserError(f"--{'overflow' if arguments.rounding else 'rounding'} names nothing")
-    for words in ("rounding", "overflow"):
-        for word in getattr(arguments, words):
-            try:
-                rule = Rule(**{words: word})
-            except ValueError as error:
-                raise UserError(f"--{words}: {error}") from None
-            if rule.rounding is not Rounding.NEAREST_EVEN and not fmt.takes_rounding:
-                raise UserError(f"--rounding {word}: {fmt.name} rounds to nearest only")
-    if fmt.has_scales and arguments.overflow != ["infinity"]:
-        raise UserError(
-            f"--overflow: elements of {fmt.name} stop at their largest value, and its blocks do not overflow"
-        )
-
-
-def _check_file(arguments: argparse.Namespace) -> None:
-    if arguments.seed >= 2**64:
-        raise UserError(f"--seed {arguments.seed}: must be below 2**64")
-    if arguments.out is not None and arguments.out.suffix not in (LINES, CSV):
-        raise UserError(f"--out {arguments.out}: must end in {LINES} or {CSV}")
-    if arguments.out is not None and not arguments.out.parent.is_dir():
-        raise UserError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
-
-
-def _request(fmt: "NumberFormat", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the request for the vectors of a format, which the process that computes them reads."""
-    import cpdrun
-
-    random = arguments.count
-    command = ["cpdrun", "formats", "--vectors", arguments.name, "--rounding", ",".join(arguments.rounding)]
-    command += [] if fmt.has_scales else ["--overflow", ",".join(arguments.overflow)]
-    random = random if random is not None else BLOCKS if fmt.has_scales else VALUES
-    return {
-        "format": arguments.name,
-        "roundings": arguments.rounding,
-        "overflows": arguments.overflow,
-        "count": random,
-        "seed": arguments.seed,
-        "as_csv": arguments.out is not None and arguments.out.suffix == CSV,
-        "made_by": f"cpdrun {cpdrun.__version__}",
-        "command": shlex.join([*command, "--count", str(random), "--seed", str(arguments.seed)]),
-    }
+    if accumulator.scales:
+        if asked is not None:
+            raise UserError(
+                f"--operands {','.join(asked)}: the name {accumulator} says what its operands are"
+            )
+        return list(
+            cast("tuple[NumberFormat, NumberFormat]", accumulator.operands)
+        )  # set by Accumulator.parse
+    names = asked or [str(fmt) for fmt in accumulator.operands or (accumulator.sum,)]
+    if len(names) > 2:
+        raise UserError(f"--operands {','.join(names)}: one format is needed, or two")
+    formats = [named(name) for name in (names * 2)[:2]]
+    for fmt in formats:
+        if not isinstance(fmt, Format | Tabulated) or not fmt.max or not fmt.is_signed:
+            raise UserError(
+                f"--operands {fmt.name}: a format with a sign and without scales is needed, such as e4m3fn"
+            )
+    return formats
 
 
 def _compute(name: str, asked: Path, made: Path) -> None:
@@ -286,5 +276,5 @@ def _compute(name: str, asked: Path, made: Path) -> None:
         errors="replace",
     )
     if done.returncode:
-        said = done.stdout.strip().splitlines() or ["no output"]
-        raise NoVectorsError(f"the known answers of {name} cannot be had: {said[-1]}")
+        last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+        raise NoVectorsError(f"cannot compute the test vectors of {name}: {last}")

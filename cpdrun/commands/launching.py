@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     parser.add_argument(
         "--jobs-per-gpu", type=positive, metavar="K", help="number of processes that share a GPU"
     )
-    go_on = "start all runs of a script even if the first one fails at once or logs no metric"
+    go_on = "start all runs even if the first one fails within seconds or logs no metric"
     parser.add_argument("--keep-going", action="store_true", help=go_on)
     parser.add_argument(
         "--retries", type=count, default=0, metavar="R", help="how often to retry a failed run"
@@ -131,6 +131,7 @@ def may_start(
 
     if _was_cancelled(sweep, cancelled_before, output):
         return False
+    output.print_progress("Importing PyTorch and checking the runs ...")
     with before_a_start():
         problems, notes = session.preflight(configs, options)
         if problems:
@@ -139,6 +140,7 @@ def may_start(
             raise UserError(*problems)
     for note in notes:
         output.note(note)
+    output.print_progress(f"Starting {len(configs)} run{'' if len(configs) == 1 else 's'} ...")
     return not _was_cancelled(sweep, cancelled_before, output)
 
 

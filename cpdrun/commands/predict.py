@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.report.prediction import Context
     from cpdrun.search.question import Question
-    from cpdrun.whatif.forecast import ChainForecast
-    from cpdrun.whatif.observation import Observation
+    from cpdrun.whatif.baseline_runs import BaselineRun
+    from cpdrun.whatif.forecast import LadderForecast
 
 DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
 # The maximum width of a table, in characters.
@@ -74,19 +74,19 @@ def _predict_experiment(
     """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
     from cpdrun.report.prediction import Context
     from cpdrun.report.search_text import describe_candidates, tolerance_text
-    from cpdrun.search.initial_width import subject_chain
+    from cpdrun.search.initial_width import subject_ladder
     from cpdrun.search.question import ask
     from cpdrun.search.results import Results
     from cpdrun.sweep import listed
+    from cpdrun.whatif.baseline_runs import find_baseline_runs, forecast_ladders, trained_outcomes
     from cpdrun.whatif.effects import check_not_diverged
-    from cpdrun.whatif.observation import forecast_chains, observations, trained_outcomes
 
     with before_a_start():
         if not arguments.dry_run:
             session.warm_up()  # importing torch takes longer than planning
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
-        found = observations(question.directory, question.baseline_runs, arguments.steps)
+        found = find_baseline_runs(question.directory, question.baseline_runs, arguments.steps)
         margin = tolerance_text(Results(question))
     console.print(
         f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
@@ -110,9 +110,9 @@ def _predict_experiment(
     )
     outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):
-        subjects = [subject_chain(question, chain) for chain in question.chains]
-        chains = forecast_chains(question.directory, subjects, found, results.strictness, outcomes)
-    _show(console, chains, context, arguments)
+        subjects = [subject_ladder(question, ladder) for ladder in question.ladders]
+        ladders = forecast_ladders(question.directory, subjects, found, results.strictness, outcomes)
+    _show(console, ladders, context, arguments)
     return OK
 
 
@@ -130,30 +130,30 @@ def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
     [run] = find_runs([name, *folders])
     check_not_diverged(run)
     with writing(run.path):
-        chains, margin = forecast_variants(run, [word for word in words if word not in folders])
-    _show(console, chains, Context(margin, "the run itself", (str(run.path),)), arguments)
+        ladders, margin = forecast_variants(run, [word for word in words if word not in folders])
+    _show(console, ladders, Context(margin, "the run itself", (str(run.path),)), arguments)
     return OK
 
 
 def _show(
-    console: "Console", chains: "Sequence[ChainForecast]", context: "Context", arguments: argparse.Namespace
+    console: "Console", ladders: "Sequence[LadderForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
     """Print the table and then the sentences, so that the answer is at the end of the screen."""
     from cpdrun.report.prediction import make_table, predict_document, summarize
 
-    table = make_table(chains)
+    table = make_table(ladders)
     if not console.is_terminal:  # because a file has no maximum width
         console.width = max(
             console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum
         )
     console.print(table)
-    for line in summarize(chains, context):
+    for line in summarize(ladders, context):
         console.print(line, soft_wrap=True, markup=False)
     output = arguments.output
-    output.set_result(predict_document(chains, context, output.notes))
+    output.set_result(predict_document(ladders, context, output.notes))
 
 
-def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: argparse.Namespace) -> None:
+def _list_runs(console: "Console", found: "Sequence[BaselineRun]", arguments: argparse.Namespace) -> None:
     from cpdrun.report.prediction import ObservedRun, PredictDocument
 
     for each in found:
@@ -166,7 +166,7 @@ def _list_runs(console: "Console", found: "Sequence[Observation]", arguments: ar
 def _train(
     session: "Session",
     question: "Question",
-    missing: "Sequence[Observation]",
+    missing: "Sequence[BaselineRun]",
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:

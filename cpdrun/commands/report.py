@@ -65,8 +65,12 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.json and arguments.serve:
-        raise UserError("--json prints one document and --serve keeps serving, so type only one of them")
+    if arguments.serve and arguments.output.as_json:
+        raise UserError(
+            "--serve keeps serving until Ctrl-C, so it has no JSON document and no call from Python"
+        )
+    if arguments.serve and arguments.to:
+        raise UserError("--serve writes nothing, so type it without --to")
     if arguments.plots:
         return _list_plots(arguments)
     from cpdrun.record import find_sweeps, find_sweeps_or_runs

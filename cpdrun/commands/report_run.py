@@ -9,7 +9,7 @@ from cpdrun.errors import OK, UserError
 if TYPE_CHECKING:
     from cpdrun.record import RunDir
 
-DOCUMENTS = {"explain": "cpdrun.report.diagnosis.explanation:Explanation"}
+DOCUMENTS = {"explain": "cpdrun.report.diagnosis:Explanation"}
 
 
 def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
@@ -25,8 +25,8 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
     Raises:
         UserError: More than one run was named.
     """
-    from cpdrun.report.diagnosis.explanation import explain
-    from cpdrun.whatif.diagnose.diagnose import diagnose
+    from cpdrun.report.diagnosis import explain
+    from cpdrun.whatif.diagnosis import diagnose
 
     if len(runs) != 1:
         raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")

@@ -59,6 +59,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     """Ask the question, train the runs that answer it, print the results, and return the exit code."""
     from cpdrun.report.search_text import describe_question
     from cpdrun.search.loop import RunQueue, parallel_runs
+    from cpdrun.search.results import sweep_record
     from cpdrun.sweep import write_question
 
     output = arguments.output
@@ -74,9 +75,9 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         forecast = _forecast(results, slots)
     else:
         with writing(directory.path):
-            write_question(directory, results.record())
+            write_question(directory, sweep_record(results))
         if RunQueue(results).wanted(1, ahead=False):
-            code, summaries = _launch(session, results, options, slots, arguments)
+            code, summaries = _launch(session, results, options, arguments)
             code = FAILED if code == OK and results.margin.problem else code
     _show_results(results, arguments, code, forecast, summaries)
     return code
@@ -134,7 +135,6 @@ def _launch(
     session: "Session",
     results: "Results",
     options: "LaunchOptions",
-    slots: int | None,
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
     """Check whether the cells can be trained, and then search.
@@ -151,7 +151,7 @@ def _launch(
     before = cancelled_before(directory, arguments)
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
-    display = SearchDisplay(output.progress, axes_of(directory), results, slots)
+    display = SearchDisplay(output.progress, axes_of(directory), results)
     with writing(directory.path):  # usually because the disk is full
         summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:
@@ -181,11 +181,11 @@ def _show_results(
             report = _write_report(results)
         except UserError as error:
             trouble = error
-    lines, chains = describe_results(results), len(results.question.chains)
-    _print(output, lines[:chains])
+    lines, ladders = describe_results(results), len(results.question.ladders)
+    _print(output, lines[:ladders])
     if results.runs:
         output.console.print(make_table(results))
-    _print(output, [*lines[chains:], *forecast, *([report] if report else []), next_step(results)])
+    _print(output, [*lines[ladders:], *forecast, *([report] if report else []), next_step(results)])
     output.set_result(
         SearchDocument(
             **vars(search_result(results)),

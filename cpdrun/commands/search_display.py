@@ -4,42 +4,55 @@ from collections.abc import Sequence
 
 from rich.console import Console, Group
 
-from cpdrun.launch import Display, Event, Job
+from cpdrun.launch import Display, Job
 from cpdrun.record import Progress
-from cpdrun.report.search_text import describe_missing_prediction, describe_progress, make_table
-from cpdrun.search.chains import ChainState
+from cpdrun.report.search_text import (
+    describe_missing_prediction,
+    describe_news,
+    describe_smallest,
+    make_table,
+)
+from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.results import Results
-from cpdrun.stats.evidence import Verdict
 
 
 class SearchDisplay(Display):
     """A display with the table of candidates above the table of runs.
 
-    After each run, it prints the new verdicts, the smallest certified format so far, and the time left.
+    The line of a run that ends has the smallest certified format in place of the best run, and its time left includes
+    the runs that the search is likely to need. New verdicts have lines of their own.
     """
 
-    def __init__(
-        self, console: Console, axes: Sequence[str], results: Results, slots: int | None = None
-    ) -> None:
+    def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
         super().__init__(console, axes)
         self._results = results
-        self._slots = slots
-        states = results.states()
-        self._verdicts = _verdicts(states)
-        self._candidates = make_table(results, states)
+        self._states = results.states()
+        self._candidates = make_table(results, self._states)
+        self._is_cost_known = False
         self._show_missing_predictions()
 
-    def on_end(self, event: Event, states: list[ChainState]) -> None:
+    def expect(self, runs: int) -> None:
+        """Add runs to those of this launch. They were counted as runs that are likely to be needed."""
+        super().expect(runs)
+        self.held_back: int = max(0, self.held_back - runs)
+
+    def on_end(self, states: list[LadderState]) -> None:
         """Show the verdicts after a run has ended."""
         self._show_missing_predictions()
-        verdicts = _verdicts(states)
-        changed = [label for label, verdict in verdicts.items() if verdict is not self._verdicts[label]]
-        self._verdicts = verdicts
+        for line in describe_news(self._results, self._states, states):
+            self._print(line)
+        self._states = states
         self._candidates = make_table(self._results, states)
-        cost = forecast_cost(self._results, self._slots, states)
-        line = describe_progress(self._results, states, cost, changed)
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        further = forecast_cost(self._results, None, states).runs
+        self._is_cost_known = further is not None
+        self.held_back = max(0, (further or 0) - (self._submitted - self._ended))
+
+    def _best_text(self, job: Job) -> str:
+        return describe_smallest(self._states)
+
+    def _seconds_left(self, fractions: float) -> float | None:
+        return super()._seconds_left(fractions) if self._is_cost_known else None
 
     def _show_missing_predictions(self) -> None:
         while self._results.unpredicted:
@@ -47,11 +60,3 @@ class SearchDisplay(Display):
 
     def _table(self, progress: list[tuple[Job, Progress]]) -> Group:
         return Group(self._candidates, "", super()._table(progress))
-
-
-def _verdicts(states: Sequence[ChainState]) -> dict[str, Verdict]:
-    return {
-        candidate.label: width.verdict_of(judgement)
-        for state in states
-        for candidate, judgement, width in state
-    }

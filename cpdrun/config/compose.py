@@ -40,7 +40,7 @@ NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
 RECIPE = "recipe"
 MAY_BE_NONE = (RECIPE,)
 MOST_LISTED = 12  # choices in a message about an unknown one
-LIST = "?"  # typed as a choice, to list all
+LIST = "list"  # typed as a choice, to list all
 MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
@@ -294,6 +294,8 @@ def _check_choices(
             here = Path("conf", group, f"{choice}.yaml")  # as `cpdrun init` lays a project out
             if user_dir is None and here.is_file():
                 raise ConfigError(f"unknown {kind} {str(choice)!r}: {here} is read with --config-dir conf")
+            if choice == LIST:
+                raise ConfigError(f"the choices of {group} are: {', '.join(groups[group])}")
             raise ConfigError(f"unknown {kind} {str(choice)!r}{_near(str(choice), group, groups[group])}")
 
 
@@ -301,7 +303,7 @@ def _near(choice: str, group: str, known: list[str]) -> str:
     """Return the end of the message about an unknown choice: similar choices, or all if there are few."""
     if near := did_you_mean(choice, known):
         return near
-    if len(known) <= MOST_LISTED or choice == LIST:
+    if len(known) <= MOST_LISTED:
         return f"; there are: {', '.join(known)}"
     similar = difflib.get_close_matches(choice, known, n=3, cutoff=0.4) or known[:3]
     return f"; there are {len(known)}, such as {', '.join(similar)}. {group}={LIST} lists all"

@@ -1,4 +1,4 @@
-"""A run's name: what is in it, and a hash of all of it. The same run has the same name everywhere.
+"""The name of a run: a short description and a hash of its config. The same run has the same name everywhere.
 
 The hash leaves out what cannot change the result: paths, the launcher, and names for people. For a script it includes
 the script's code but not the settings that say where its metrics are.
@@ -17,14 +17,14 @@ from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
-# others take them in (sync: ${topology}, model: ${norm}) where they have a use for them
+# sections that other sections contain if they use them (sync: ${topology}, model: ${norm})
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",
     "case",
     "name",
     "results_dir",
-    "init_from",  # init_sha256 says what is in it
+    "init_from",  # init_sha256 identifies its contents
     "nproc",
     "loaders",
     "patience_s",
@@ -42,7 +42,7 @@ NOT_IDENTITY_OF_SCRIPTS = (
     *(f"script.{key}" for key in ("grace_s", *METRIC_SETTINGS)),
 )
 READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
-# keys that a run may leave as they are: there they are no part of it, so that a new one renames nothing
+# Keys with these values are left out of the identity, so that a new key changes the hash of no earlier run.
 UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
@@ -126,9 +126,10 @@ def _slug(text: str) -> str:
 
 
 def identity_hash(config: Mapping[str, Any]) -> str:
-    """The first ten hexadecimal digits of the SHA-256 of the config's identity."""
+    """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):  # which has what it says
+    # If there is a section `precision`, it contains the rules of the recipe.
+    if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
@@ -144,7 +145,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (
-            "along sums"  # in memory order once, of the same rules: those are other runs
+            "along sums"  # an earlier version cut blocks in memory order, so its runs have other results
         )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -155,7 +156,7 @@ def _without_secrets(key: str, value: Any) -> Any:
 
 
 def _has_blocks_along_sums(precision: Any) -> bool:
-    """Whether a rule rounds what a product reads to a format with scales."""
+    """Return whether a rule rounds an operand of a matrix product to a format with scales."""
     rules = precision.get("rules") if isinstance(precision, Mapping) else None
     for rule in rules if isinstance(rules, list) else ():
         if isinstance(rule, Mapping):
@@ -167,10 +168,10 @@ def _has_blocks_along_sums(precision: Any) -> bool:
 
 
 def _has_scales(name: Any) -> bool:
-    """Of a format of ours; one in a module of the user's own is not imported for it."""
+    """Return whether a format has scales. The user's own formats are not imported and count as having none."""
     try:
         return not is_own(name) and parse(name).has_scales
-    except ValueError:  # the run's start says what is wrong with it
+    except ValueError:  # `validate` reports the error
         return False
 
 
@@ -179,7 +180,7 @@ def _is_unused(key: str, value: Any) -> bool:
 
 
 def belongs_to_identity(key: str) -> bool:
-    """Whether the value of a dotted key can change a run's result: it is no path and no matter of launching."""
+    """Return whether the value of a dotted key can change a run's result. Paths and settings of launching cannot."""
     return _belongs(key, NOT_IDENTITY)
 
 

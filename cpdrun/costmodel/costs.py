@@ -13,8 +13,6 @@ reason is given. No figure is estimated.
 scripts/research/area makes area.csv with Yosys. A unit that is missing from it is not estimated from similar units; the
 reason names the command that adds it. Hardware accumulates sums of products of integers in integers. The emulation
 accumulates them in fp32, so an fp32 accumulator of integer products is looked up as an integer accumulator.
-
-`front` and `knee` find the Pareto front of cost and quality, and its knee.
 """
 
 import csv
@@ -169,49 +167,3 @@ def _some_lack(groups: Sequence[Group], known: dict[Group, float], why: str) -> 
     if len(known) == len(groups):
         return []
     return [why if not known else f"of {len(groups) - len(known)} of {len(groups)}, {why}"]
-
-
-# The cost, which is above 0, and the quality, of which more is better.
-Point = tuple[float, float]
-
-# The knee must lie further above the chord than this height. A smaller height is a rounding error.
-_ABOVE = 1e-9
-
-
-def front(points: Sequence[Point]) -> list[int]:
-    """Return the indices of the points that no other point beats, cheapest first.
-
-    One point beats another if it costs no more and has no less quality, unless the two points are equal.
-    """
-    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    best = float("-inf")
-    chosen: list[int] = []
-    for i in order:
-        if points[i][1] > best or (chosen and points[i] == points[chosen[-1]]):
-            best = points[i][1]
-            chosen.append(i)
-    return chosen
-
-
-def knee(points: Sequence[Point]) -> int | None:
-    """Return the index of the knee of a front, or None if no point lies above the chord.
-
-    The knee is the point that lies furthest above the chord between the ends of the front. Both coordinates are scaled
-    to the range 0 to 1 over the front. Cost is measured as a logarithm, because costs are compared as ratios and drawn
-    on a logarithmic axis. This is the maximum of the difference curve of Satopaa, Albrecht, Irwin and Raghavan,
-    "Finding a 'Kneedle' in a Haystack" (ICDCS workshops 2011, section III), without smoothing. Up to a factor, it is
-    also the greatest distance from the chord of Das, "On characterizing the 'knee' of the Pareto curve" (Structural
-    Optimization 18, 1999).
-
-    Args:
-        points: The points of the front, cheapest first. A front of fewer than three points has no knee.
-    """
-    if len(points) < 3 or points[0][0] == points[-1][0] or points[0][1] == points[-1][1]:
-        return None
-    (first, low), (last, high) = points[0], points[-1]
-    above = [
-        (quality - low) / (high - low) - math.log(cost / first) / math.log(last / first)
-        for cost, quality in points
-    ]
-    best = max(range(len(points)), key=lambda i: above[i])
-    return best if above[best] > _ABOVE else None

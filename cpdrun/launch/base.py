@@ -43,7 +43,7 @@ class LaunchOptions:
     retries: int = 0
     kill_retries: int = 0  # further attempts after a signal killed a run's process, on this machine
     fail_fast: bool = False
-    keep_going: bool = False  # start all runs of a script, although its first run failed at once
+    keep_going: bool = False  # start all runs even if the first one fails at once
     wait: bool = True
 
 

@@ -1,46 +1,67 @@
-"""The first run of a script goes alone.
+"""The first runs of a sweep, which show whether the others may start.
 
-A wrong pattern for the metric, or a missing package, makes all runs of a script fail in the same way. The others
-start only after the first run has shown that the script trains and logs its metric.
+A missing package, or a wrong pattern for the metric of a script, makes all runs fail in the same way. So the other runs
+start only after a first run has ended without such a failure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cpdrun.config.script import NO_METRIC, is_script
 from cpdrun.launch.base import Event, Job, LaunchOptions
-from cpdrun.launch.executors import executor_class
+from cpdrun.launch.executors import executor_class, make_executor
+from cpdrun.launch.progress.display import Display
 from cpdrun.record import Ending, Result
 
-QUICK_S = 20.0  # a run that fails within this many seconds failed at startup, so the others would fail too
+# A run that fails within this many seconds failed at startup, so the others would fail, too.
+QUICK_S = 20.0
 
 
 class FirstRun:
-    """Holds back all jobs but the first until that one has ended.
+    """Holds back the other jobs of a sweep until a first run has ended.
+
+    Of a script, one run starts alone, because a script without its metric is recognized only at its end. Otherwise, as
+    many runs start as this machine trains at the same time. Nothing is held back if the sweep has a result already, if
+    a scheduler starts the runs, or with --keep-going.
 
     Args:
-        jobs: What is to be run. Scripts are held back only if none of their sweep's runs has a result yet.
-        options: The options of the command line.
-        say: Called with a line for the user.
+        jobs: The jobs to run.
+        options: The options of the launch.
+        display: The display that shows the launch.
+        only_scripts: Whether only jobs of scripts are held back.
+
+    Attributes:
+        jobs: The jobs that may start at once.
+        problem: Why the other jobs must not start, or "".
+        is_awaited: Whether the first run has not ended yet.
     """
 
-    def __init__(self, jobs: Sequence[Job], options: LaunchOptions, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(
+        self, jobs: Sequence[Job], options: LaunchOptions, display: Display, *, only_scripts: bool = False
+    ) -> None:
+        self._display = display
         self.problem = ""
         self.is_awaited = (
             bool(jobs)
-            and is_script(jobs[0].config)
+            and (is_script(jobs[0].config) or not only_scripts)
             and executor_class(jobs[0].config["launcher"]).here
             and not options.keep_going
             and not any(run.result() for run in jobs[0].run.sweep.runs())
         )
-        self._held_back = list(jobs[1:]) if self.is_awaited else []
-        self.jobs = list(jobs[: len(jobs) - len(self._held_back)])
+        first = _at_once(jobs, options) if self.is_awaited else len(jobs)
+        self.jobs, self._held_back = list(jobs[:first]), list(jobs[first:])
+        display.held_back = len(self._held_back)
+
+    @property
+    def held_back(self) -> int:
+        """The number of jobs that have not started."""
+        return len(self._held_back)
 
     def more(self, event: Event) -> list[Job]:
         """Return the jobs that may start after a run has ended."""
         if not self.has_shown(event):
             return []
         held_back, self._held_back = self._held_back, []
+        self._display.held_back = 0
         return held_back
 
     def has_shown(self, event: Event) -> bool:
@@ -48,19 +69,40 @@ class FirstRun:
         if self.is_awaited and not self.problem:
             self.is_awaited = False
             self.problem = _problem(event)
+            result = event.job.run.result()
             if self.problem:
-                self._say(f"{self.problem} No other run was started; --keep-going starts them anyway.")
-            elif (result := event.job.run.result()) is not None:
-                self._say(_found(result))
+                self._display.say(f"{self.problem} {self._consequence()}")
+            elif result is not None and is_script(event.job.config):
+                self._display.say(_found(result))
         return not self.problem
+
+    def _consequence(self) -> str:
+        """Return what happens to the other runs because the first one has failed."""
+        if not self._held_back:
+            return ""
+        if len(self.jobs) == 1:
+            return "No other run was started; --keep-going starts them anyway."
+        count = f"{self.held_back} run{' was' if self.held_back == 1 else 's were'}"
+        return f"{count} not started; --keep-going starts them anyway."
+
+
+def _at_once(jobs: Sequence[Job], options: LaunchOptions) -> int:
+    """Return how many jobs start before the first of them has ended."""
+    if is_script(jobs[0].config):
+        return 1
+    executor = make_executor(jobs[0].config["launcher"], jobs[0].run.sweep, options)
+    ranks = executor.at_once(list(jobs))
+    return len(jobs) if ranks is None else max(1, ranks // max(job.nproc for job in jobs))
 
 
 def _problem(event: Event) -> str:
+    """Return why a run that has ended shows that the other runs would fail, too, or ""."""
     outcome = event.outcome
-    if not outcome.status.is_failure or outcome.status is Ending.KILLED:  # another run need not be killed
+    # A run that was killed says nothing about the others.
+    if outcome is None or not outcome.status.is_failure or outcome.status is Ending.KILLED:
         return ""
     if NO_METRIC in outcome.reason:
-        return "The first run trained to its end without its metric."
+        return "The first run ended without its metric."
     if outcome.started is None or outcome.ended is None or outcome.ended - outcome.started > QUICK_S:
         return ""
     return f"The first run failed after {outcome.ended - outcome.started:.0f} s."

@@ -31,7 +31,13 @@ from cpdrun.record.files import (
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import read_config, read_manifest, read_overrides
+from cpdrun.record.foreign import (
+    EXPECTED_RUNS,
+    read_config,
+    read_expected_runs,
+    read_manifest,
+    read_overrides,
+)
 from cpdrun.record.layout import OBSERVED_LAYOUT, Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.measure import Measure

@@ -8,6 +8,8 @@ from cpdrun.record.files import read_record
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.version import NewerRecordError, newer
 
+# The key of the number of runs that a search is likely to take in total, in the block `search` of sweep.yaml.
+EXPECTED_RUNS = "expected_runs"
 RUNS_LISTED = 16  # times as much as in a configuration may stand in a sweep.yaml, which names every run
 
 
@@ -30,6 +32,17 @@ def read_manifest(sweep: SweepDir) -> Any:
     if isinstance(said, Mapping) and (problem := newer(said)):
         raise NewerRecordError(problem)
     return said
+
+
+def read_expected_runs(sweep: SweepDir) -> int:
+    """Return the number of runs that the search of a sweep is likely to take in total; 0 if sweep.yaml has none."""
+    try:
+        manifest = read_manifest(sweep)
+    except (OSError, ValueError):
+        return 0
+    block = manifest.get("search") if isinstance(manifest, Mapping) else None
+    found = block.get(EXPECTED_RUNS) if isinstance(block, Mapping) else None
+    return found if isinstance(found, int) else 0
 
 
 def read_overrides(run: RunDir) -> list[str]:

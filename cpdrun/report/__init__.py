@@ -19,10 +19,8 @@ is_function_too(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Report", "write_report"):
+    if name in ("Report", "ReportOptions", "write_report"):
         from cpdrun.report import write as source
-    elif name == "ReportOptions":
-        from cpdrun.report import content as source
     elif name in ("ReportError", "ReportUsageError"):
         import cpdrun.study as source
     else:

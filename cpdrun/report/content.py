@@ -3,7 +3,6 @@
 Nothing is drawn, printed or written here. `cpdrun.report.write` does that, and `cpdrun.report.page` makes HTML.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,14 @@ import pandas as pd
 
 from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
-from cpdrun.record import SweepDir, read_manifest
-from cpdrun.report import best_of, completeness, headline, pareto, pivot, tables
+from cpdrun.costmodel.crossover import crossover
+from cpdrun.record import SweepDir
+from cpdrun.report import answers_text, best_of, tables
+from cpdrun.report import crossover as crossover_text
 from cpdrun.report.cost import COSTS
-from cpdrun.report.methods import comparison, crossover, crossover_text
-from cpdrun.stats.evidence import Verdict
-from cpdrun.study import ReportUsageError
-from cpdrun.study.collect import sweep_names
+from cpdrun.report.layout_table import layout_table
+from cpdrun.study import ReportUsageError, answers
+from cpdrun.study.pareto import front_rows
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
 
@@ -91,9 +91,9 @@ class Content:
     Attributes:
         study: The study that the report is about.
         sweeps: The sweeps.
-        verdicts: A row for each chain with its verdict, as `headline.verdicts` returns them. A chain holds the
-            candidates of one facet that share a way of scaling.
-        next_command: The search command that adds pairs. It is empty if no verdict is open or the command is not known.
+        verdicts: The answer of each ladder. A ladder holds the candidates of one facet that share a way of scaling.
+        next_command: The search command that adds pairs. It is empty if more pairs settle nothing or the command is not
+            known.
         answer: The sentences of the answer, the verdicts first.
         costs: The sentences about the costs.
         notes: What is missing, failed, mixed or left out, one note an item.
@@ -106,7 +106,7 @@ class Content:
 
     study: Study
     sweeps: Sequence[SweepDir]
-    verdicts: list[dict[str, Any]]
+    verdicts: list[answers.LadderVerdict]
     next_command: str
     answer: list[str]
     costs: list[str]
@@ -135,23 +135,22 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         baseline=options.baseline,
     )
     layout = _layout(study, options.rows, options.cols)
-    answer, matrix = headline.headline(study)
-    verdicts = headline.verdicts(study)
-    next_command = _next_command(sweeps, verdicts)
+    next_command = answers.next_command(study, sweeps)
+    answer, matrix = answers_text.headline(study, next_command)
     predicted, reason = _crossover(study, sweeps)
     return Content(
         study=study,
         sweeps=sweeps,
-        verdicts=verdicts,
+        verdicts=answers.ladder_verdicts(study),
         next_command=next_command,
-        answer=[*answer, *([f"For more pairs: {next_command}"] if next_command else [])],
-        costs=[*pareto.sentences(study, options.costs), *comparison.fewest(study)],
-        notes=[*completeness.notes(study, sweeps), *([reason] if reason else [])],
+        answer=answer,
+        costs=[*answers_text.cost_sentences(study, options.costs), *answers_text.method_sentences(study)],
+        notes=[*answers_text.notes(study, sweeps), *([reason] if reason else [])],
         matrix=matrix,
         best=_best(study),
         layout=layout,
         crossover=predicted,
-        fronts=pareto.numbers(study),
+        fronts=front_rows(study, {key: cost.find for key, cost in COSTS.items()}),
     )
 
 
@@ -165,9 +164,9 @@ def _best(study: Study) -> NamedTable | None:
 def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:
     if not rows and not cols:
         return None
-    down, along = pivot.complete(study, rows, cols)
+    numbers, shown = layout_table(study, rows, cols)
     title = f"{study.metric.title} by {' and '.join((*rows, *cols))}"
-    return NamedTable("pivot", title, pivot.numbers(study, down, along), pivot.shown(study, down, along))
+    return NamedTable("pivot", title, numbers, shown)
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:
@@ -178,7 +177,7 @@ def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | N
         for no prediction, which means that there is no calibration and no network was named.
     """
     try:
-        found = crossover.crossover(study)
+        found = crossover(study)
     except CalibrationError as error:
         is_asked = study.networks or any(sweep.calibration.exists() for sweep in sweeps)
         return None, f"no crossover: {error}" if is_asked else ""
@@ -192,19 +191,3 @@ def _networks(names: Sequence[str]) -> dict[str, Network]:
         return {name: network(name) for name in names}
     except CalibrationError as error:
         raise ReportUsageError(str(error)) from None
-
-
-def _next_command(sweeps: Sequence[SweepDir], verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
-
-    Returns:
-        The command, or "" if no verdict is open, if there are several sweeps, or if the overrides cannot be read.
-    """
-    if len(sweep_names(sweeps)) != 1 or all(each["verdict"] != Verdict.OPEN for each in verdicts):
-        return ""
-    try:
-        typed = read_manifest(sweeps[0])["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
-    return " ".join(["cpdrun search", *words]) if isinstance(typed, list) and words else ""

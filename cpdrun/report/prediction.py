@@ -1,18 +1,17 @@
 """Render a prediction: sentences and a table for people, a document for programs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.report.render import render_lines
 from cpdrun.shell.document import optional
 from cpdrun.whatif.damage import Damage
-from cpdrun.whatif.failure_model import Chance, Outcome, fitted_model
-from cpdrun.whatif.forecast import ChainForecast, Forecast, ranked
+from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fitted_model, ranked
 
-MOST_NAMED, MOST_RANKED = 3, 12
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
 PERCENT, RATIO = "%", ""
 # Maps each key of a forecast's `measured` to a heading and a unit.
@@ -35,77 +34,39 @@ class Context:
     observed: tuple[str, ...]
 
 
-def summarize(chains: Sequence[ChainForecast], context: Context) -> list[str]:
-    """Return the answer in sentences: the ranking, the narrowest format of each chain, then what limits the answer."""
-    forecasts = ranked(chains)
-    return [
-        f"Ranking, least likely to fail first: {_list([f.subject.label for f in forecasts], MOST_RANKED)}.",
-        *(_describe_chain(chain, context) for chain in chains),
-        _describe_level(forecasts),
-        *_describe_margin(forecasts),
-        *_describe_uncovered(forecasts),
-        "This is a prediction from one run of the baseline. cpdrun search certifies.",
-    ]
-
-
-def _describe_chain(chain: ChainForecast, context: Context) -> str:
-    label = chain.label[:1].upper() + chain.label[1:]
-    within = f"likely within {context.margin} of {context.baseline}"
-    best, optimistic, pessimistic = (chain.narrowest(at) for at in ("mean", "low", "high"))
-    if best is None:
-        widest = chain.widths[0][0]
-        hope = "" if optimistic is None else f" It may still be {_named(optimistic)}."
-        return f"{label}: no format is {within}; {_named(widest)} {_fails(widest.chance)}.{hope}"
-    answer = f"{label}: the narrowest format that is {within} is {_named(best)}, which {_fails(best.chance)}."
-    if optimistic is pessimistic or optimistic is None:
-        return answer
-    least = "no format at all" if pessimistic is None else _named(pessimistic)
-    return f"{answer} In the 80 % range it is between {_named(optimistic)} and {least}."
-
-
-def _describe_level(forecasts: Sequence[Forecast]) -> str:
-    trained = [f for f in forecasts if f.outcome is not None]
-    if trained:
-        names = _list([f.subject.label for f in trained], MOST_NAMED)
-        one = "a trained candidate sets" if len(trained) == 1 else f"{len(trained)} trained candidates set"
-        return f"How much damage this network tolerates: {one} the level ({names})."
-    nearest = min(forecasts, key=lambda f: abs(f.logit))
-    return (
-        "The ranges are wide because networks differ in how much damage they tolerate, and no candidate of this one "
-        f"was trained. Train {nearest.subject.label} and repeat the command to narrow them."
+def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
+    """Return the answer in sentences: the ranking, the narrowest format of each ladder, then what limits the answer."""
+    forecasts = ranked(ladders)
+    uncovered: dict[str, list[Forecast]] = {}
+    for forecast in forecasts:
+        for part in forecast.uncovered:
+            uncovered.setdefault(part, []).append(forecast)
+    return render_lines(
+        "prediction.j2",
+        ladders=ladders,
+        context=context,
+        forecasts=forecasts,
+        trained=[forecast for forecast in forecasts if forecast.outcome is not None],
+        undecided=min(forecasts, key=lambda forecast: abs(forecast.logit)),
+        extrapolated=_extrapolated(forecasts[0].strictness),
+        uncovered=uncovered,
+        labels=_labels,
+        percent=_range,
     )
 
 
-def _describe_margin(forecasts: Sequence[Forecast]) -> Iterator[str]:
+def _extrapolated(strictness: float) -> dict[str, str] | None:
+    """Return the margin and the margins of the fitted data as shares; None if the margin is among these."""
     low, high = fitted_model().strictness
-    if not low - 0.05 <= (strictness := forecasts[0].strictness) <= high + 0.05:
-        share, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
-        yield (
-            f"The margin is {share} of the metric's range. The model was fitted on {strictest} to {loosest}, so these "
-            "chances are extrapolated."
-        )
+    if low - 0.05 <= strictness <= high + 0.05:
+        return None
+    margin, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
+    return {"margin": margin, "loosest": loosest, "strictest": strictest}
 
 
-def _describe_uncovered(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    labels: dict[str, list[str]] = {}
-    for forecast in forecasts:
-        for part in forecast.uncovered:
-            labels.setdefault(part, []).append(forecast.subject.label)
-    for part, found in labels.items():
-        whose = "" if len(found) == len(forecasts) else f" (of {_list(found, MOST_NAMED)})"
-        yield f"Not covered, and counted as no damage: {part}{whose}."
-
-
-def _list(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _named(forecast: Forecast) -> str:
-    return f"{forecast.subject.label} ({forecast.subject.bits:g} bits)"
-
-
-def _fails(chance: Chance) -> str:
-    return f"fails with {_range(chance)} %"
+def _labels(forecasts: Sequence[Forecast], most: int) -> str:
+    more = f" and {len(forecasts) - most} more" if len(forecasts) > most else ""
+    return ", ".join(forecast.subject.label for forecast in forecasts[:most]) + more
 
 
 def _range(chance: Chance) -> str:
@@ -114,9 +75,9 @@ def _range(chance: Chance) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def make_table(chains: Sequence[ChainForecast]) -> Table:
+def make_table(ladders: Sequence[LadderForecast]) -> Table:
     """Return a table with a row per candidate, the least likely to fail first."""
-    forecasts = ranked(chains)
+    forecasts = ranked(ladders)
     has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("candidate", no_wrap=True)
@@ -196,7 +157,7 @@ class PredictedCandidate:
 
 
 @dataclass
-class PredictedChain:
+class PredictedLadder:
     """The predictions for the candidates that share a way of scaling.
 
     Attributes:
@@ -257,12 +218,14 @@ class PredictDocument:
     tolerance: str | None = optional()
     baseline: str | None = optional()
     observed: list[str] | None = optional()
-    chains: list[PredictedChain] | None = optional()
+    chains: list[PredictedLadder] | None = optional()
     ranking: list[str] | None = optional()
     says: list[str] | None = optional()
 
 
-def predict_document(chains: Sequence[ChainForecast], context: Context, notes: list[str]) -> PredictDocument:
+def predict_document(
+    ladders: Sequence[LadderForecast], context: Context, notes: list[str]
+) -> PredictDocument:
     """Return the document of a prediction for programs."""
     return PredictDocument(
         dry_run=False,
@@ -270,18 +233,20 @@ def predict_document(chains: Sequence[ChainForecast], context: Context, notes: l
         tolerance=context.margin,
         baseline=context.baseline,
         observed=list(context.observed),
-        chains=[_predicted_chain(chain) for chain in chains],
-        ranking=[forecast.subject.label for forecast in ranked(chains)],
-        says=list(summarize(chains, context)),
+        chains=[_predicted_ladder(ladder) for ladder in ladders],
+        ranking=[forecast.subject.label for forecast in ranked(ladders)],
+        says=list(summarize(ladders, context)),
     )
 
 
-def _predicted_chain(chain: ChainForecast) -> PredictedChain:
+def _predicted_ladder(ladder: LadderForecast) -> PredictedLadder:
     ends = [
-        end and end.subject for end in (chain.narrowest(), chain.narrowest("low"), chain.narrowest("high"))
+        end and end.subject for end in (ladder.narrowest(), ladder.narrowest("low"), ladder.narrowest("high"))
     ]
     labels, bits = [end and end.label for end in ends], [end and end.bits for end in ends]
-    return PredictedChain(chain.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in chain])
+    return PredictedLadder(
+        ladder.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in ladder]
+    )
 
 
 def _predicted_candidate(forecast: Forecast) -> PredictedCandidate:

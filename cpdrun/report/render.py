@@ -57,6 +57,16 @@ def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> st
     return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
+def share(value: float) -> str:
+    """Return a share in [0, 1] as text: `97 %`, `0.3 %`, `none`."""
+    if not math.isfinite(value):
+        return "an unknown share"
+    if value == 0:
+        return "none"
+    text = f"{100 * value:.2g}" if value < 0.0995 else f"{100 * value:.0f}"
+    return "more than 99.9 %" if 0.999 < value < 1 else f"{text} %"
+
+
 def capital(text: str) -> str:
     """Return a text with a capital first letter. The other letters are kept."""
     return text[:1].upper() + text[1:]
@@ -66,6 +76,10 @@ def capital(text: str) -> str:
 def _environment() -> "jinja2.Environment":
     import jinja2
 
+    from cpdrun.stats.means import is_zero
+    from cpdrun.study.axes import plain
+    from cpdrun.whatif.counterfactual import number
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpdrun.report"),
         undefined=jinja2.StrictUndefined,
@@ -74,5 +88,6 @@ def _environment() -> "jinja2.Environment":
         extensions=["jinja2.ext.do"],
     )
     environment.filters |= {"join_first": join_first, "count": count, "capital": capital, "exp": math.exp}
+    environment.filters |= {"share": share, "plain": plain, "is_zero": is_zero, "figure": number}
     environment.tests |= {"finite": math.isfinite, "nan": math.isnan}
     return environment

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
-from cpdrun.stats.means import is_zero
 from cpdrun.study.axes import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE
 from cpdrun.study.metric import Metric
+from cpdrun.study.outlook import MOST_ADVISED, Outlook, outlook
 
 if TYPE_CHECKING:
     from cpdrun.study.group import Group
     from cpdrun.study.study import Study
-
-MOST_ADVISED = (
-    100  # the largest number of further pairs that is advised; larger numbers would not help anyone
-)
 
 
 def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
@@ -66,28 +62,16 @@ def is_unknown(judgement: Judgement) -> bool:
 def more_text(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> str:
     """Return how many further pairs are likely to settle an open question, or why no number can be given.
 
-    Args:
-        judgement: What the pairs show so far. Its `more` may be that of several candidates together.
-        margin: The margin in the unit of the judgement.
-        samples: The number of test samples, if the metric is a share of them; otherwise NaN.
+    The arguments are those of `cpdrun.study.outlook.outlook`.
     """
-    more, distance = judgement.more, abs(judgement.mean + margin) * samples
-    if not judgement.pairs:
-        return "no pairs yet"
-    if (more is None or more.likely > MOST_ADVISED) and distance < 1 and judgement.pairs > 1:
-        return (
-            f"more seeds cannot decide it, because the mean lies {distance:.1f} of {samples:.0f} test samples from the "
-            "margin"
-        )
-    if judgement.pairs > 1 and is_zero(judgement.deviation):
-        return "equal in every pair, which measures no spread"
-    if more is None:
-        return "too noisy to say yet how many more pairs it needs"
-    if more.likely > MOST_ADVISED:
-        return f"more than {MOST_ADVISED} pairs, because the mean lies close to the margin"
-    if not more.likely:
-        return "a wider format is not certified"
-    return f"about {pairs_text(more.likely, 'more ')} ({more.low} to {more.high})"
+    return outlook_text(outlook(judgement, margin, samples))
+
+
+def outlook_text(found: Outlook) -> str:
+    """Return how many further pairs are likely to settle an open question, or why no number can be given."""
+    from cpdrun.report.render import render
+
+    return render("outlook.j2", outlook=found, most=MOST_ADVISED)
 
 
 def pairs_text(pairs: int, kind: str = "") -> str:

@@ -1,12 +1,13 @@
-"""Texts of a search: its question, the answer of each chain, the next runs, and the cost.
+"""Texts of a search: its question, the answer of each ladder, the next runs, and the cost.
 
 A text claims no more than the test allows. A format is certified, refuted or open. Widths below a width that is not
 certified were not reached and are not mentioned.
 """
 
+import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +18,34 @@ from cpdrun.launch.progress.display import duration
 from cpdrun.launch.summary import SummaryDocument
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, render, render_lines
-from cpdrun.report.result_text import gap_text, more_text, own_interval_text, pairs_text, result_text
+from cpdrun.report.result_text import (
+    MOST_ADVISED,
+    gap_text,
+    more_text,
+    own_interval_text,
+    pairs_text,
+    result_text,
+)
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
-from cpdrun.search.chains import Candidate, Chain, ChainState
+from cpdrun.search.ladders import Candidate, Ladder, LadderState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question
-from cpdrun.search.results import MissingPrediction, Results, SearchResult
-from cpdrun.stats.chain import Width
+from cpdrun.search.results import (
+    MissingPrediction,
+    Results,
+    SearchResult,
+    baseline_labels,
+    baseline_problem,
+    tuned_arms,
+)
 from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
 from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.study.verdicts import MARKS
 
-# At most this many chains are listed one by one.
-MOST_CHAINS = 4
+# At most this many ladders are listed one by one.
+MOST_LADDERS = 4
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
@@ -40,7 +55,7 @@ class SearchDocument(SearchResult):
 
     Attributes:
         margin: The margin with its origin, as text.
-        says: The answer of each chain and the number of runs, as text.
+        says: The answer of each ladder and the number of runs, as text.
         dry_run: Whether no run was started.
         forecast: What the search may cost, as text.
         summaries: The numbers of runs of each round by how they ended.
@@ -72,7 +87,7 @@ class NextDocument(SearchPlan):
 def describe_question(results: Results) -> list[str]:
     """Return lines with the question, the margin, and how many earlier candidates share the error probability."""
     question = results.question
-    asked = {c.name for chain in question.chains for width in chain.widths for c in width}
+    asked = {c.name for ladder in question.ladders for width in ladder.widths for c in width}
     tuning, axis = question.tuning, question.axis
     return render_lines(
         "search_question.j2",
@@ -81,7 +96,7 @@ def describe_question(results: Results) -> list[str]:
         confidence=f"{question.settings.confidence:g}",
         budget=question.settings.budget,
         candidates=describe_candidates(question),
-        tried=capital(tried_text(tuning.keys)) if any(map(tuning.runs, tuning.arms)) else "",
+        tried=tried_text(tuning.keys) if any(map(tuning.runs, tuning.arms)) else "",
         tuning_seeds=seeds_text(tuning.seeds) if tuning else "",
         runs=results.runs,
         margin_text=margin_text(results.margin, results.metric),
@@ -96,12 +111,12 @@ def describe_question(results: Results) -> list[str]:
 def describe_candidates(question: Question) -> str:
     """Return the candidates, the widest first, as in `8 candidates: without APS e4m3, e3m2; with APS the same`."""
     listed: list[tuple[str, str]] = []
-    for chain in question.chains:
-        names = ", ".join(format_of(candidate, chain) for width in chain.widths for candidate in width)
-        listed.append((chain.label, "the same" if names in (first for _, first in listed[:1]) else names))
-    texts = [f"{label} {names}" if label != names else label for label, names in listed[:MOST_CHAINS]]
-    texts += [f"and {len(listed) - MOST_CHAINS} more combinations"] if len(listed) > MOST_CHAINS else []
-    candidates = sum(len(width) for chain in question.chains for width in chain.widths)
+    for ladder in question.ladders:
+        names = ", ".join(format_of(candidate, ladder) for width in ladder.widths for candidate in width)
+        listed.append((ladder.label, "the same" if names in (first for _, first in listed[:1]) else names))
+    texts = [f"{label} {names}" if label != names else label for label, names in listed[:MOST_LADDERS]]
+    texts += [f"and {len(listed) - MOST_LADDERS} more combinations"] if len(listed) > MOST_LADDERS else []
+    candidates = sum(len(width) for ladder in question.ladders for width in ladder.widths)
     return f"{count(candidates, 'candidate')}: {'; '.join(texts)}"
 
 
@@ -110,49 +125,49 @@ def tolerance_text(results: Results) -> str:
     return results.metric.show_tolerance(results.tolerance)
 
 
-def format_of(candidate: Candidate, chain: Chain) -> str:
-    """Return the label of a candidate without what all candidates of the chain have in common."""
-    return candidate.label.removesuffix(f" {chain.label}")
+def format_of(candidate: Candidate, ladder: Ladder) -> str:
+    """Return the label of a candidate without what all candidates of the ladder have in common."""
+    return candidate.label.removesuffix(f" {ladder.label}")
 
 
 # ---- The answers
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a line for each chain, the verdict first, then lines about tuned values and the number of runs."""
+    """Return a line for each ladder, the verdict first, then lines about tuned values and the number of runs."""
     return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
 
 
 def answers(results: Results) -> list[str]:
-    """Return the answer of each chain, the verdict first."""
+    """Return the answer of each ladder, the verdict first."""
     return [_answer(results, state) for state in results.states()]
 
 
-def _answer(results: Results, state: ChainState) -> str:
-    chain, certified, frontier = state.chain, state.answer, state.frontier
-    is_case = [[candidate.label for candidate in width] for width in chain.widths] == [[chain.label]]
+def _answer(results: Results, state: LadderState) -> str:
+    ladder, certified, frontier = state.ladder, state.answer, state.frontier
+    is_case = [[candidate.label for candidate in width] for width in ladder.widths] == [[ladder.label]]
     width = None if frontier is None else state.widths[frontier]
     rows = (
         []
         if frontier is None or width is None
-        else zip(chain.widths[frontier], width.judgements, strict=True)
+        else zip(ladder.widths[frontier], width.judgements, strict=True)
     )
     candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement in rows]
     above, above_has_pairs = _above_start(state)
     return render(
         "search_answer.j2",
-        chain=chain.label,
-        case=_named(results, chain.widths[0][0], chain) if is_case else "",
-        problem=results.problem(chain.baseline),
+        ladder=ladder.label,
+        case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
+        problem=baseline_problem(results, ladder.baseline),
         margin=tolerance_text(results),
-        baseline=results.question.baseline_name + _at(results, chain.baseline),
+        baseline=results.question.baseline_name + _at(results, ladder.baseline),
         confidence=f"{results.question.settings.confidence:g}",
         certified=_candidate(results, state, *certified) if certified else None,
         is_refuted=width is not None and width.verdict is Verdict.REFUTED,
-        is_narrowest=frontier == len(chain.widths) - 1,
-        bits="" if frontier is None else f"{chain.widths[frontier][0].bits:g}",
+        is_narrowest=frontier == len(ladder.widths) - 1,
+        bits="" if frontier is None else f"{ladder.widths[frontier][0].bits:g}",
         candidates=candidates,
-        start_bits=f"{chain.widths[chain.start][0].bits:g}" if chain.start else "",
+        start_bits=f"{ladder.widths[ladder.start][0].bits:g}" if ladder.start else "",
         above_start=above,
         above_has_pairs=above_has_pairs,
         identical=_identical(results, state),
@@ -160,16 +175,18 @@ def _answer(results: Results, state: ChainState) -> str:
 
 
 def _candidate(
-    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement
+    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement
 ) -> dict[str, Any]:
-    """Return what the answer of a chain says about one candidate."""
+    """Return what the answer of a ladder says about one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
-    name = _named(results, candidate, state.chain)
+    format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
+    short_name = f"{format_name} ({candidate.bits:g} bits){at}"
     gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
     return {
-        "name": name,
-        "gap_of": f"{name}: {gap_text(metric, judgement)}",
-        "short_gap": f"{format_of(candidate, state.chain)}{_at(results, candidate.name)} {gap}",
+        "name": _named(results, candidate, state.ladder),
+        "short_name": short_name,
+        "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
+        "short_gap": f"{format_name}{at} {gap}",
         "pairs": pairs_text(judgement.pairs),
         "result": result_text(metric, judgement, counts, results.question.settings.confidence),
         "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
@@ -184,27 +201,27 @@ def _candidate(
     }
 
 
-def _named(results: Results, candidate: Candidate, chain: Chain) -> str:
+def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
     """Return a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
-    name, bits = format_of(candidate, chain), f"({candidate.bits:g} bits)"
-    common = "" if name == candidate.label else f" {chain.label}"
+    name, bits = format_of(candidate, ladder), f"({candidate.bits:g} bits)"
+    common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 
-def _above_start(state: ChainState) -> tuple[list[str], bool]:
+def _above_start(state: LadderState) -> tuple[list[str], bool]:
     """Return the open widths wider than the answer, and whether any of their candidates has pairs."""
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
-    upto = state.chain.start if answered < 0 else answered
+    upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
-    bits = [f"{state.chain.widths[i][0].bits:g}" for i in found]
+    bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
     has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
     return ([", ".join(bits[:-1]), bits[-1]] if len(bits) > 1 else bits), has_pairs
 
 
-def _identical(results: Results, state: ChainState) -> list[str]:
-    """Return a sentence for each group of a chain's cells whose runs are equal bit for bit."""
-    cells = {state.chain.baseline: results.question.baseline_name}
-    cells |= {candidate.name: format_of(candidate, state.chain) for candidate, _, _ in state}
+def _identical(results: Results, state: LadderState) -> list[str]:
+    """Return a sentence for each group of a ladder's cells whose runs are equal bit for bit."""
+    cells = {state.ladder.baseline: results.question.baseline_name}
+    cells |= {candidate.name: format_of(candidate, state.ladder) for candidate, _, _ in state}
     return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
@@ -230,11 +247,28 @@ def _describe_runs(results: Results) -> str:
 def next_step(results: Results) -> str:
     """Return the command to type next: one that continues the search, or one that reports it."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    command = shlex.join(["cpdrun", "search", *words])
-    states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
     if any(state.active is not None for state in states):
-        return f"To {'continue' if results.runs else 'start'}: {command}"
+        return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
+    if any(_needs_seeds(state) for state in states):
+        words = [word for word in words if not word.startswith("search.most_seeds=")]
+        words.append(f"search.most_seeds={2 * results.question.settings.most_seeds}")
+        return f"To continue with more seeds: {shlex.join(['cpdrun', 'search', *words])}"
     return report_command(results)
+
+
+def _needs_seeds(state: LadderState) -> bool:
+    """Return whether no format is certified, all seeds are used, and a moderate number of further seeds may help."""
+    if state.answer is not None or state.frontier is None:
+        return False
+    rows = zip(state.ladder.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
+    return any(
+        judgement.verdict is Verdict.OPEN
+        and judgement.pairs > 0
+        and not state.failures[candidate.name].failed
+        and (judgement.more is None or judgement.more.likely <= MOST_ADVISED)
+        for candidate, judgement in rows
+    )
 
 
 def report_command(results: Results) -> str:
@@ -251,7 +285,7 @@ def _tuning_lines(results: Results) -> list[str]:
         return []
     named = [
         f"{label}{at_text(tuning.values[arm], tuning.keys, ends=True)}"
-        for arm, label in results.tuned_arms().items()
+        for arm, label in tuned_arms(results).items()
     ]
     return render_lines(
         "search_tuning.j2",
@@ -293,7 +327,7 @@ def _chosen(results: Results, name: str) -> str:
 # ---- The table of candidates
 
 
-def make_table(results: Results, states: Sequence[ChainState] | None = None) -> Table:
+def make_table(results: Results, states: Sequence[LadderState] | None = None) -> Table:
     """Return a table with the difference, interval and verdict of each candidate that was tried or is next.
 
     A column shows the interval from the candidate's own spread, if it differs from the printed interval in any row.
@@ -317,7 +351,7 @@ def make_table(results: Results, states: Sequence[ChainState] | None = None) -> 
     table.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
     )
-    for name, label in results.baseline_labels(states).items() if tuning else ():
+    for name, label in baseline_labels(results, states).items() if tuning else ():
         table.add_row(label, _chosen(results, name), *[""] * (3 + has_own), "baseline")
     for state in states:
         for candidate, judgement, width in state:
@@ -329,7 +363,7 @@ def make_table(results: Results, states: Sequence[ChainState] | None = None) -> 
 
 def _row(
     results: Results,
-    state: ChainState,
+    state: LadderState,
     candidate: Candidate,
     judgement: Judgement,
     width: Width,
@@ -346,7 +380,7 @@ def _row(
 
 
 def _verdict_text(
-    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
+    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> str:
     """Return the verdict on a candidate with its failed runs, or with the number of pairs that it still needs."""
     counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
@@ -364,33 +398,24 @@ def _verdict_text(
 # ---- Progress, the next runs, and the cost
 
 
-def describe_progress(
-    results: Results, states: Sequence[ChainState], cost: CostForecast, changed: Sequence[str]
-) -> str:
-    """Return a line for the end of a run: new verdicts, the smallest certified format, and the time left.
-
-    Args:
-        results: The results so far.
-        states: The verdicts so far.
-        cost: The forecast of what is still to come.
-        changed: The labels of the candidates whose verdict has changed.
-    """
+def describe_smallest(states: Sequence[LadderState]) -> str:
+    """Return the smallest certified format of all ladders, or that there is none yet."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
-    news = [
-        f"{MARKS[width.verdict_of(judgement)]} {candidate.label} is {width.verdict_of(judgement)} after "
-        f"{pairs_text(judgement.pairs)}, {gap_text(results.metric, judgement)}"
-        for state in states
-        for candidate, judgement, width in state
-        if candidate.label in changed
-    ]
-    return render(
-        "search_progress.j2",
-        changed="; ".join(news),
-        best="" if best is None else f"smallest certified format so far: {best.label} ({best.bits:g} bits)",
-        runs=cost.runs,
-        time="" if not cost.seconds else duration(cost.seconds),
-    )
+    return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
+
+
+def describe_news(
+    results: Results, before: Sequence[LadderState], states: Sequence[LadderState]
+) -> Iterator[str]:
+    """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`."""
+    old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
+    for candidate, judgement, width in itertools.chain(*states):
+        verdict = width.verdict_of(judgement)
+        if verdict is not old[candidate.label]:
+            gap = gap_text(results.metric, judgement)
+            pairs = pairs_text(judgement.pairs)
+            yield f"{MARKS[verdict]} {candidate.label} is {verdict} after {pairs}, {gap}"
 
 
 def describe_missing_prediction(missing: MissingPrediction) -> str:
@@ -400,7 +425,7 @@ def describe_missing_prediction(missing: MissingPrediction) -> str:
         if missing.bits is None
         else f"the search starts at {missing.bits:g} bits"
     )
-    return f"{capital(missing.chain)}: no prediction is available, so {effect}."
+    return f"{capital(missing.ladder)}: no prediction is available, so {effect}."
 
 
 def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> list[str]:

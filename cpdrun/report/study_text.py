@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.stats.ledger import Start
+from cpdrun.report.render import render_lines
 from cpdrun.stats.means import edges
-from cpdrun.study.axes import FP32, BitsAxis, axis_text, axis_title, plain, short_titles
+from cpdrun.study.axes import axis_text, plain, short_titles
 from cpdrun.study.choices import GROUPS, RECIPE
 from cpdrun.study.collect import SEED, IgnoredSetting
 from cpdrun.study.margin import Margin
@@ -71,7 +71,8 @@ def choice_text(
         each: The chosen values of each group, in words.
         aside: A phrase that says what the choosing seeds are excluded from, such as "in no number here".
     """
-    return f"Chosen for each by the mean over {seeds_text(seeds)}, {aside}, of {tried_text(tried)}: {'; '.join(each)}."
+    tuned = f"{tried_text(tried)} was chosen for each by the mean over {seeds_text(seeds)}, {aside}"
+    return f"{tuned}. Chosen: {'; '.join(each)}."
 
 
 def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
@@ -121,89 +122,38 @@ def _chosen_text(group: "Group", values: Mapping[str, Any], tune: Tune) -> str:
 
 def question_notes(study: "Study") -> list[str]:
     """Return notes on the question, such as which parts of it come from a search, and on what is compared."""
-    return [
-        line
-        for line in (
-            _asked_text(study),
-            _share_text(study),
-            *_axis_texts(study.bits_axis),
-            *map(start_text, study.starts),
-            *_tuning_runs_text(study),
-        )
-        if line
-    ]
-
-
-def _asked_text(study: "Study") -> str:
-    parts, asked = [], study.asked
-    if study.has_asked_margin and asked.tolerance is not None:
-        shown = (
-            asked.tolerance
-            if isinstance(asked.tolerance, str)
-            else study.metric.show_tolerance(asked.tolerance)
-        )
-        parts.append(f"a margin of {shown}")
-    if study.has_asked_confidence and asked.confidence is not None:
-        parts.append(f"{asked.confidence:g} % confidence")
-    return f"as the {asked.by} asked: {', '.join(parts)}; --tol and --ci ask otherwise" if parts else ""
-
-
-def _share_text(study: "Study") -> str:
-    name = study.metric.name
-    if not study.may_be_share:
-        return ""
-    return (
-        f"{name} lies between 0 and 1 and is taken as it stands, not in points; --metric {name}:share "
-        "reads it as a share, in points of a hundred, with half a point as the default margin"
+    key = study.bits_axis.key
+    uses = Counter(study.tuned.runs[USE].dropna()) if study.tuned.by_sweep else Counter()
+    return render_lines(
+        "study.j2",
+        study=study,
+        rule=counting_rule(key) if key in GROUPS else "",
+        choosing=uses[CHOOSES],
+        not_chosen=uses[NOT_CHOSEN],
     )
-
-
-def _axis_texts(axis: BitsAxis) -> list[str]:
-    """Return how the bits of a choice are counted, the baseline if it is not fp32, and which axes are held fixed."""
-    lines = [f"{axis_title(axis.key)}: {counting_rule(axis.key)}"] if axis.key in GROUPS else []
-    if axis.is_widest:
-        lines.append(
-            f"{axis.key} has no fp32: compared with the widest, {axis.baseline_name}; "
-            f"--baseline {axis.key}=VALUE asks for another"
-        )
-    elif axis.baseline_name != FP32:
-        lines.append(f"compared with {axis.baseline_name}")
-    for key in axis.others:
-        lines.append(f"{key} names formats too, and is held here; --baseline {key}=VALUE compares along it")
-    return lines
 
 
 def counting_rule(group: str) -> str:
+    """Return a sentence that says how the bits of a choice of a config group are counted."""
     if group == RECIPE:
         return (
-            "a recipe has the bits of the narrowest format in which products read activations or gradients; 32 where "
-            "it rounds nothing"
+            "A recipe has the bits of the narrowest format in which matrix products read activations or gradients, or "
+            "32 bits if it rounds nothing."
         )
     return (
-        "a choice has the bits of the widest format that it rounds to, sums aside; 32 where it rounds nothing"
+        f"A choice of {group} has the bits of the widest format that it rounds to, not counting the format of sums, or "
+        "32 bits if it rounds nothing."
     )
 
 
-def start_text(start: Start) -> str:
-    """Return a sentence about the start of a chain of a search that does not start at its widest width."""
-    seed = "" if start.aside is None else f", seed {start.aside}, which the prediction is of, is in no pair"
-    at = f"{start.chain}: " if start.chain else ""
-    return f"{at}started at {start.bits:g} bits, as predicted; each wider width is judged by itself{seed}"
-
-
-def _tuning_runs_text(study: "Study") -> list[str]:
-    """Return how many runs are in no mean because they chose, or because their values were not chosen."""
-    if not study.tuned.by_sweep:
-        return []
-    counts = Counter(study.tuned.runs[USE].dropna())
-    parts = [f"{counts[CHOOSES]} runs that choose the tuned values"] if counts[CHOOSES] else []
-    parts += [f"{counts[NOT_CHOSEN]} of values that are not chosen"] if counts[NOT_CHOSEN] else []
-    return [f"in no number here: {' and '.join(parts)}"] if parts else []
-
-
 def sends_alike_text(study: "Study") -> str:
-    """Return why all groups send equally many bytes; "" if the bytes on the wire may differ."""
-    return f"all send the same: {study.bits_axis.key} says nothing of the wire" if study.sends_alike else ""
+    """Return why all groups send equally many bytes; "" if the bytes may differ."""
+    key = study.bits_axis.key
+    return (
+        f"all runs send equally many bytes, because {key} does not change what is sent"
+        if study.sends_alike
+        else ""
+    )
 
 
 def ignored_texts(settings: Iterable[IgnoredSetting]) -> list[str]:
@@ -212,11 +162,10 @@ def ignored_texts(settings: Iterable[IgnoredSetting]) -> list[str]:
 
 
 def _ignored_text(setting: IgnoredSetting) -> str:
-    values = ", ".join(setting.values)
+    values, name = ", ".join(setting.values), setting.name
     if setting.key == SEED:
         return (
-            f"runs of the seeds {values} measured the same to the last digit: the script seeds itself, and no interval "
-            "over seeds means anything; hand it the run's: script_args='--seed {seed}'"
+            f"Runs of the seeds {values} measured exactly the same, so the script seems to seed itself, and no "
+            "interval over seeds means anything. Pass the seed of the run to the script: script_args='--seed {seed}'."
         )
-    name = setting.name
-    return f"runs with {name} = {values} measured the same to the last digit: does the script read --{name}?"
+    return f"Runs with {name} = {values} measured exactly the same. Does the script read --{name}?"

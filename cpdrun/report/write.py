@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from custom_fp.words import did_you_mean
 from rich.console import Console
 
 from cpdrun.record import SweepDir, check_inside, write_text
 from cpdrun.report import export, tables
 from cpdrun.report.content import Content, NamedTable, ReportOptions, read_content
-from cpdrun.report.document import ReportDocument, VerdictRow
+from cpdrun.report.document import ReportDocument
 from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.render import count
@@ -57,7 +58,7 @@ class Report:
         """Return the document of the report for programs."""
         crossover, layout = self.content.crossover, self.content.layout
         return ReportDocument(
-            verdicts=[VerdictRow(**row) for row in self.content.verdicts],
+            verdicts=self.content.verdicts,
             next_command=self.content.next_command or None,
             sentences=self.sentences,
             notes=self.content.notes,
@@ -117,7 +118,8 @@ def write_report(
 def _check(names: Sequence[str], known: Sequence[str], problem: str) -> None:
     for name in names:
         if name not in known:
-            raise ReportUsageError(f"{problem.format(repr(name))}; there are: {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise ReportUsageError(f"{problem.format(repr(name))}{near}; there are: {', '.join(known)}")
 
 
 def _folders(content: Content) -> tuple[Path, Path]:
@@ -184,7 +186,7 @@ def _put_before(
 def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Draw the plots, write them and the page, and return the paths of the files."""
     kinds = [kind for kind in formats if kind in pictures.KINDS] or DEFAULT_PICTURES
-    figures, _ = pictures.draw(content.study)
+    figures = pictures.draw(content.study)
     rendered = pictures.render(figures) if "svg" in kinds or "html" in formats else {}
     files = pictures.write(folder, figures, rendered, kinds)
     if "html" in formats:

@@ -13,17 +13,16 @@ from typing import Any
 from cpdrun.launch import Display, Event, Job, LaunchOptions, Session, Summary
 from cpdrun.launch.executors import make_executor
 from cpdrun.launch.first_run import FirstRun
-from cpdrun.record import Ending
+from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
-from cpdrun.search.chains import ChainState
+from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
-from cpdrun.search.results import Results
+from cpdrun.search.results import Results, baseline_problem, sweep_record
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
-from cpdrun.sweep.manifest import EXPECTED_RUNS
-from cpdrun.whatif.observation import observed
+from cpdrun.whatif.baseline_runs import with_observation
 
 # How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
 KILL_RETRIES = 2
@@ -46,7 +45,7 @@ class RunQueue:
         Runs that failed in an earlier search come first, then the runs that settle most.
         """
         results, in_flight = self.results, set(self._in_flight.values())
-        states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+        states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
         found: list[RunKey] = []
         tuning = results.question.tuning
         further = wanted_runs(states, results.ended, in_flight, results.rules(), tuning, ahead=ahead)
@@ -61,7 +60,7 @@ class RunQueue:
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
         first = self.results.first_runs
         runs = [question.cells[name][seed] for name, seed in keys]
-        runs = [observed(run) if key in first else run for run, key in zip(runs, keys, strict=True)]
+        runs = [with_observation(run) if key in first else run for run, key in zip(runs, keys, strict=True)]
         new = {run.name: key for run, key in zip(runs, keys, strict=True)}
         self._to_retry = [key for key in self._to_retry if key not in keys]
         self._in_flight |= new
@@ -75,7 +74,7 @@ class RunQueue:
         """Return the question for sweep.yaml, with the number of runs that the search is likely to take in total."""
         further = forecast_cost(self.results, None).runs
         total = {} if further is None else {EXPECTED_RUNS: self.results.runs + further}
-        return self.results.record() | total
+        return sweep_record(self.results) | total
 
     def take(self, event: Event) -> None:
         """Take in the result of a run of this search that has ended, well or not."""
@@ -103,7 +102,7 @@ def search(
     options: LaunchOptions,
     display: Display,
     cancelled_before: int | None,
-    on_end: Callable[[Event, list[ChainState]], None],
+    on_end: Callable[[list[LadderState]], None],
 ) -> list[Summary]:
     """Run what settles most until nothing is left to settle or the budget is spent.
 
@@ -127,15 +126,15 @@ def search(
 
     def more(event: Event) -> list[Job]:
         queue.take(event)
-        on_end(event, results.states())
         held_back = first.more(event)
+        on_end(results.states())
         if first.problem or most is None:
             return []
         return [*held_back, *queue.next_jobs(most, ahead=True)]
 
     summaries: list[Summary] = []
     while jobs := queue.next_jobs(most, ahead=most is not None):
-        first = FirstRun(jobs, options, display.say)
+        first = FirstRun(jobs, options, display, only_scripts=True)
         summaries.append(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
@@ -143,7 +142,7 @@ def search(
         if stopped or most is not None:  # On this machine, `more` has asked for all runs.
             break
     if results.question.tuning:
-        write_question(directory, results.record())  # It now includes the chosen values.
+        write_question(directory, sweep_record(results))  # It now includes the chosen values.
     return summaries
 
 

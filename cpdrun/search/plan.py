@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from cpdrun.search.chains import Candidate, ChainState
-from cpdrun.search.results import Results
+from cpdrun.search.ladders import Candidate, LadderState
+from cpdrun.search.results import Results, baseline_problem
 from cpdrun.search.schedule import FIRST_PAIRS, wanted_runs
 from cpdrun.search.settings import Budget
-from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, pairs_needed
+from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import deviation
 
 # Multiples of the margin for which a forecast shows the cost.
@@ -131,7 +131,7 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         budget: The limit of further runs, or None.
         words: The overrides of the search, for its command.
     """
-    states = [state for state in results.states() if not results.problem(state.chain.baseline)]
+    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
     needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
     seconds = {name: _seconds(results, name) for name in {name for name, _ in every}}
     runs = [_next_run(results, states, key, {*every}, seconds[key[0]], key not in needed) for key in every]
@@ -154,14 +154,14 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
     )
 
 
-def _wanted(results: Results, states: Sequence[ChainState], *, ahead: bool) -> list[RunKey]:
+def _wanted(results: Results, states: Sequence[LadderState], *, ahead: bool) -> list[RunKey]:
     tuning = results.question.tuning
     return list(wanted_runs(states, results.ended, set(), results.rules(), tuning, ahead=ahead))
 
 
 def _next_run(
     results: Results,
-    states: Sequence[ChainState],
+    states: Sequence[LadderState],
     key: RunKey,
     listed: set[RunKey],
     known: tuple[float | None, SecondsOf | None],
@@ -189,12 +189,12 @@ def _next_run(
 
 
 def _evidence_on(
-    results: Results, states: Sequence[ChainState], key: RunKey, listed: set[RunKey]
+    results: Results, states: Sequence[LadderState], key: RunKey, listed: set[RunKey]
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Return the candidates on which a run gives evidence, as two lists.
 
     The first list has the candidates to whose cell the run belongs. The second has the candidates to whose baseline it
-    belongs: those with a run of the same seed or, if a chain has none, the chain's candidate in question.
+    belongs: those with a run of the same seed or, if a ladder has none, the ladder's candidate in question.
     """
     name, seed = key
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
@@ -233,7 +233,7 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 
 
 def _candidates(
-    results: Results, states: Sequence[ChainState], runs: Sequence[NextRun], coming: set[RunKey]
+    results: Results, states: Sequence[LadderState], runs: Sequence[NextRun], coming: set[RunKey]
 ) -> Iterator[NextCandidate]:
     """Yield the present and the expected state of each candidate on which the listed runs give evidence."""
     labels = {label for run in runs for label in run.candidates}
@@ -327,7 +327,7 @@ class CostForecast:
 
 
 def forecast_cost(
-    results: Results, slots: int | None, states: list[ChainState] | None = None
+    results: Results, slots: int | None, states: list[LadderState] | None = None
 ) -> CostForecast:
     """Return what the search is likely to cost from now on.
 
@@ -349,7 +349,7 @@ def forecast_cost(
     return CostForecast(_tuning_runs(results, states), noise, pairs, most, runs, seconds)
 
 
-def _noise(results: Results, states: Sequence[ChainState]) -> Noise | None:
+def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
     """Return the standard deviation of a paired difference, or None if it is unknown.
 
     This is the pooled deviation over the candidates that are not refuted. If no candidate has two pairs, it is sqrt(2)
@@ -365,14 +365,14 @@ def _noise(results: Results, states: Sequence[ChainState]) -> Noise | None:
     if degrees:
         pooled = math.sqrt(math.fsum(n * sd**2 for n, sd in known) / degrees)
         return Noise(pooled, "candidates", len(known)) if pooled > 0 else None
-    for name in {state.chain.baseline for state in states}:
+    for name in {state.ladder.baseline for state in states}:
         values = [value for value in results.ended.values.get(name, {}).values() if math.isfinite(value)]
         if len(values) >= 2 and deviation(values) > 0:
             return Noise(deviation(values) * math.sqrt(2), "baseline runs", len(values))
     return None
 
 
-def _tuning_runs(results: Results, states: Sequence[ChainState]) -> int:
+def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
     """Return how many tuning runs are still to come.
 
     Baselines are counted, and the first format of every width from the frontier down.
@@ -380,14 +380,14 @@ def _tuning_runs(results: Results, states: Sequence[ChainState]) -> int:
     tuning, cells = results.question.tuning, set[str]()
     for state in states:
         if state.active is not None and state.frontier is not None:
-            goes_down = state.frontier >= state.chain.start
-            below = state.chain.widths[state.frontier + 1 :] if goes_down else ()
+            goes_down = state.frontier >= state.ladder.start
+            below = state.ladder.widths[state.frontier + 1 :] if goes_down else ()
             first = [state.active[0], *(width[0] for width in below)]
             cells |= {name for candidate in first for name in (candidate.baseline, candidate.name)}
     return sum(len(turn) for cell in cells for turn in tuning.missing(cell, results.ended))
 
 
-def _likely_runs(results: Results, states: Sequence[ChainState], noise: float) -> int | None:
+def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) -> int | None:
     """Return how many runs are still to come, or None if `search.most_seeds` pairs are likely to be too few.
 
     The forecast assumes that the likeliest format of every width equals the baseline, except at the last width.
@@ -397,7 +397,7 @@ def _likely_runs(results: Results, states: Sequence[ChainState], noise: float) -
         if state.active is None or state.frontier is None:
             continue
         last = len(state.widths) - 1
-        upto = last if state.frontier >= state.chain.start else state.frontier
+        upto = last if state.frontier >= state.ladder.start else state.frontier
         for i, width in enumerate(state.widths[state.frontier : upto + 1], state.frontier):
             first = width.judgements[0]
             needed = _needed(rules.tolerance, noise, first.errors, rules.most_seeds)
@@ -406,15 +406,15 @@ def _likely_runs(results: Results, states: Sequence[ChainState], noise: float) -
             pairs = FIRST_PAIRS * len(width.judgements) if i == last and i else needed
             runs += max(0, pairs - first.pairs)
             longest = max(longest, needed)
-    baselines = {state.chain.baseline for state in states if state.active is not None}
+    baselines = {state.ladder.baseline for state in states if state.active is not None}
     return runs + sum(max(0, longest - len(results.paired(name))) for name in baselines)
 
 
 def _pairs(
-    states: Sequence[ChainState], results: Results, factor: float, noise: float, most: int
+    states: Sequence[LadderState], results: Results, factor: float, noise: float, most: int
 ) -> int | None:
     """Return after how many pairs a width with a single format is decided, at a multiple of the margin."""
-    _, error = states[0].widths[states[0].chain.start].judgements[0].errors
+    _, error = states[0].widths[states[0].ladder.start].judgements[0].errors
     return _needed(factor * results.tolerance / results.metric.scale, noise, (error, error), most)
 
 

@@ -1,9 +1,9 @@
-"""Turn the axes of an experiment into chains of candidates and plan the runs of every cell.
+"""Turn the axes of an experiment into ladders of candidates and plan the runs of every cell.
 
-A cell is a point of the axes without its seed. The candidates of a chain differ along the axis of bits. That axis is
+A cell is a point of the axes without its seed. The candidates of a ladder differ along the axis of bits. That axis is
 `format`, or else an axis whose values all name formats, such as precision.weights, count bits, or are choices of a
-group that names formats, such as precision. With `case`, each case is a chain of its own. Every other axis, such as
-aps or world_size, multiplies the chains. The baseline of a candidate is the cell in which the keys of
+group that names formats, such as precision. With `case`, each case is a ladder of its own. Every other axis, such as
+aps or world_size, multiplies the ladders. The baseline of a candidate is the cell in which the keys of
 `search.baseline` have the values given there and all other axes have the candidate's values.
 
 If keys are tuned, each cell is replaced by its arms: the cell with each combination of the tuned values.
@@ -21,7 +21,7 @@ from cpdrun.config.keys import INGREDIENTS, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
-from cpdrun.search.chains import Candidate, Chain, Tuning
+from cpdrun.search.ladders import Candidate, Ladder, Tuning
 from cpdrun.search.settings import Settings, settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study import formats
@@ -38,14 +38,14 @@ COMPARED_KEYS = ("format", "aps", "world_size", "case")
 
 @dataclass(frozen=True)
 class Question:
-    """What a search decides: the chains of candidates and the planned runs of every cell.
+    """What a search decides: the ladders of candidates and the planned runs of every cell.
 
     Attributes:
         directory: The folder of the sweep.
         settings: The `search:` block.
         axis: The axis of bits.
         baseline_values: The values that make a run a baseline, by keys of its config.
-        chains: The chains of candidates.
+        ladders: The ladders of candidates.
         cells: The runs of each cell, by the name of the cell.
         axes: The values of every axis.
         typed: The overrides that the user typed.
@@ -56,7 +56,7 @@ class Question:
     settings: Settings
     axis: PlannedAxis
     baseline_values: dict[str, Any]
-    chains: list[Chain]
+    ladders: list[Ladder]
     cells: dict[str, Cell]
     axes: dict[str, list[Any]]
     typed: list[str]
@@ -87,7 +87,7 @@ class Question:
     @property
     def baseline_runs(self) -> dict[str, PlannedRun]:
         """The first run of each baseline, by the name of the baseline's cell."""
-        return {chain.baseline: self.first_run(chain.baseline) for chain in self.chains}
+        return {ladder.baseline: self.first_run(ladder.baseline) for ladder in self.ladders}
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -132,14 +132,14 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     fixed = [f"{key}={typed_form(value)}" for key, value in axis.baseline.items()]
     against = plan([*words, *fixed, seeds], config_dir, imports=imports, of_baseline=True)
     found = _candidates(axis, candidates, against, fixed)
-    chains = [Chain(label, _widths(each)) for label, each in found.items()]
+    ladders = [Ladder(label, _widths(each)) for label, each in found.items()]
     members = [candidate for each in found.values() for _, candidate in each]
     cells = _cells([*against.runs, *candidates.runs])
     baselines = [cell[0] for cell in _cells(against.runs).values()]
     values = values_of(axis, baselines[0], [cells[member.name][0] for member in members])
     cells = {name: cells[name] for name in dict.fromkeys(n for c in members for n in (c.baseline, c.name))}
     question = Question(
-        candidates.directory, asked, axis, values, chains, cells, candidates.axes, list(texts)
+        candidates.directory, asked, axis, values, ladders, cells, candidates.axes, list(texts)
     )
     if not asked.tune:
         return question
@@ -152,7 +152,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return the candidates with their values on the axis of bits, by the label of their chain.
+    """Return the candidates with their values on the axis of bits, by the label of their ladder.
 
     Args:
         axis: The axis of bits.
@@ -229,7 +229,7 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
 
 
 def _label(run: PlannedRun, axis: PlannedAxis) -> str:
-    """Return what all candidates of a chain have in common, such as `with APS, workers 8` or `of weights`.
+    """Return what all candidates of a ladder have in common, such as `with APS, workers 8` or `of weights`.
 
     For a case, return only the values of the other axes.
     """
@@ -248,7 +248,7 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     """Group candidates by bit width, most bits first.
 
     Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
-    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.observation`).
+    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.baseline_runs`).
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
@@ -321,7 +321,7 @@ def _with_arms(
     cells = {arm: cell for name in question.cells for arm, cell in found[name].items()}
     return replace(
         question,
-        chains=[_of_tuned(chain) for chain in question.chains],
+        ladders=[_of_tuned(ladder) for ladder in question.ladders],
         cells=cells,
         axes={**question.axes, **tune, SEED: list(range(asked.most_seeds))},
         tuning=Tuning(
@@ -338,12 +338,12 @@ def tuned(name: str) -> str:
     return f"{name}, tuned"
 
 
-def _of_tuned(chain: Chain) -> Chain:
+def _of_tuned(ladder: Ladder) -> Ladder:
     widths = tuple(
         tuple(replace(c, name=tuned(c.name), baseline=tuned(c.baseline)) for c in width)
-        for width in chain.widths
+        for width in ladder.widths
     )
-    return replace(chain, widths=widths)
+    return replace(ladder, widths=widths)
 
 
 def _untuned_point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:

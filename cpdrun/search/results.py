@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 from cpdrun.config.script import is_script
-from cpdrun.search.chains import Candidate, Chain, ChainState, Rules, chain_states
 from cpdrun.search.initial_width import (
     choose_starts,
     predicted_width,
@@ -15,12 +14,13 @@ from cpdrun.search.initial_width import (
     starts_record,
     with_chances,
 )
+from cpdrun.search.ladders import Candidate, Ladder, LadderState, Rules, ladder_states
 from cpdrun.search.question import Question
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
-from cpdrun.stats.chain import Width
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import are_identical
+from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
 from cpdrun.study.margin import Course, Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
@@ -31,14 +31,14 @@ from cpdrun.whatif.damage import strictness
 
 @dataclass(frozen=True)
 class MissingPrediction:
-    """A chain for which no prediction is available.
+    """A ladder for which no prediction is available.
 
     Attributes:
-        chain: The label of the chain.
-        bits: The bit width at which the chain starts, or None if its start was known already.
+        ladder: The label of the ladder.
+        bits: The bit width at which the ladder starts, or None if its start was known already.
     """
 
-    chain: str
+    ladder: str
     bits: float | None
 
 
@@ -47,17 +47,17 @@ class Results(RunResults):
 
     Attributes:
         question: The question of the search.
-        starts: How the chains start.
+        starts: How the ladders start.
         ledger: The hypotheses that were tested.
-        unpredicted: The chains without a prediction. A display removes those that it has shown.
+        unpredicted: The ladders without a prediction. A display removes those that it has shown.
     """
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self.starts = choose_starts(question)
         self.unpredicted: list[MissingPrediction] = []
-        # The chains whose order and start are known, by label.
-        self._ordered: dict[str, Chain] = {}
+        # The ladders whose order and start are known, by label.
+        self._ordered: dict[str, Ladder] = {}
         arms = {arm: cell for cell, arms in question.tuning.arms.items() for arm in arms}
         ledger = read_ledger(question.directory)
         self.ledger = replace(ledger, cells={**ledger.cells, **arms})
@@ -94,7 +94,7 @@ class Results(RunResults):
         """Return the rules of the test."""
         metric, settings = self.metric, self.question.settings
         tolerance = self.tolerance / metric.scale
-        baselines = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
+        baselines = {self.chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
         values = [value for name in baselines for value in self.paired(name).values()]
         return Rules(
             tolerance=tolerance,
@@ -106,46 +106,46 @@ class Results(RunResults):
             metric=metric.name,
         )
 
-    def states(self) -> list[ChainState]:
+    def states(self) -> list[LadderState]:
         """Return the verdicts on all candidates.
 
-        Once all chains know where they start, this also adds the hypotheses of the candidates to the ledger.
+        Once all ladders know where they start, this also adds the hypotheses of the candidates to the ledger.
         """
-        found = chain_states(self.chains, self.ended, self.rules(), self.question.tuning, self.ledger)
-        if self.compared is not None and all(state.chain.is_started for state in found):
+        found = ladder_states(self.ladders, self.ended, self.rules(), self.question.tuning, self.ledger)
+        if self.compared is not None and all(state.ladder.is_started for state in found):
             asked = [each for state in found for width in state.widths for each in width.hypotheses]
             self.ledger = self.ledger.merged(asked)
         return found
 
     @property
-    def chains(self) -> list[Chain]:
-        """The chains of the question, with the predicted order within each width and the start, if they are known."""
-        return [self._ordered.get(chain.label) or self._in_order(chain) for chain in self.question.chains]
+    def ladders(self) -> list[Ladder]:
+        """The ladders of the question, with the predicted order within each width and the start, if they are known."""
+        return [self._ordered.get(ladder.label) or self._in_order(ladder) for ladder in self.question.ladders]
 
-    def _in_order(self, chain: Chain) -> Chain:
-        of_width = [{self.question.config(c.name)["format"] for c in width} for width in chain.widths]
-        known = self.starts.of(chain)
+    def _in_order(self, ladder: Ladder) -> Ladder:
+        of_width = [{self.question.config(c.name)["format"] for c in width} for width in ladder.widths]
+        known = self.starts.of(ladder)
         if known is not None and all(len(formats) == 1 for formats in of_width):
-            return self._ordered.setdefault(chain.label, known)
-        waiting = replace(known or chain, is_ordered=False, is_started=known is not None)
-        if self.chosen.get(chain.baseline, chain.baseline) in self.question.tuning.arms:
+            return self._ordered.setdefault(ladder.label, known)
+        waiting = replace(known or ladder, is_ordered=False, is_started=known is not None)
+        if self.chosen.get(ladder.baseline, ladder.baseline) in self.question.tuning.arms:
             return waiting  # The baseline's record depends on the arm that is chosen for it.
-        first = self.first_run(chain.baseline)
+        first = self.first_run(ladder.baseline)
         if first is None:
-            return known or chain
+            return known or ladder
         if not self.ended.has(first):
             return waiting
-        predicted = with_chances(self.question, chain, self.run(first), self.strictness)
+        predicted = with_chances(self.question, ladder, self.run(first), self.strictness)
         if predicted is None:
             config = self.question.cells[first[0]][0].config
             if (
                 not is_script(config) or config["observe"]
             ):  # A script is observed only if the user typed `observe`.
-                bits = None if known is not None else chain.widths[0][0].bits
-                self.unpredicted.append(MissingPrediction(chain.label, bits))
-            return self._ordered.setdefault(chain.label, known or chain)
+                bits = None if known is not None else ladder.widths[0][0].bits
+                self.unpredicted.append(MissingPrediction(ladder.label, bits))
+            return self._ordered.setdefault(ladder.label, known or ladder)
         started = self.starts.of(predicted) or start_at(predicted, predicted_width(predicted), first[1])
-        return self._ordered.setdefault(chain.label, started)
+        return self._ordered.setdefault(ladder.label, started)
 
     def first_run(self, named: str) -> RunKey | None:
         """Return the run of a baseline from which the order of the formats within a width is predicted.
@@ -163,7 +163,7 @@ class Results(RunResults):
     @property
     def first_runs(self) -> set[RunKey | None]:
         """The first runs of all baselines. For a baseline that is being tuned, this includes a run of each arm."""
-        tuning, baselines = self.question.tuning, {chain.baseline for chain in self.question.chains}
+        tuning, baselines = self.question.tuning, {ladder.baseline for ladder in self.question.ladders}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
         return {*map(self.first_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
 
@@ -181,7 +181,7 @@ class Results(RunResults):
     def gaps(self) -> dict[str, list[float]]:
         """Return the differences of all pairs of each candidate of the question, by the name of its cell."""
         rules, found = self.rules(), {}
-        for candidate in (c for chain in self.question.chains for width in chain.widths for c in width):
+        for candidate in (c for ladder in self.question.ladders for width in ladder.widths for c in width):
             pairs = self.ended.compared(candidate.name, candidate.baseline)
             found[candidate.name] = differences(
                 pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
@@ -193,42 +193,8 @@ class Results(RunResults):
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
         return are_identical(ours, theirs)
 
-    def problem(self, baseline: str) -> str | None:
-        """Return why candidates cannot be compared with this baseline, or None if they can.
-
-        Most problems are known only after two runs of the baseline have ended.
-        """
-        values = list((self.paired(baseline) or self.ended.values.get(baseline, {})).values())
-        healthy = [value for value in values if math.isfinite(value)]
-        diverged = len(values) - len(healthy)
-        if baseline in self.ended.given_up:
-            return "the baseline's runs failed"
-        if invalid := self.margin.problem:
-            return invalid
-        if self._ignores_seeds(baseline):
-            return (
-                f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
-                "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
-            )
-        if len(values) >= 2 and diverged * 2 > len(values):
-            return f"the baseline itself diverged in {diverged} of {len(values)} runs"
-        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self.classes) is False:
-            return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
-        return None
-
-    def _ignores_seeds(self, name: str) -> bool:
-        """Return whether a script seems to set its own seed, so that all its runs are equal.
-
-        Equal runs would count as evidence without any noise.
-        """
-        name = self.chosen.get(name, name)
-        found = self.metrics.get(name, [])
-        if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
-            return False
-        return all(one == found[0] for one in found)
-
     def _baseline_courses(self) -> list[Course]:
-        names = {self.chosen.get(chain.baseline, chain.baseline) for chain in self.question.chains}
+        names = {self.chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
         courses = (
             self.course(name, self.paired(name) or self.ended.values.get(name, {})) for name in sorted(names)
         )
@@ -240,36 +206,77 @@ class Results(RunResults):
         arms = (arm for arms in tuning.arms.values() if len(arms) > 1 for arm in arms)
         return sum(self.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
 
-    def baseline_labels(self, states: Sequence[ChainState]) -> dict[str, str]:
-        """Return the label of each baseline by the name of its cell. If there are several, each names its chain."""
-        name, chains = (
-            self.question.baseline_name,
-            {state.chain.baseline: state.chain.label for state in reversed(states)},
+
+def baseline_problem(results: Results, baseline: str) -> str | None:
+    """Return why candidates cannot be compared with this baseline, or None if they can.
+
+    Most problems are known only after two runs of the baseline have ended.
+    """
+    values = list((results.paired(baseline) or results.ended.values.get(baseline, {})).values())
+    healthy = [value for value in values if math.isfinite(value)]
+    diverged = len(values) - len(healthy)
+    if baseline in results.ended.given_up:
+        return "the baseline's runs failed"
+    if invalid := results.margin.problem:
+        return invalid
+    if _ignores_seeds(results, baseline):
+        return (
+            f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
+            "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
         )
-        return {
-            cell: name if len(chains) == 1 else f"{name} {chain}" for cell, chain in reversed(chains.items())
-        }
+    if len(values) >= 2 and diverged * 2 > len(values):
+        return f"the baseline itself diverged in {diverged} of {len(values)} runs"
+    if len(healthy) >= 2 and learnt(results.metric, fmean(healthy), results.classes) is False:
+        return (
+            f"the baseline itself did not learn ({results.metric.show(fmean(healthy))}{results.metric.unit})"
+        )
+    return None
 
-    def tuned_arms(self) -> dict[str, str]:
-        """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
-        states, tuning = self.states(), self.question.tuning
-        labels = self.baseline_labels(states)
-        for state in states:
-            labels |= {candidate.name: candidate.label for candidate, _, _ in state}
-        return {arm: label for arm, label in labels.items() if arm in tuning.values}
 
-    def record(self) -> dict[str, Any]:
-        """Return the question for sweep.yaml, with the start of each chain and the values chosen so far.
+def _ignores_seeds(results: Results, name: str) -> bool:
+    """Return whether a script seems to set its own seed, so that all its runs are equal.
 
-        The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
-        """
-        question = self.question
-        found = question.asked | starts_record(self.starts.by, self.chains, question.tuning.arms)
-        found |= {LEDGER: self.ledger.as_yaml}
-        if not question.tuning:
-            return found
-        chosen = {label: dict(question.tuning.values[arm]) for arm, label in self.tuned_arms().items()}
-        return found | {"tune": found["tune"] | {"chosen": chosen}}
+    Equal runs would count as evidence without any noise.
+    """
+    name = results.chosen.get(name, name)
+    found = results.metrics.get(name, [])
+    if len(found) < FEWEST_SEEDS or not is_script(results.question.cells[name][0].config):
+        return False
+    return all(one == found[0] for one in found)
+
+
+def baseline_labels(results: Results, states: Sequence[LadderState]) -> dict[str, str]:
+    """Return the label of each baseline by the name of its cell. If there are several, each names its ladder."""
+    name, ladders = (
+        results.question.baseline_name,
+        {state.ladder.baseline: state.ladder.label for state in reversed(states)},
+    )
+    return {
+        cell: name if len(ladders) == 1 else f"{name} {ladder}" for cell, ladder in reversed(ladders.items())
+    }
+
+
+def tuned_arms(results: Results) -> dict[str, str]:
+    """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
+    states, tuning = results.states(), results.question.tuning
+    labels = baseline_labels(results, states)
+    for state in states:
+        labels |= {candidate.name: candidate.label for candidate, _, _ in state}
+    return {arm: label for arm, label in labels.items() if arm in tuning.values}
+
+
+def sweep_record(results: Results) -> dict[str, Any]:
+    """Return the question for sweep.yaml, with the start of each ladder and the values chosen so far.
+
+    The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
+    """
+    question = results.question
+    found = question.asked | starts_record(results.starts.by, results.ladders, question.tuning.arms)
+    found |= {LEDGER: results.ledger.as_yaml}
+    if not question.tuning:
+        return found
+    chosen = {label: dict(question.tuning.values[arm]) for arm, label in tuned_arms(results).items()}
+    return found | {"tune": found["tune"] | {"chosen": chosen}}
 
 
 # ---- The same as plain data
@@ -338,16 +345,16 @@ class CandidateResult:
 
 
 @dataclass(frozen=True)
-class ChainResult:
-    """The answer of a chain, which holds candidates that differ in their format only.
+class LadderResult:
+    """The answer of a ladder, which holds candidates that differ in their format only.
 
     Attributes:
-        chain: What all candidates of the chain have in common.
+        chain: What all candidates of the ladder have in common.
         problem: Why candidates cannot be compared with the baseline, or None if they can.
         smallest: The certified candidate with the fewest bits, or None.
         bits: The bit width of `smallest`, or None.
-        started_at: The bit width at which the chain started.
-        is_over: Whether no further run can settle anything in this chain.
+        started_at: The bit width at which the ladder started.
+        is_over: Whether no further run can settle anything in this ladder.
         candidates: The candidates, most bits first.
         baseline_tuned: The values chosen for the baseline, or None if nothing is tuned or nothing is chosen yet.
     """
@@ -404,13 +411,13 @@ class SearchResult:
     difference_is: Literal["mean over seeds"]
     hypotheses: int
     error_left: float
-    chains: list[ChainResult]
+    chains: list[LadderResult]
     tune: TuneResult | None
 
 
 def search_result(results: Results) -> SearchResult:
     """Return the results as plain data."""
-    chains = [_chain_result(results, state) for state in results.states()]
+    ladders = [_ladder_result(results, state) for state in results.states()]
     settings, tuning = results.question.settings, results.question.tuning
     return SearchResult(
         sweep=str(results.directory.path),
@@ -422,27 +429,27 @@ def search_result(results: Results) -> SearchResult:
         difference_is="mean over seeds",
         hypotheses=len(results.ledger.hypotheses),
         error_left=settings.alpha * results.ledger.left,
-        chains=chains,
+        chains=ladders,
         tune=TuneResult(dict(tuning.keys), list(tuning.seeds), results.tuning_runs()) if tuning else None,
     )
 
 
-def _chain_result(results: Results, state: ChainState) -> ChainResult:
-    answer, chain = state.answer, state.chain
-    return ChainResult(
-        chain=chain.label,
-        problem=results.problem(chain.baseline),
+def _ladder_result(results: Results, state: LadderState) -> LadderResult:
+    answer, ladder = state.answer, state.ladder
+    return LadderResult(
+        chain=ladder.label,
+        problem=baseline_problem(results, ladder.baseline),
         smallest=answer[0].label if answer else None,
         bits=answer[0].bits if answer else None,
-        started_at=chain.widths[chain.start][0].bits,
+        started_at=ladder.widths[ladder.start][0].bits,
         is_over=state.active is None,
         candidates=[_candidate_result(results, state, *row) for row in state],
-        baseline_tuned=_chosen_values(results, chain.baseline),
+        baseline_tuned=_chosen_values(results, ladder.baseline),
     )
 
 
 def _candidate_result(
-    results: Results, state: ChainState, candidate: Candidate, judgement: Judgement, width: Width
+    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> CandidateResult:
     counts, more = state.failures[candidate.name], judgement.more
     return CandidateResult(

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from cpdrun.search.chains import EVEN, UNTUNED, Candidate, Chain, ChainState, Rules, Tuning, counted_seeds
+from cpdrun.search.ladders import EVEN, UNTUNED, Candidate, Ladder, LadderState, Rules, Tuning, counted_seeds
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.evidence import Judgement
 
@@ -16,7 +16,7 @@ FIRST_PAIRS = 3
 
 
 def wanted_runs(
-    states: Sequence[ChainState],
+    states: Sequence[LadderState],
     ended: EndedRuns,
     asked: set[RunKey],
     rules: Rules,
@@ -26,17 +26,17 @@ def wanted_runs(
 ) -> Iterator[RunKey]:
     """Yield the runs that would settle most, the best first, each run once.
 
-    Chains take turns, pair by pair. First come the pairs that the candidate in question is likely to need:
+    Ladders take turns, pair by pair. First come the pairs that the candidate in question is likely to need:
     FIRST_PAIRS, then as many as the results so far suggest. The runs beyond these keep cores busy that would be idle.
     They are the first pairs of the next narrower format and further seeds of the present format. If the present format
     looks bad, another format of the same width or else of the next wider width takes the place of the narrower format.
     Before its own pairs can tell, a format looks bad if the prediction says so.
 
-    A cell whose arm is still to be chosen runs on its tuning seeds first. It does so only when its chain has reached
+    A cell whose arm is still to be chosen runs on its tuning seeds first. It does so only when its ladder has reached
     it, because tuning that was done ahead would be lost if the present format is refuted.
 
     Args:
-        states: The verdicts on all chains.
+        states: The verdicts on all ladders.
         ended: The runs that have ended. They are left out.
         asked: The runs that were asked for already. They are left out, too.
         rules: The inputs of the test.
@@ -55,19 +55,19 @@ def wanted_runs(
 
 
 def _needed(
-    state: ChainState, ended: EndedRuns, rules: Rules, tuning: Tuning
+    state: LadderState, ended: EndedRuns, rules: Rules, tuning: Tuning
 ) -> Iterator[tuple[RunKey, ...]]:
     if state.active is None or state.frontier is None:
         return
     candidate, judgement = state.active
     if not _is_tuned(candidate, tuning):
         yield from tuning.missing(candidate.baseline, ended)
-        if state.chain.may_try(state.frontier):
+        if state.ladder.may_try(state.frontier):
             yield from tuning.missing(candidate.name, ended)
         else:
             yield from _of_baseline(candidate, tuning)
         return
-    seeds = state.chain.seeds(rules.most_seeds)
+    seeds = state.ladder.seeds(rules.most_seeds)
     counted = counted_seeds(candidate, ended, seeds)
     # A seed that gave no pair is replaced by a further seed.
     skipped = counted - judgement.pairs
@@ -75,19 +75,19 @@ def _needed(
     more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
-    yield from pairs if state.chain.may_try(state.frontier) else (pair[:1] for pair in pairs)
+    yield from pairs if state.ladder.may_try(state.frontier) else (pair[:1] for pair in pairs)
 
 
 def _further(
-    state: ChainState, ended: EndedRuns, rules: Rules, tuning: Tuning
+    state: LadderState, ended: EndedRuns, rules: Rules, tuning: Tuning
 ) -> Iterator[tuple[RunKey, ...]]:
     """Yield the runs that keep idle cores busy.
 
     The present candidate gets at most twice the seeds that have ended plus FIRST_PAIRS in total, because idle cores
     are no reason to waste compute.
     """
-    chain, frontier = state.chain, state.frontier
-    if state.active is None or frontier is None or not chain.may_try(frontier):
+    ladder, frontier = state.ladder, state.frontier
+    if state.active is None or frontier is None or not ladder.may_try(frontier):
         return
     (candidate, judgement), *others = state.in_question
     if not _is_tuned(candidate, tuning):
@@ -95,26 +95,26 @@ def _further(
         return
     looks_bad = _looks_bad(candidate, judgement, rules)
     beside = [other for other, _ in others]
-    likely = beside if looks_bad and beside else _next_width(chain, frontier, looks_bad=looks_bad)
-    seeds = chain.seeds(rules.most_seeds)
+    likely = beside if looks_bad and beside else _next_width(ladder, frontier, looks_bad=looks_bad)
+    seeds = ladder.seeds(rules.most_seeds)
     counted = counted_seeds(candidate, ended, seeds)
     own = _pairs(candidate, seeds[counted : 2 * counted + FIRST_PAIRS])
     first = [each for each in likely[:1] if _is_tuned(each, tuning)]
     yield from itertools.chain(*(_pairs(each, seeds[:FIRST_PAIRS]) for each in first), own)
 
 
-def _next_width(chain: Chain, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
+def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
     """Return the candidates of the width that is tested after the frontier.
 
     From the starting width downward, the next narrower width is tested. If the present width looks bad, the next wider
-    width is tested instead, from the starting width upward. The result is empty beyond the ends of the chain.
+    width is tested instead, from the starting width upward. The result is empty beyond the ends of the ladder.
     """
     if looks_bad:
-        following = frontier - 1 if frontier <= chain.start else -1
+        following = frontier - 1 if frontier <= ladder.start else -1
     else:
-        following = frontier + 1 if frontier >= chain.start else -1
-    is_there = 0 <= following < len(chain.widths) and chain.may_try(following)
-    return chain.widths[following] if is_there else ()
+        following = frontier + 1 if frontier >= ladder.start else -1
+    is_there = 0 <= following < len(ladder.widths) and ladder.may_try(following)
+    return ladder.widths[following] if is_there else ()
 
 
 def _looks_bad(candidate: Candidate, judgement: Judgement, rules: Rules) -> bool:

@@ -37,7 +37,7 @@ from typing import Any
 from cpdrun.stats.means import deviation
 
 # The effects in standard deviations. Small effects settle a question after many pairs, large effects after few. The
-# largest is for broken formats: three pairs refute them even if four chains share the error probability.
+# largest is for broken formats: three pairs refute them even if four ladders share the error probability.
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
 # A relative spread below this is no larger than the rounding error of subtracting two values.
 _SPREADLESS = 1e-9

@@ -2,24 +2,25 @@
 
 A hypothesis is "this candidate is not good enough compared with this baseline, in this metric". It gets its weight,
 which is its share of the error probability, when it is first tested, and keeps it. The ledger is append-only: repeating
-a question with fewer formats, fewer chains or other axes frees no error probability.
+a question with fewer formats, fewer ladders or other axes frees no error probability.
 
-Hypotheses form sequences. A chain, which is a list of candidates with most bits first, is one sequence. Each width (the
-candidates of one bit width) is opened by the wider width before it: it may be certified only if that one is. All widths
-have the whole weight of the chain, because too few bits are claimed only if the first width that is not good enough is
-certified (fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple comparisons in drug clinical
-trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der chemisch-pharmazeutischen Industrie 6
-(1995)). The formats of a width share its weight equally, because any of them may open the next width (Bonferroni).
+Hypotheses form sequences. A ladder, which is a list of candidates with most bits first, is one sequence. Each width
+(the candidates of one bit width) is opened by the wider width before it: it may be certified only if that one is. All
+widths have the whole weight of the ladder, because too few bits are claimed only if the first width that is not good
+enough is certified (fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple comparisons in drug
+clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der chemisch-pharmazeutischen
+Industrie 6 (1995)). The formats of a width share its weight equally, because any of them may open the next width
+(Bonferroni).
 
-A chain may start below its widest width if a prediction says so. The widths from the start down form a sequence with
-START_SHARE of the chain's weight. Each wider width is a sequence of its own: the k-th width above the start has
+A ladder may start below its widest width if a prediction says so. The widths from the start down form a sequence with
+START_SHARE of the ladder's weight. Each wider width is a sequence of its own: the k-th width above the start has
 2^-(k + 2) of the weight, and START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni
 procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). A prediction must not use any run that
 is in a pair, so the seed of its run is set aside.
 
 The roots are the hypotheses that no other hypothesis opens. Their weights sum to at most 1 (Bonferroni over the
 sequences). The first question of a sweep gets FIRST_QUESTION of the error probability. Each later question that adds
-roots gets half of what is left. The chains of a question share its part equally. A width that is added below the
+roots gets half of what is left. The ladders of a question share its part equally. A width that is added below the
 narrowest width of a sequence continues the sequence with the same weight.
 
 The gate of a hypothesis is the set of candidates that open it. A hypothesis is found again only if its gate is passed
@@ -37,7 +38,7 @@ from cpdrun.stats.evidence import SpreadPrior
 FIRST_QUESTION = 0.8
 LATER_QUESTION = 0.5  # the share of the remaining error probability that a later question gets
 NO_GATE: tuple[str, ...] = ()
-START_SHARE = 0.75  # the share of a chain's weight that the widths from its start down have
+START_SHARE = 0.75  # the share of a ladder's weight that the widths from its start down have
 
 
 @dataclass(frozen=True)
@@ -68,24 +69,24 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a chain of a search that does not start at its widest width, because of a prediction.
+    """The start of a ladder of a search that does not start at its widest width, because of a prediction.
 
     Attributes:
-        chain: The label of the chain in the search.
-        bits: The bits of the width at which the chain starts.
+        ladder: The label of the ladder in the search.
+        bits: The bits of the width at which the ladder starts.
         aside: The seed of the run that the prediction used, which is in no pair. None if there is none.
-        cells: The names of the candidates' runs of seed 0, by which a report recognizes the chain.
+        cells: The names of the candidates' runs of seed 0, by which a report recognizes the ladder.
     """
 
-    chain: str
+    ladder: str
     bits: float
     aside: int | None
     cells: frozenset[str]
 
 
 @dataclass(frozen=True)
-class AskedChain:
-    """A chain in a question.
+class AskedLadder:
+    """A ladder in a question.
 
     A candidate or baseline is named after its cell, which is the name of its run of seed 0. Tuned candidates have the
     names in `Ledger.cells`.
@@ -93,7 +94,7 @@ class AskedChain:
     Attributes:
         baseline: The name of the baseline.
         widths: The names of the candidates of each width, most bits first.
-        start: The index of the width at which the chain starts.
+        start: The index of the width at which the ladder starts.
         bits: The bits of each width. Empty if unknown.
     """
 
@@ -110,7 +111,7 @@ class Ledger:
     Attributes:
         hypotheses: The hypotheses, in the order in which they were added.
         cells: The name under which a tuned candidate was tested, by the cell of its runs.
-        chains: The number of chains in an older sweep.yaml, which contains no hypotheses. At least this many chains
+        ladders: The number of ladders in an older sweep.yaml, which contains no hypotheses. At least this many ladders
             share the error probability of the first question.
         sizes: The number of formats by bits in an older sweep.yaml. At least this many formats share the weight of a
             width in the first question.
@@ -118,7 +119,7 @@ class Ledger:
 
     hypotheses: tuple[Hypothesis, ...] = ()
     cells: Mapping[str, str] = field(default_factory=dict)
-    chains: int = 0
+    ladders: int = 0
     sizes: Mapping[float, int] = field(default_factory=dict)
 
     @property
@@ -126,33 +127,33 @@ class Ledger:
         """The share of the error probability that no root has."""
         return max(0.0, 1 - math.fsum(each.weight for each in self.hypotheses if not each.opened_by))
 
-    def ask(self, metric: str, chains: Sequence[AskedChain]) -> list[list[list[Hypothesis]]]:
-        """Return the hypotheses of each chain, width by width.
+    def ask(self, metric: str, ladders: Sequence[AskedLadder]) -> list[list[list[Hypothesis]]]:
+        """Return the hypotheses of each ladder, width by width.
 
         New hypotheses get their weights, but they are not in the ledger until `merged` adds them.
 
         Args:
             metric: The name of the metric.
-            chains: The chains of the question.
+            ladders: The ladders of the question.
         """
         found = [
             [
                 [
-                    self._find(metric, candidate, chain.baseline, chain.widths[chain.start : i])
+                    self._find(metric, candidate, ladder.baseline, ladder.widths[ladder.start : i])
                     for candidate in width
                 ]
-                for i, width in enumerate(chain.widths)
+                for i, width in enumerate(ladder.widths)
             ]
-            for chain in chains
+            for ladder in ladders
         ]
         opened = {name for each in self.hypotheses if each.metric == metric for name in each.opened_by}
-        roots = [_roots(chain, known, opened) for chain, known in zip(chains, found, strict=True)]
+        roots = [_roots(ladder, known, opened) for ladder, known in zip(ladders, found, strict=True)]
         asking = sum(map(bool, roots))
         share = FIRST_QUESTION if not self.hypotheses else LATER_QUESTION * self.left
-        share /= max(asking, 0 if self.hypotheses else self.chains, 1)
+        share /= max(asking, 0 if self.hypotheses else self.ladders, 1)
         return [
-            self._weighted(metric, chain, known, of_roots, share)
-            for chain, known, of_roots in zip(chains, found, roots, strict=True)
+            self._weighted(metric, ladder, known, of_roots, share)
+            for ladder, known, of_roots in zip(ladders, found, roots, strict=True)
         ]
 
     def merged(self, others: Collection[Hypothesis]) -> "Ledger":
@@ -191,26 +192,26 @@ class Ledger:
     def _weighted(
         self,
         metric: str,
-        chain: AskedChain,
+        ladder: AskedLadder,
         known: Sequence[Sequence[Hypothesis | None]],
         roots: Mapping[int, float],
         share: float,
     ) -> list[list[Hypothesis]]:
         portion = share / max(1.0, math.fsum(roots.values()))
         found: list[list[Hypothesis]] = []
-        for i, (names, there) in enumerate(zip(chain.widths, known, strict=True)):
+        for i, (names, there) in enumerate(zip(ladder.widths, known, strict=True)):
             if i in roots:
                 weight, opened_by = portion * roots[i], NO_GATE
             else:
                 weight = math.fsum(each.weight for each in found[-1]) if i else 0.0
-                opened_by = tuple(chain.widths[i - 1]) if i else NO_GATE
-            size = max(there.count(None), self._size(chain, i), 1)
-            new = (Hypothesis(metric, name, chain.baseline, opened_by, weight / size) for name in names)
+                opened_by = tuple(ladder.widths[i - 1]) if i else NO_GATE
+            size = max(there.count(None), self._size(ladder, i), 1)
+            new = (Hypothesis(metric, name, ladder.baseline, opened_by, weight / size) for name in names)
             found.append([each or fresh for each, fresh in zip(there, new, strict=True)])
         return found
 
-    def _size(self, chain: AskedChain, width: int) -> int:
-        return self.sizes.get(chain.bits[width], 0) if chain.bits and not self.hypotheses else 0
+    def _size(self, ladder: AskedLadder, width: int) -> int:
+        return self.sizes.get(ladder.bits[width], 0) if ladder.bits and not self.hypotheses else 0
 
     # ---- in sweep.yaml
 
@@ -235,10 +236,10 @@ class Ledger:
         rows, cells = block.get("hypotheses"), block.get("cells")
         found = [each for row in _list(rows) if (each := _hypothesis(row)) is not None]
         names = {str(a): str(b) for a, b in cells.items()} if isinstance(cells, Mapping) else {}
-        chains, formats = family.get("chains"), family.get("formats")
+        ladders, formats = family.get("chains"), family.get("formats")
         pairs = formats.items() if isinstance(formats, Mapping) else ()
         sizes = {bits: int(n) for bits, n in pairs if _is_number(bits) and _is_number(n)}
-        return cls(tuple(found), names, int(chains) if _is_number(chains) else 0, sizes)
+        return cls(tuple(found), names, int(ladders) if _is_number(ladders) else 0, sizes)
 
 
 def read_starts(block: object) -> tuple[Start, ...]:
@@ -254,12 +255,12 @@ def read_starts(block: object) -> tuple[Start, ...]:
 
 
 def _roots(
-    chain: AskedChain, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
+    ladder: AskedLadder, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the indices of the widths whose new hypotheses begin a sequence, with their portions of the chain's share.
+    """Return the indices of the widths whose new hypotheses begin a sequence, and their portions of its share.
 
     Args:
-        chain: The chain.
+        ladder: The ladder.
         known: For each width the recorded hypothesis of each candidate; None for a new one.
         opened: The names of all candidates that open a recorded hypothesis.
     """
@@ -268,11 +269,11 @@ def _roots(
         if None not in there:
             continue
         is_first_child = all(each is None for each in there) and not (
-            i and not opened.isdisjoint(chain.widths[i - 1])
+            i and not opened.isdisjoint(ladder.widths[i - 1])
         )
-        if i < chain.start:
-            found[i] = 2.0 ** -(chain.start - i + 2)
-        elif i == chain.start:
+        if i < ladder.start:
+            found[i] = 2.0 ** -(ladder.start - i + 2)
+        elif i == ladder.start:
             found[i] = START_SHARE if i else 1.0
         elif not is_first_child:
             found[i] = 1.0

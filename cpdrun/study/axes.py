@@ -196,41 +196,51 @@ def bits_axis(
         len(values[FORMAT]) > 1 and CASE in axes and not settles(runs, [CASE], FORMAT)
     )
     if CASE in axes and (CASE in baseline or has_fp32 or not is_beside):
-        name = baseline.get(CASE)
-        against = None if name is None or formats.is_baseline(name) else name
         beside = {key: value for key, value in baseline.items() if key != CASE and USUAL.get(key) != value}
+        against = _unless_fp32(baseline.get(CASE))
         return BitsAxis(against=against, of_cases=True, elsewhere=_elsewhere(beside, runs))
     of_bits = {key: values[key] for key in (FORMAT, *named) if key in values}
     key = along if along in named else chosen_axis(of_bits, baseline)
-    others = tuple(
-        other for other in (FORMAT, *named) if other != key and other in values and len(values[other]) > 1
-    )
-    beside = {other: value for other, value in baseline.items() if other != key}
+    others = tuple(other for other in of_bits if other != key and len(values[other]) > 1)
     if key == FORMAT:
-        aps = beside.pop(APS, False)
-        beside |= {APS: aps} if aps or (FORMAT not in baseline and baseline.get(APS) is not None) else {}
-        name = baseline.get(FORMAT)
-        return BitsAxis(
-            against=None if name is None or formats.is_baseline(name) else name,
-            elsewhere=_elsewhere(beside, runs),
-            has_value=FORMAT in baseline or not beside,
-            others=others,
-        )
+        return _gradients_axis(runs, baseline, others)
+    return _tensors_axis(runs, key, values[key], baseline, others)
+
+
+def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tuple[str, ...]) -> BitsAxis:
+    """Return the axis `format`. APS belongs to the baseline's values if it was requested with or without a format."""
+    beside = {key: value for key, value in baseline.items() if key not in (FORMAT, APS)}
+    if baseline.get(APS) or (FORMAT not in baseline and baseline.get(APS) is not None):
+        beside[APS] = baseline[APS]
+    return BitsAxis(
+        against=_unless_fp32(baseline.get(FORMAT)),
+        elsewhere=_elsewhere(beside, runs),
+        has_value=FORMAT in baseline or not beside,
+        others=others,
+    )
+
+
+def _tensors_axis(
+    runs: pd.DataFrame, key: str, values: Sequence[Any], baseline: Mapping[str, Any], others: tuple[str, ...]
+) -> BitsAxis:
+    """Return an axis of other tensors than gradients, such as `precision.weights` or the group `recipe`."""
+    beside = {other: value for other, value in baseline.items() if other != key}
     if all(baseline.get(k) == v for k, v in USUAL.items()):  # the default baseline does not concern this axis
         beside = {other: value for other, value in beside.items() if other not in USUAL}
-    found, is_widest = baseline_value(values[key], baseline.get(key))
-    against = None if formats.is_baseline(found) and not isinstance(found, Choice) else found
-    of_choices = any(isinstance(value, Choice) for value in values[key])
-    what = axis_title(key) if key in choices.GROUPS else _what(runs, key)
+    found, is_widest = baseline_value(values, baseline.get(key))
     return BitsAxis(
         key=key,
-        what=what,
-        against=against,
+        what=axis_title(key) if key in choices.GROUPS else _what(runs, key),
+        against=found if isinstance(found, Choice) else _unless_fp32(found),
         is_widest=is_widest,
-        of_choices=of_choices,
+        of_choices=any(isinstance(value, Choice) for value in values),
         elsewhere=_elsewhere(beside, runs),
         others=others,
     )
+
+
+def _unless_fp32(name: Any) -> Any:
+    return None if name is None or formats.is_baseline(name) else name
 
 
 def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]) -> str:

@@ -326,7 +326,7 @@ class Facet:
         return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
-    def chains(self) -> dict[str, list[Group]]:
+    def ladders(self) -> dict[str, list[Group]]:
         """The candidates of which a run has ended, by way of scaling (without APS last), fewest bits first."""
         found: dict[str, list[Group]] = {}
         have_ended = [g for g in self.groups if g.values or g.diverged_seeds or g.failures]
@@ -337,6 +337,6 @@ class Facet:
 
     @cached_property
     def strategies(self) -> dict[str, list[Group]]:
-        """The chains without the groups that have no value to show."""
-        shown = {name: [group for group in groups if group.values] for name, groups in self.chains.items()}
+        """The ladders without the groups that have no value to show."""
+        shown = {name: [group for group in groups if group.values] for name, groups in self.ladders.items()}
         return {name: groups for name, groups in shown.items() if groups}

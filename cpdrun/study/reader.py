@@ -1,6 +1,6 @@
 """Read run directories into a study: select the runs, the baseline, the axis of bits, the metric and the margin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pandas as pd
 from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.costmodel import Network
 from cpdrun.record import SweepDir
-from cpdrun.record.measure import MEASURES, known_judge, known_measure
+from cpdrun.record.measure import MEASURES, known_judge
 from cpdrun.study import ReportError, ReportUsageError
 from cpdrun.study.axes import SWEEP, bits_axis
 from cpdrun.study.choices import with_choices
@@ -28,7 +28,7 @@ from cpdrun.study.group import Group
 from cpdrun.study.grouping import facet_axes, failed_runs, make_groups
 from cpdrun.study.margin import Course, choose_margin, course_of
 from cpdrun.study.metric import Metric
-from cpdrun.study.search_record import CONFIDENCE, Tuned, asked, baseline_of, read_tuned
+from cpdrun.study.search_record import CONFIDENCE, Asked, Tuned, asked, baseline_of, read_tuned
 from cpdrun.study.study import Study
 
 
@@ -65,40 +65,32 @@ def read_study(
         raise ReportUsageError(f"tol={tolerance}: the margin {error}") from None
     names = list(sweep_names(sweeps))
     where = ", ".join(names) or "results"
-    runs = _runs(sweeps, where)
+    runs, question = _runs(sweeps, where), asked(sweeps)
     done = finished(runs)
-    known = sorted(
-        c.removeprefix("metric:") for c in done.columns if c.startswith("metric:") and done[c].notna().any()
-    )
-    question = asked(sweeps)
-    usual = question.metric if question.metric in known else _usual_metric(done, known)
-    metric, way = _with_way(usual if metric is None else metric, known)
-    if metric not in known and known:
-        raise ReportUsageError(
-            f"no finished run in {where} has a metric {metric!r}; there are: {', '.join(known)}"
-        )
+    about, usual = _metric(metric, question, done, where)
+    column = f"metric:{about.name}"
     tuned = read_tuned(runs, sweeps, Metric.of(usual, done))
     shown = mask_followers(_compared(tuned, where))
-    shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, f"metric:{metric}")})
+    shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, column)})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
-    against, along = baseline_of(shown, baseline, question), question.axis if baseline is None else None
-    about, of = _about(metric, way, done), bits_axis(shown, axes, against, along)
-    groups = tuned.with_values(make_groups(shown, axes, f"metric:{metric}", of))
+    along = question.axis if baseline is None else None
+    bits = bits_axis(shown, axes, baseline_of(shown, baseline, question), along)
+    groups = tuned.with_values(make_groups(shown, axes, column, bits))
     # A margin from the search is in the unit of the search's metric.
-    asked_tolerance = question.tolerance if metric == usual else None
+    asked_margin = question.tolerance if about.name == usual else None
     study = Study(
         sweeps=names,
         runs=tuned.runs,
         metric=about,
         ci=(question.confidence or CONFIDENCE) if ci is None else ci,
         axes=axes,
-        bits_axis=of,
+        bits_axis=bits,
         groups=groups,
-        facet_axes=facet_axes(groups, axes, of),
+        facet_axes=facet_axes(groups, axes, bits),
         networks=networks or {},
-        is_default_metric=metric == usual,
+        is_default_metric=about.name == usual,
         asked=question,
-        has_asked_margin=tolerance is None and asked_tolerance is not None,
+        has_asked_margin=tolerance is None and asked_margin is not None,
         has_asked_confidence=ci is None and question.confidence is not None,
         may_be_share=_may_be_share(about, done),
         tuned=tuned,
@@ -106,8 +98,39 @@ def read_study(
         starts=question.starts,
     )
     if tolerance is None:
-        return _with_margin(study, asked_tolerance, f"as the {question.by} asked")
+        return _with_margin(study, asked_margin, f"as the {question.by} asked")
     return _with_margin(study, tolerance, "typed")
+
+
+def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
+    """Return the metric that is compared, and the name of the one that is compared unless another one is typed.
+
+    Args:
+        typed: The name of a metric, optionally followed by a colon and min, max or share. None for the usual metric.
+        question: The question of the search that made the runs.
+        done: The finished runs.
+        where: The names of the sweeps, for error messages.
+
+    Raises:
+        ReportUsageError: No finished run has the metric, or the direction of a metric of a script's runs is unknown.
+    """
+    columns = [column for column in done.columns if column.startswith("metric:")]
+    known = sorted(column.removeprefix("metric:") for column in columns if done[column].notna().any())
+    usual = question.metric if question.metric in known else _usual_metric(done, known)
+    asked_for = usual if typed is None else typed
+    name, colon, way = asked_for.rpartition(":")
+    if not colon or way not in MEASURES or asked_for in known:
+        name, way = asked_for, ""
+    if name not in known and known:
+        raise ReportUsageError(
+            f"no finished run in {where} has a metric {name!r}; there are: {', '.join(known)}"
+        )
+    about = Metric(name, MEASURES[way]) if way else Metric.of(name, done)
+    if not about.is_known and "script.path" in done.columns:
+        raise ReportUsageError(
+            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
+        )
+    return about, usual
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
@@ -116,7 +139,7 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
     baselines = [
         facet.baseline
         for facet in study.facets
-        if facet.baseline is not None and facet.chains and not study.baseline_problem(facet)
+        if facet.baseline is not None and facet.ladders and not study.baseline_problem(facet)
     ]
     courses = [_course(study, group) for group in dict.fromkeys(baselines)]
     margin = choose_margin(asked_margin, asked_by, metric, courses, name)
@@ -137,28 +160,6 @@ def _course(study: Study, baseline: Group) -> Course:
     run = runs[seeds[0]] if seeds else baseline.runs[0]  # the else branch is for runs without seeds
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)
-
-
-def _with_way(typed: str, known: Sequence[str]) -> tuple[str, str | None]:
-    """Split a typed metric into its name and the min, max or share after the colon; None if there is no such suffix."""
-    name, colon, way = typed.rpartition(":")
-    return (name, way) if colon and way in MEASURES and typed not in known else (typed, None)
-
-
-def _about(name: str, way: str | None, done: pd.DataFrame) -> Metric:
-    """Return the metric with its direction.
-
-    Raises:
-        ReportUsageError: The direction of a metric of a script's runs is unknown.
-    """
-    if way is not None:
-        return Metric(name, MEASURES[way])
-    about = Metric.of(name, done)
-    if about.declared is None and known_measure(name) is None and "script.path" in done.columns:
-        raise ReportUsageError(
-            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
-        )
-    return about
 
 
 def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:

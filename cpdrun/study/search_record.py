@@ -38,7 +38,7 @@ class Asked:
         metric: The name of the metric.
         baseline: The values of the baseline, by key.
         axis: The axis of bits that was searched.
-        starts: The starts of the chains that do not start at their widest width.
+        starts: The starts of the ladders that do not start at their widest width.
         ledger: The ledger of the tested hypotheses.
         by: The command that recorded the question: "search" or "sweep".
     """

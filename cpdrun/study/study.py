@@ -22,7 +22,7 @@ from cpdrun.study.margin import Margin
 from cpdrun.study.metric import CLASSES_IF_UNKNOWN, Metric, learnt, worst
 from cpdrun.study.records import FiniteTestSet, finite_test_set, read_outcomes, rows_of, unit_of
 from cpdrun.study.search_record import Asked, Tuned
-from cpdrun.study.verdicts import ChainAnswer, Judged, answer_chain, judge_groups
+from cpdrun.study.verdicts import Judged, LadderAnswer, answer_ladder, judge_groups
 
 
 class BaselineFlaw(StrEnum):
@@ -69,7 +69,7 @@ class Study:
         may_be_share: Whether the metric may be a share although it was not declared as one.
         tuned: The tuned values, if a search tuned.
         ledger: The ledger of all hypotheses that were tested on the runs of the sweep.
-        starts: The starts of a search's chains that do not start at their widest width.
+        starts: The starts of a search's ladders that do not start at their widest width.
         margin: The margin.
     """
 
@@ -187,9 +187,9 @@ class Study:
         judged = self.judged.get(group)
         return judged.judgement if judged is not None and judged.judgement.pairs else None
 
-    def answer(self, facet: Facet, strategy: str) -> ChainAnswer:
-        """Return the answer of one chain: the formats of a facet that share one way of scaling."""
-        return answer_chain(facet.chains.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
+    def answer(self, facet: Facet, strategy: str) -> LadderAnswer:
+        """Return the answer of one ladder: the formats of a facet that share one way of scaling."""
+        return answer_ladder(facet.ladders.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
     def compare(self, one: Group, other: Group) -> Judgement:
         """Judge how much better one group is than another, from their own pairs and with a margin of 0.
@@ -209,13 +209,13 @@ class Study:
     @cached_property
     def judged(self) -> dict[Group, Judged]:
         """The verdict of the anytime-valid test on each group that is compared with a baseline."""
-        chains = [
+        ladders = [
             (facet.baseline, groups)
             for facet in self.facets
             if facet.baseline is not None and not self.baseline_problem(facet)
-            for groups in facet.chains.values()
+            for groups in facet.ladders.values()
         ]
-        return self.judge(chains, self.ledger)
+        return self.judge(ladders, self.ledger)
 
     def baseline_of(self, group: Group) -> Group | None:
         """Return the baseline that a group is compared with; None if there is no baseline that is fit to compare with.
@@ -230,19 +230,19 @@ class Study:
         return [judged.hypothesis for judged in self.judged.values() if judged.hypothesis is not None]
 
     def judge(
-        self, chains: Sequence[tuple[Group, Sequence[Group]]], ledger: Ledger | None = None
+        self, ladders: Sequence[tuple[Group, Sequence[Group]]], ledger: Ledger | None = None
     ) -> dict[Group, Judged]:
-        """Judge chains. They share the error probability with each other and with the hypotheses of a ledger.
+        """Judge ladders. They share the error probability with each other and with the hypotheses of a ledger.
 
         Args:
-            chains: For each chain its baseline and its candidates.
-            ledger: The ledger. None for an empty one, which also means that every chain starts at its widest width.
+            ladders: For each ladder its baseline and its candidates.
+            ledger: The ledger. None for an empty one, which also means that every ladder starts at its widest width.
         """
-        samples = self.samples(*(group for _, groups in chains for group in groups)) if chains else math.nan
+        samples = self.samples(*(group for _, groups in ladders for group in groups)) if ladders else math.nan
         margin = self.tolerance / self.metric.scale
         alpha, shared = 1 - self.ci / 100, ledger or Ledger()
         starts = () if ledger is None else self.starts
-        return judge_groups(chains, self.metric, margin, alpha, samples, shared, starts)
+        return judge_groups(ladders, self.metric, margin, alpha, samples, shared, starts)
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
         """Return the error of the group's gap to its baseline that is due to the choice of the test examples.

@@ -3,7 +3,7 @@
 Reports use the same anytime-valid test as searches. A grid of runs therefore gets no stronger verdicts than a search,
 and repeating a sweep with more seeds does not invalidate the verdicts.
 
-A chain consists of the groups of one facet that are scaled in the same way, most bits first. All chains of a report
+A ladder consists of the groups of one facet that are scaled in the same way, most bits first. All ladders of a report
 share the error probability.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from cpdrun.config.identity import cell_name
 from cpdrun.record import read_config
-from cpdrun.stats.chain import PairedChain, judge_chains
 from cpdrun.stats.evidence import Judgement, PairsRange, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
-from cpdrun.stats.ledger import AskedChain, Hypothesis, Ledger, Start
+from cpdrun.stats.ladder import PairedLadder, judge_ladders
+from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger, Start
 from cpdrun.study import formats
 from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric, worst
@@ -31,7 +31,7 @@ class Judged:
 
     Attributes:
         verdict: The verdict to report. It is certified only if no run failed (`cpdrun.stats.failures`) and if every
-            wider width, from the chain's start on, has a certified format.
+            wider width, from the ladder's start on, has a certified format.
         judgement: What the group's own pairs show.
         failures: The numbers of failed runs.
         hypothesis: The tested hypothesis with its weight and prior, for the ledger.
@@ -50,7 +50,7 @@ class Judged:
 
 
 def judge_groups(
-    chains: Sequence[tuple[Group, Sequence[Group]]],
+    ladders: Sequence[tuple[Group, Sequence[Group]]],
     metric: Metric,
     margin: float,
     alpha: float,
@@ -61,18 +61,18 @@ def judge_groups(
     """Return the verdicts of all groups.
 
     Args:
-        chains: For each chain its baseline and its groups.
+        ladders: For each ladder its baseline and its groups.
         metric: The metric that is compared.
         margin: The margin in the unit of the stored metric.
         alpha: The error probability of all hypotheses together.
         samples: The size of the test set if the metric counts samples, otherwise NaN.
         ledger: The ledger of the hypotheses that were tested before. New hypotheses get a weight from the error
             probability that is left.
-        starts: The starts of a search's chains that do not start at their widest width.
+        starts: The starts of a search's ladders that do not start at their widest width.
     """
     resolution = 1 / samples if samples > 0 else 0.0
-    found = [_chain(baseline, groups, metric, margin, ledger, starts) for baseline, groups in chains]
-    settled = judge_chains(
+    found = [_ladder(baseline, groups, metric, margin, ledger, starts) for baseline, groups in ladders]
+    settled = judge_ladders(
         [each.paired for each in found],
         metric.name,
         margin,
@@ -89,8 +89,8 @@ def judge_groups(
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """A chain of groups.
+class _Ladder:
+    """A ladder of groups.
 
     Attributes:
         widths: The groups of each bit width, most bits first.
@@ -100,17 +100,17 @@ class _Chain:
 
     widths: list[list[Group]]
     compared: dict[Group, Compared]
-    paired: PairedChain
+    paired: PairedLadder
 
 
-def _chain(
+def _ladder(
     baseline: Group,
     groups: Sequence[Group],
     metric: Metric,
     margin: float,
     ledger: Ledger,
     starts: Sequence[Start],
-) -> _Chain:
+) -> _Ladder:
     by_bits: dict[float, list[Group]] = {}
     for group in sorted(groups, key=lambda group: formats.order(group.format)):
         by_bits.setdefault(formats.bits(group.format) or math.inf, []).append(group)
@@ -118,7 +118,7 @@ def _chain(
     widths = [by_bits[each] for each in bits]
     cells = {group: _cell(group) for group in (baseline, *groups)}
     start = next((each for each in starts if each.cells & {*cells.values()}), None)
-    asked = AskedChain(
+    asked = AskedLadder(
         ledger.named(cells[baseline]),
         [[ledger.named(cells[group]) for group in width] for width in widths],
         min(sum(each > start.bits for each in bits), len(bits) - 1) if start else 0,
@@ -135,12 +135,12 @@ def _chain(
         group: differences(found.ours, found.baseline, higher_is_better=metric.higher_is_better, worst=low)
         for group, found in compared.items()
     }
-    paired = PairedChain(
+    paired = PairedLadder(
         asked,
         [[gaps[group] for group in width] for width in widths],
         [[compared[group].is_barred for group in width] for width in widths],
     )
-    return _Chain(widths, compared, paired)
+    return _Ladder(widths, compared, paired)
 
 
 def _cell(group: Group) -> str:
@@ -157,8 +157,8 @@ _ROUNDING = 1e-12  # so that a mean exactly at the margin counts as within the m
 
 
 @dataclass(frozen=True)
-class ChainAnswer:
-    """The answer of a chain.
+class LadderAnswer:
+    """The answer of a ladder.
 
     Attributes:
         certified: The certified format with the fewest bits. If several have equally many, the one with the best mean.
@@ -181,7 +181,7 @@ class ChainAnswer:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the chain: refuted only if no format is certified or may still be certified."""
+        """The verdict on the ladder: refuted only if no format is certified or may still be certified."""
         if self.certified is not None:
             return Verdict.CERTIFIED
         is_refuted = self.likely is None and not math.isnan(self.refuted_bits)
@@ -189,18 +189,18 @@ class ChainAnswer:
 
     @property
     def group(self) -> Group | None:
-        """The format to show for the chain: the certified format, or the open format that may be good enough."""
+        """The format to show for the ladder: the certified format, or the open format that may be good enough."""
         return self.certified or (self.likely if self.is_near else None)
 
 
-def answer_chain(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> ChainAnswer:
-    """Return the answer of a chain.
+def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> LadderAnswer:
+    """Return the answer of a ladder.
 
     Widths are read from the widest to the narrowest, in the order in which they are certified. A width in which every
-    format is refuted or has failed runs ends the chain, because no narrower width can be certified.
+    format is refuted or has failed runs ends the ladder, because no narrower width can be certified.
 
     Args:
-        groups: The groups of the chain.
+        groups: The groups of the ladder.
         judged: The verdicts by group. Groups without a verdict are ignored.
         margin: The margin in the unit of the stored metric.
     """
@@ -214,7 +214,7 @@ def answer_chain(groups: Sequence[Group], judged: Mapping[Group, Judged], margin
         return -math.inf if math.isnan(found) else found
 
     best = max((group for width in widths.values() for group in width), key=mean, default=None)
-    answer, needed = ChainAnswer(best=best), []
+    answer, needed = LadderAnswer(best=best), []
     for bits, width in widths.items():
         verdicts = [judged[group].verdict for group in width]
         if certified := [group for group in width if judged[group].verdict is Verdict.CERTIFIED]:

@@ -205,9 +205,9 @@ def _forecast(
     slots = _at_once(sweep, to_run, options)
     seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots or 1)
     if seconds is None:
-        yield f"{counted}; how long they take is known once one of them is done"
+        yield f"{counted}; the time is known when one of them is done"
     else:
-        at_once = f"with {slots} at once" if slots else "of computing in all"
+        at_once = f"with {slots} at once" if slots else "of computing in total"
         yield f"{counted}; about {duration(seconds)} {at_once}"
 
 
@@ -228,9 +228,9 @@ def _jobs(sweep: Plan, to_run: Sequence[PlannedRun]) -> list[Job]:
 def _missing(sweep: Plan, config_dir: Path | None) -> Iterator[str]:
     missing = _missing_folders(sweep)
     for what in missing:
-        yield f"missing: {what} is not there"
+        yield f"missing: {what} does not exist"
     if missing:
-        yield f"without it: {smaller_experiment(sweep.runs[0].config['exp'], config_dir)}"
+        yield f"instead: {smaller_experiment(sweep.runs[0].config['exp'], config_dir)}"
 
 
 def _missing_folders(sweep: Plan) -> list[str]:
@@ -247,7 +247,7 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
     }
     formats = {f"format={run.config['format']}": None for run in sweep.runs if is_own(run.config["format"])}
     if names := [*targets, *formats]:
-        yield f"of your own modules, not looked at by a dry run: {', '.join(names)}"
+        yield f"not imported or checked by a dry run, because they are your own: {', '.join(names)}"
 
 
 def _scripts(
@@ -275,11 +275,17 @@ def _table(sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun]) -> Table
         table.add_column(key, no_wrap=True, justify="right" if key in ("seed", "world_size") else "left")
     table.add_column("state", no_wrap=True)
     if sent:
-        table.add_column("sent a step", no_wrap=True, justify="right")
+        table.add_column("sent per step", no_wrap=True, justify="right")
     table.add_column("run", no_wrap=True, overflow="ignore")
     for run in sweep.runs:
         state = found.states.get(run.name)
-        words = "odd" if state is None else str(state) if run.name not in wanted else WORDS.get(state, state)
+        words = (
+            "unreadable"
+            if state is None
+            else str(state)
+            if run.name not in wanted
+            else WORDS.get(state, state)
+        )
         cells = [Text(_cell(run.config, key)) for key in keys]
         more = [Text(_sent(sweep, run))] if sent else []
         table.add_row(*cells, words, *more, Text(run.name))

@@ -81,19 +81,24 @@ def _trains(config: Config) -> bool:
     return is_script(config) or config["epochs"] > 0
 
 
-TAKEN_BY = "{kinds} takes none, as sync=%sgossip_choco and the other gossip rules would"
+TAKEN_BY = "{kinds} does not use it, unlike sync=%sgossip_choco and the other gossip rules"
 OF_A_SUM = tuple(
     f"sync.{knob}"
     for knob in ("order", "group_size", "kahan", "rounding", "overflow", "compat", "requantise")
 )
 RULES = (
     EffectRule(
-        ("norm",), _taken_in("norm", "model"), "{kinds} takes none, as model=normed_convnet would", "model"
+        ("norm",),
+        _taken_in("norm", "model"),
+        "{kinds} has no norm layers, unlike model=normed_convnet",
+        "model",
     ),
     EffectRule(("topology",), _taken_in("topology", "sync"), TAKEN_BY % ""),
     EffectRule(("compressor",), _taken_in("compressor", "sync"), TAKEN_BY % "compressed, "),
     EffectRule(
-        ("scaling",), lambda config: config["aps"], "it is how aps=true scales, and aps=false does not"
+        ("scaling",),
+        lambda config: config["aps"],
+        "it selects how aps=true scales, and all runs have aps=false",
     ),
     EffectRule(
         ("aps",),
@@ -103,7 +108,7 @@ RULES = (
     EffectRule(
         ("full_precision",),
         lambda config: config["aps"] or _sends_less(config),
-        "with format=fp32 all is exchanged in fp32",
+        "with format=fp32, all gradients are exchanged in fp32 anyway",
     ),
     EffectRule(
         ("format",),
@@ -112,15 +117,15 @@ RULES = (
             or "*" not in config["full_precision"]["layers"]
             or (not is_script(config) and config["format"] in config["model"].values())
         ),
-        "full_precision.layers=['*'] has all gradients exchanged in fp32",
+        "with full_precision.layers=['*'], all gradients are exchanged in fp32",
     ),
     EffectRule(
-        ("sync.error_feedback", "sync.requantise"), _sends_less, "format=fp32 takes nothing from a gradient"
+        ("sync.error_feedback", "sync.requantise"), _sends_less, "format=fp32 does not round gradients"
     ),
     EffectRule(
         ("sync.group_size",),
         lambda config: config["sync"].get("order") == "hierarchical",
-        "sync.order=hierarchical alone adds in groups",
+        "only sync.order=hierarchical adds in groups",
     ),
     EffectRule(
         ("sync.order", "sync.kahan"),
@@ -130,28 +135,32 @@ RULES = (
     EffectRule(
         OF_A_SUM,
         lambda config: "inner_steps" not in config["sync"] or _sums_in_format(config),
-        "{kinds} adds the messages of this compressor in float32, as they come",
+        "{kinds} adds the messages of this compressor in float32, in the order of arrival",
     ),
     EffectRule(
         ("compressor.rounding", "compressor.format", "compressor.aps"),
         lambda config: "inner_steps" not in config["sync"] or not _sums_in_format(config),
-        "{kinds} with compressor=rounded sums in the run's format, as format, aps and sync.rounding say",
+        "{kinds} with compressor=rounded sums in the run's format, which format, aps and sync.rounding set",
     ),
     EffectRule(
         ("sync.nesterov",),
         lambda config: config["sync"].get("outer_momentum") != 0,
-        "sync.outer_momentum=0 has no step to look ahead",
+        "with sync.outer_momentum=0 there is no momentum",
     ),
     EffectRule(
-        ("precision.kahan",), _rounds("accumulator"), "precision.accumulator=fp32 has no error to carry"
+        ("precision.kahan",),
+        _rounds("accumulator"),
+        "precision.accumulator=fp32 has no rounding error to compensate",
     ),
     EffectRule(
         ("precision.update_order",),
         _rounds("update"),
-        "precision.update=fp32 rounds no operation of the step",
+        "precision.update=fp32 rounds no operation of the optimizer step",
     ),
     EffectRule(
-        ("precision.master_weights",), _rounds("weights"), "precision.weights=fp32 are their own float32 copy"
+        ("precision.master_weights",),
+        _rounds("weights"),
+        "precision.weights=fp32 stores the weights in float32",
     ),
     EffectRule(
         ("precision.fp32_norms",),
@@ -171,7 +180,7 @@ RULES = (
     EffectRule(
         ("launcher.jobs_per_gpu",),
         lambda config: config["device"] != "cpu",
-        "device=cpu takes no GPU",
+        "device=cpu uses no GPU",
         "launcher",
     ),
     EffectRule(

@@ -20,8 +20,6 @@ from cpdrun.sweep.request import SEARCH
 from cpdrun.sweep.runs import Plan
 
 LEDGER = "ledger"
-# The key of the number of runs that a search is likely to take in total, for the status of a running search.
-EXPECTED_RUNS = "expected_runs"
 
 
 def read_ledger(directory: SweepDir) -> Ledger:

@@ -122,15 +122,32 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
     for key, values in axes.items():
         if str(key).endswith("_dir") and len(values) > 1:
             raise ConfigError(
-                f"{key} cannot be an axis: where files lie is no part of what a run is, and these would be one; "
-                f"make a sweep of each: name=NAME {key}={values[0]}"
+                f"{key} cannot be an axis: a folder does not distinguish runs. Make one sweep for each folder: "
+                f"name=NAME {key}={values[0]}"
             )
-    known = {*groups, *(t.key for t in typed if t.adds)}
-    places = [("sweep", axes, base), ("sweep.exclude", itertools.chain(*exclusions), base)]
-    for name, case in cases.items():
+    request = SweepRequest(typed, choices, cases, axes, exclusions)
+    _require_known_keys(composer, request, base, is_script=is_script)
+    if request.count() > MOST_VALUES:
+        grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
+        raise ConfigError(f"{grid} = {request.count():,} runs; one sweep has at most {MOST_VALUES:,}")
+    return request
+
+
+def _require_known_keys(
+    composer: Composer, request: SweepRequest, base: Mapping[str, Any], *, is_script: bool
+) -> None:
+    """Check the keys of the axes, the exclusions and the cases.
+
+    Raises:
+        ConfigError: A key is not in the config.
+    """
+    groups = composer.groups()
+    known = {*groups, *(t.key for t in request.typed if t.adds)}
+    places = [("sweep", request.axes, base), ("sweep.exclude", itertools.chain(*request.exclusions), base)]
+    for name, case in request.cases.items():
         of_case = {key: str(value) for key, value in case.items() if key in groups}
-        its_base = composer.compose(with_short_form(composer, choices | of_case)) if of_case else base
-        places.append((f"sweep.cases.{name}", case, its_base))
+        choices = with_short_form(composer, request.choices | of_case)
+        places.append((f"sweep.cases.{name}", case, composer.compose(choices) if of_case else base))
     for place, keys, of_place in places:
         for key in keys:
             if not isinstance(key, str):
@@ -139,11 +156,6 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
                 raise ConfigError(
                     f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
                 )
-    request = SweepRequest(typed, choices, cases, axes, exclusions)
-    if request.count() > MOST_VALUES:
-        grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
-        raise ConfigError(f"{grid} = {request.count():,} runs; one sweep has at most {MOST_VALUES:,}")
-    return request
 
 
 def _is_script(composer: Composer, texts: Sequence[str]) -> bool:

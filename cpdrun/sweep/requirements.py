@@ -40,16 +40,16 @@ def smaller_experiment(exp: str | None, config_dir: Path | None) -> str:
     try:
         with Composer(config_dir) as composer:
             if name not in composer.groups()["exp"]:
-                return f"{NEEDS_NOTHING} needs nothing"
+                return f"{NEEDS_NOTHING} needs no data folder"
             config = composer.compose({"exp": name})
             config.pop("sweep", None)
             data = resolve(config)["data"]
     except ConfigError:
-        return f"{NEEDS_NOTHING} needs nothing"
+        return f"{NEEDS_NOTHING} needs no data folder"
     if missing := missing_folders({"data": data}):
-        return f"exp={name} needs {' and '.join(missing)} alone, {NEEDS_NOTHING} nothing"
+        return f"exp={name} needs only {' and '.join(missing)}, and {NEEDS_NOTHING} needs no data folder"
     ships = not any(_names_a_folder(key) for key, _ in flatten(data))
-    return f"exp={name} needs {'nothing' if ships else 'nothing that is not here'}"
+    return f"exp={name} needs {'no data folder' if ships else 'only data folders that exist'}"
 
 
 def _names_a_folder(key: str) -> bool:

@@ -57,17 +57,16 @@ class RunStates:
             count = f"{len(self.edited)} run{'s' if len(self.edited) > 1 else ''}"
             notes.append(
                 f"{count} whose config.yaml was changed by hand and no longer matches the hash in the folder's name: "
-                f"{_few(self.edited)}; what is done there is not what its name says"
+                f"{_few(self.edited)}. The results there belong to other settings"
             )
         kinds = {*self.processors, *([processor()] if here and self.processors else [])}
         if differ(kinds):
             shares = [f"{count} on {described(kind)}" for kind, count in self.processors.most_common()]
-            mine = (
-                f"; this is {described(processor())}" if here and processor() not in self.processors else ""
-            )
+            is_new = here and processor() not in self.processors
+            mine = f". This machine has {described(processor())}" if is_new else ""
             notes.append(
-                f"done runs, by processor: {', '.join(shares)}{mine}. Equal settings "
-                "need not give equal bits there; --rerun all trains all of them anew"
+                f"the finished runs were trained on different processors: {', '.join(shares)}{mine}. Equal settings "
+                "may give different bits on them. --rerun all trains all runs again"
             )
         return notes
 

@@ -5,9 +5,11 @@ The axes are multiplied out. Runs that match an exclusion, and runs with the sam
 """
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from cpdrun.config.paths import check_path
 from cpdrun.config.scaling import spell_out, with_short_form
 from cpdrun.config.schema import check_kind, validate
 from cpdrun.record import SweepDir
-from cpdrun.sweep.initial_weights import find_initial_weights
 from cpdrun.sweep.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 
 BASELINE = "fp32"
@@ -191,11 +192,7 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
     baselines = {digest: run for digest, run in baselines.items() if digest not in runs}
     if not (planned_by_hash := baselines | runs):
         raise ConfigError("the exclusions leave no run of this sweep")
-    some = next(reversed(planned_by_hash.values())).config
-    directory = SweepDir(Path(some["results_dir"]) / some["name"])
-    folders = directory.names_by_hash()
-    planned = [replace(run, name=folders.get(digest, run.name)) for digest, run in planned_by_hash.items()]
-    check_path(directory.run(max((run.name for run in planned), key=len)).path)
+    directory, planned = _in_folders(planned_by_hash)
     return Plan(
         directory=directory,
         typed=[t.text for t in request.typed],
@@ -209,6 +206,16 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
         screen=_question(composer, request, SCREEN),
         left_out=composer.left_out(),
     )
+
+
+def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedRun]]:
+    """Return the sweep's folder and its runs. A run whose hash has a folder gets the name of that folder."""
+    config = next(reversed(list(runs.values()))).config
+    directory = SweepDir(Path(config["results_dir"]) / config["name"])
+    folders = directory.names_by_hash()
+    planned = [replace(run, name=folders.get(digest, run.name)) for digest, run in runs.items()]
+    check_path(directory.run(max((run.name for run in planned), key=len)).path)
+    return directory, planned
 
 
 def _config(
@@ -346,3 +353,33 @@ def _described(rule: Rule) -> str:
         else:
             words.append(str(value) if key == "format" else f"{key}={typed_form(value)}")
     return " ".join(words)
+
+
+def find_initial_weights(config: dict[str, Any]) -> None:
+    """Make `init_from` an absolute path, and set `init_sha256` to the SHA-256 digest of the file's contents.
+
+    The path must be absolute because the run may be started in another folder. `config` is changed in place.
+
+    Raises:
+        ConfigError: The file cannot be read, or the config has another digest.
+    """
+    path = Path(config["init_from"]).expanduser().absolute()
+    try:
+        found = path.stat()
+        digest = _sha256(path, found.st_size, found.st_mtime_ns)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"init_from={config['init_from']}: {path} cannot be read: {reason}") from None
+    if config["init_sha256"] not in (None, digest):
+        raise ConfigError(f"init_sha256={config['init_sha256']}: {path} has {digest}")
+    config["init_from"], config["init_sha256"] = str(path), digest
+
+
+@cache
+def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+    """Return the SHA-256 digest of a file. The result is cached, so all runs of a sweep read the file once.
+
+    Size and modification time are part of the cache key, so that a file that has changed is read again.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -45,7 +45,7 @@ def recipe_lines(sweep: Plan) -> Iterator[str]:
         yield from _script_lines(config, varies, value)
         return
     workers, batch = config["world_size"], config["batch_size"]
-    step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples a step"
+    step = "" if {"world_size", "batch_size"} & varies.keys() else f", {workers * batch:,} samples per step"
     samples = f"{value('world_size')} workers of {value('batch_size')} samples"
     epochs = "1 epoch" if value("epochs") == "1" else f"{value('epochs')} epochs"
     if value("max_steps") not in ("null", "None"):
@@ -58,7 +58,7 @@ def recipe_lines(sweep: Plan) -> Iterator[str]:
         key for key, given in flatten(config["full_precision"], "full_precision.") if given or key in varies
     ]
     if kept:
-        yield "  in fp32 all the same: " + ", ".join(f"{key} {value(key)}" for key in kept)
+        yield "  kept in fp32: " + ", ".join(f"{key} {value(key)}" for key in kept)
     if further := [key for key in FURTHER if config[key] or key in varies]:
         yield "  " + ", ".join(f"{key} {value(key)}" for key in further)
 
@@ -95,7 +95,7 @@ def _script_lines(
         sources.append("printed pairs such as val_loss=0.4")
     judge = judged_by(script)
     counts = (
-        f", {judge} ({direction_of(judge, script['direction'])}) counts, its {script['value']}"
+        f", {judge} ({direction_of(judge, script['direction'])}) decides, its {script['value']} value"
         if judge
         else ""
     )
@@ -124,7 +124,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
             sizes.setdefault(config["format"], {})[size] = None
     said = ", ".join(f"{name} {' to '.join(_ends(list(found)))}" for name, found in sizes.items())
     if said:
-        yield f"a worker sends each step, for a million gradients: {said}"
+        yield f"sent per worker, step and million gradients: {said}"
 
 
 def _varying(sweep: Plan) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ def train(
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
     vote = Vote(workers, journal.wish, config["patience_s"])
     progress = _restore(learner, journal, workers, device, S)
-    learner.observer.goes_on(progress.epoch * S + progress.step)
+    learner.observer.resume(progress.epoch * S + progress.step)
     clock = time.perf_counter() - progress.train_seconds
     ending = Ending.FINISHED
 
@@ -84,7 +84,7 @@ def train(
                 progress.train_seconds = time.perf_counter() - clock
                 _save(learner, journal, workers, progress, asked)
                 if asked is Wish.STOP:
-                    learner.observer.write()
+                    learner.observer.save()
                     raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
@@ -118,10 +118,10 @@ def train(
         elif asked:
             _save(learner, journal, workers, progress, asked)
         if asked is Wish.STOP and progress.epoch < epochs:
-            learner.observer.write()
+            learner.observer.save()
             raise Preempted
 
-    learner.observer.write()
+    learner.observer.save()
     return Result(
         status=ending,
         metrics=progress.metrics,
@@ -172,7 +172,7 @@ def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progre
     """Keep the state in memory, or write a checkpoint. Collective: what is spread over the ranks comes together on rank
     0, which writes."""
     began, losses = time.monotonic(), progress.losses_SxN
-    learner.observer.keep()
+    learner.observer.save_part()
     if losses is not None:
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}

@@ -11,8 +11,8 @@ completely has d = 1.
 - `forward` covers the weights and the activations again. They count twice because no later step compensates for their
   errors, which change the function that is trained and tested.
 
-Figures that the effects lack, or that are not finite, count as no damage. `uncovered` lists them. Damage is clipped to
-[-4, 3], so it is always finite.
+Figures that the effects lack, or that are not finite, count as no damage. `uncovered_parts` lists them. Damage is
+clipped to [-4, 3], so it is always finite.
 """
 
 import math
@@ -86,26 +86,26 @@ def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
     return {**{key: gradient.get(key) for key in keys}, "update_lost": lost}
 
 
-def uncovered(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a phrase for each part of the config that its effects do not measure.
 
-    If the effects contain sentences about parts that they do not cover, only those sentences are yielded.
+    If the effects name the parts themselves, only those are yielded.
     """
-    if said := effects.get("said"):
-        yield from said
+    if parts := effects.get("uncovered"):
+        yield from parts
         return
     gradient, sync = _figures(effects, GRADIENT), str(config["sync"].get("_target_"))
     is_known = math.isfinite(_number(gradient, "sum_error", math.nan)) or _has_vanished(gradient)
     if config["world_size"] > 1 and config["format"] != "fp32" and not is_known:
         yield f"sums of gradients in {config['format']}"
     if config["world_size"] > 1 and not sync.startswith(EMULATED_SUMS):
-        yield f"what sync {sync.rsplit('.', 1)[-1]} does besides rounding"
+        yield f"effects of sync {sync.rsplit('.', 1)[-1]} other than rounding"
     elif config["sync"].get("error_feedback"):
-        yield "what error feedback gives back"
+        yield "error that error feedback returns in later steps"
     rounded = _rounded_roles(config)
     for role in (role for role in PRODUCTS if role in rounded):
         if not math.isfinite(_number(_figures(effects, role), "snr_db", math.nan)):
-            yield f"rounding of products' {role.replace('_', ' ')}s"
+            yield f"rounding of the {role.replace('_', ' ')}s of matrix products"
 
 
 def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
@@ -116,8 +116,8 @@ def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
     roles = {role for key, role in PRECISION_ROLES.items() if precision.get(key, "fp32") != "fp32"}
     rules = precision.get("rules")
     for rule in rules if isinstance(rules, list) else ():
-        named = rule.get("role") if isinstance(rule, Mapping) else None
-        each = PRODUCTS if named is None else named if isinstance(named, list) else [named]
+        given = rule.get("role") if isinstance(rule, Mapping) else None
+        each = PRODUCTS if given is None else given if isinstance(given, list) else [given]
         roles |= {"activation" if role == "input" else role for role in each}
     return roles
 

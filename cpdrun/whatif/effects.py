@@ -1,7 +1,7 @@
 """Compute the effects of configurations on the tensors that a run observed, in a process that has torch.
 
-An answer is {"role": {role: {"all": figures, "layers": {name: figures}}}, "said": [sentence, ...]}. "said" contains a
-sentence for each part of the configuration that the effects do not cover. The roles are gradient, weight, update,
+The effects are {"role": {role: {"all": figures, "layers": {name: figures}}}, "uncovered": [phrase, ...]}. "uncovered"
+has a phrase for each part of the configuration that the effects do not cover. The roles are gradient, weight, update,
 activation and output_gradient. Figures are numbers by name (underflow, snr_db, cosine, ...), or null if they are not
 defined. `cpdrun.whatif.simulate.effects` defines each of them.
 """
@@ -22,7 +22,7 @@ from cpdrun.errors import FAILED, UserError
 from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, read_object, write_json
 
 Effects = dict[str, Any]
-MODULE = "cpdrun.whatif"
+MODULE = "cpdrun.whatif.simulate.effects"
 MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
 MAX_ANSWER_BYTES = 1 << 30  # the limit for the answer of the computing process, which is our own
 TRIES = 2  # a process that was killed by a signal is restarted once
@@ -56,21 +56,21 @@ def check_not_diverged(run: RunDir) -> None:
         )
 
 
-def ask(
+def compute_effects(
     run: RunDir,
     configs: Mapping[str, Mapping[str, Any]],
-    beside: SweepDir | None = None,
+    sweep: SweepDir | None = None,
     *,
     may_import: Collection[str] = (),
 ) -> dict[str, Effects]:
     """Return the effects of each resolved config on the tensors of `run`, by the same names.
 
-    Answers about the same observation are cached in the sweep's folder.
+    Effects on the same observation are cached in the sweep's folder.
 
     Args:
         run: An observed run.
         configs: Resolved configurations. They may come from a record, which anyone may have written.
-        beside: The sweep that caches the answers; None for the sweep of `run`.
+        sweep: The sweep that caches the effects; None for the sweep of `run`.
         may_import: Names of the user's own formats and classes that may be imported, because the user typed them or
             named the directory that holds them. Any other name that is not cpdrun's own is refused.
 
@@ -80,13 +80,13 @@ def ask(
     foreign = [name for each in configs.values() for name in foreign_names(each) if name not in may_import]
     if foreign:
         raise NoEffectsError(
-            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data: nothing that it names is "
-            "imported"
+            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data, so nothing that it names "
+            "is imported"
         )
-    sweep = beside or run.sweep
+    sweep = sweep or run.sweep
     cache = sweep.effects(_digest(run.observed))
-    kept = read_object(cache, MAX_EFFECTS_BYTES) or {}
-    known = {key: effects for key, effects in kept.items() if _is_whole(effects)}
+    cached = read_object(cache, MAX_EFFECTS_BYTES) or {}
+    known = {key: effects for key, effects in cached.items() if _is_complete(effects)}
     keys = {name: identity_hash(config) for name, config in configs.items()}
     missing = {keys[name]: dict(config) for name, config in configs.items() if keys[name] not in known}
     if missing:
@@ -100,7 +100,7 @@ def ask(
 def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
     """Compute the effects in a process that has torch.
 
-    A search that gets no answer starts at another width and keeps that start, so the outcome must not depend on a
+    A search without effects starts at another bit width and records that start, so the outcome must not depend on a
     signal. Therefore the process runs in its own session, where Ctrl-C in the terminal does not reach it, and it is
     started once more if a signal ended it.
 
@@ -108,9 +108,9 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
         NoEffectsError: The process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
-        asked.write_text(json.dumps(configs), encoding="utf-8")
-        command = [sys.executable, "-m", MODULE, str(run.path), str(asked), str(out)]
+        given, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
+        given.write_text(json.dumps(configs), encoding="utf-8")
+        command = [sys.executable, "-m", MODULE, str(run.path), str(given), str(out)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         for _ in range(TRIES):
             done = subprocess.run(
@@ -127,23 +127,21 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
                 break
         found = read_object(out, MAX_ANSWER_BYTES)
         if done.returncode or found is None or not found.keys() >= configs.keys():
-            said = done.stdout.strip().splitlines() or ["no output"]
+            lines = done.stdout.strip().splitlines() or ["no output"]
             raise NoEffectsError(
-                f"the effects of these formats on {run.observed} cannot be computed: {said[-1]}"
+                f"the effects of these formats on {run.observed} cannot be computed: {lines[-1]}"
             )
-    return {name: _figures(effects) for name, effects in found.items()}
+    return {name: _numbers_only(effects) for name, effects in found.items()}
 
 
-def _figures(effects: Effects) -> Effects:
-    """Return an answer without its histograms and single steps. A config that cannot be built has no roles."""
+def _numbers_only(effects: Effects) -> Effects:
+    """Return effects without their histograms and single steps. A config that cannot be built has no roles."""
     roles = {}
     for role, found in effects.get("role", {}).items():
         layers = {name: _numbers(figures) for name, figures in found["layers"].items()}
         roles[role] = {"all": _numbers(found["all"]), "layers": layers}
-    return {
-        "role": roles,
-        "said": [*effects.get("said", ()), *([effects["error"]] if "error" in effects else [])],
-    }
+    error = [effects["error"]] if "error" in effects else []
+    return {"role": roles, "uncovered": [*effects.get("uncovered", ()), *error]}
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
@@ -151,11 +149,11 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
     return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
 
 
-def _is_whole(effects: Any) -> bool:
-    """Return whether a cached answer has the form that `_figures` produces. Anyone may have written the file."""
+def _is_complete(effects: Any) -> bool:
+    """Return whether cached effects have the form that `_numbers_only` produces. Anyone may have written the file."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
-    return isinstance(effects.get("said"), list) and all(
+    return isinstance(effects.get("uncovered"), list) and all(
         isinstance(role, dict)
         and isinstance(role.get("layers"), dict)
         and all(

@@ -20,9 +20,8 @@ from cpdrun.record import Ending, RunDir, read_config
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.whatif.damage import strictness
-from cpdrun.whatif.effects import ask, is_observed
-from cpdrun.whatif.failure_model import Outcome, outcome
-from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all
+from cpdrun.whatif.effects import is_observed
+from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
 FORMAT, APS, SCALING = "format", "aps", "scaling"
 USUAL: Mapping[str, list[Any]] = {
@@ -31,11 +30,11 @@ USUAL: Mapping[str, list[Any]] = {
 }
 # The keys on which the gradients of the workers do not depend. Only these may vary.
 SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
-MOST = 2_000  # the largest number of variants in one prediction
+MAX_VARIANTS = 2_000  # in one prediction
 TOLERANCE = "search.tolerance="
 
 
-def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainForecast], str]:
+def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderForecast], str]:
     """Return forecasts for variants of an observed run, and the margin as text.
 
     Variants that were trained in the same sweep with the same seed determine the distribution of the level.
@@ -46,7 +45,7 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
             in USUAL are used. `search.tolerance=` sets the margin. Without it, the metric's default margin is used.
 
     Returns:
-        One `ChainForecast` for each combination of settings other than the format, and the margin as text.
+        One `LadderForecast` for each combination of settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -63,17 +62,17 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[ChainFore
         raise UserError(f"{run.config}: {error}") from None
     metric = _metric(run)
     margin, strict = _margin(run, metric, [word for word in words if word.startswith(TOLERANCE)])
-    chains: dict[str, list[Subject]] = {}
+    ladders: dict[str, list[Subject]] = {}
     for label, subject in _subjects(config, [word for word in words if not word.startswith(TOLERANCE)]):
-        chains.setdefault(label, []).append(subject)
-    every = [subject for subjects in chains.values() for subject in subjects]
+        ladders.setdefault(label, []).append(subject)
+    every = [subject for subjects in ladders.values() for subject in subjects]
     recorded = foreign_names({key: value for key, value in config.items() if key != FORMAT})
     typed = {name for each in every for name in foreign_names(each.config)}.difference(recorded)
-    effects = ask(run, {each.name: each.config for each in every}, may_import=typed)
-    forecasts = forecast_all(every, effects, strict, _outcomes(run, metric, margin, every))
+    outcomes = _outcomes(run, metric, margin, every)
+    forecasts = what_if([(run, every)], strict, outcomes, may_import=typed)
     found = [
-        ChainForecast.of(label, [forecasts[each.name] for each in subjects])
-        for label, subjects in chains.items()
+        LadderForecast.of(label, [forecasts[each.name] for each in subjects])
+        for label, subjects in ladders.items()
     ]
     return found, metric.show_tolerance(margin)
 
@@ -120,7 +119,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield the label of the chain and the subject for each variant that the words name."""
+    """Yield the label of the ladder and the subject for each variant that the words name."""
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -131,8 +130,8 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
         if APS not in axes and SCALING not in axes:
             axes |= {APS: USUAL[APS]}
         count = math.prod(map(len, axes.values()))
-        if count > MOST:
-            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MOST:,}")
+        if count > MAX_VARIANTS:
+            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MAX_VARIANTS:,}")
         varies = [key for key, values in axes.items() if len(values) > 1 and key not in (FORMAT, APS)]
         for point_values in itertools.product(*axes.values()):
             point = dict(zip(axes, point_values, strict=True))
@@ -162,7 +161,7 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return the label of the chain and the subject for one combination of values.
+    """Return the label of the ladder and the subject for one combination of values.
 
     Args:
         config: The configuration of the run.

@@ -1,4 +1,4 @@
-"""cpdrun called from Python: in a kernel of a notebook, from a script, and from the page that documents it."""
+"""Calls from Python: in a notebook, from a script, and from the page that documents them."""
 
 import inspect
 import os
@@ -20,12 +20,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What a first call says."""
+    """The answer of a first call."""
     folder = tmp_path_factory.mktemp("called")
     return cpdrun.sweep(**SMALL, format=["e4m3", "fp32"], aps=False, jobs=2, results_dir=folder, quiet=True)
 
 
-def test_a_sweep_is_a_value(found):
+def test_a_sweep_returns_an_answer(found):
     assert found.is_ok and found.kind == "sweep" and found["summary"]["done"] == 2
     assert found.says == ["format(2) = 2 -> 2 runs", "2 done"]
     assert found.table["metrics.test_accuracy"].between(0, 1).all()
@@ -53,7 +53,7 @@ def test_quiet_says_nothing_and_a_second_call_trains_nothing(found, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_others_of_the_same_runs(found):
+def test_status_plan_and_report_of_the_same_runs(found):
     assert list(cpdrun.status(str(found.path)).table["state"]) == ["done", "done"]
     following = cpdrun.search(str(found.path), plan=True, budget=2, quiet=True)
     assert following["fit"] == 2 and following.says
@@ -81,7 +81,7 @@ def test_a_mistake_raises_what_the_command_says(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_packages_are_functions_whoever_imports_them_first():
+def test_packages_are_functions_in_any_import_order():
     code = "import cpdrun.sweep, cpdrun, sys; assert callable(cpdrun.sweep); from cpdrun.sweep import plan; print(plan)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     assert set(cpdrun.api.__all__) <= set(dir(cpdrun))
@@ -103,13 +103,13 @@ def test_help_on_a_package_shows_the_function(name):
     )
 
 
-def test_api_is_there_without_importing_it_by_name():
+def test_api_can_be_used_without_importing_it():
     code = "import cpdrun; print(cpdrun.api.schema('search')['document']['title'])"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown == "cpdrun.search/1\n"
 
 
-def test_importing_it_imports_nothing_of_weight():
+def test_importing_cpdrun_imports_no_heavy_packages():
     code = "import cpdrun, sys; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     heavy = {"torch", "numpy", "pandas", "rich", "hydra", "matplotlib", "yaml", "argparse"}
@@ -153,8 +153,8 @@ def test_in_the_kernel_of_a_notebook(tmp_path, monkeypatch):
     assert "did you mean 'format'" in outputs[2][0]["text"]
 
 
-def test_the_page_runs(tmp_path):
-    """Its first example, as it stands, in a folder of its own; with a smaller model."""
+def test_examples_in_the_docs_run(tmp_path):
+    """Run the examples in a folder of their own, with a smaller model."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
     code = code.replace("epochs=1", "epochs=1, model={'width': 4}, device='cpu'")
     script = tmp_path / "page.py"

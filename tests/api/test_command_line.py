@@ -1,4 +1,4 @@
-"""Keyword arguments as what one would type."""
+"""Conversion of keyword arguments to the words of a command line."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_options(command, keywords, words):
     assert typed(parser_of(command), [], keywords) == words
 
 
-def test_what_is_typed_is_read():
+def test_words_are_parsed():
     words = typed(parser_of("sweep"), ["exp=digits_bits"], {"seed": [0, 1], "jobs": 2, "rerun": "all"})
     arguments = read(["sweep", *words])
     assert arguments.overrides == ["exp=digits_bits", "seed=0,1"]
@@ -70,11 +70,11 @@ def test_what_is_typed_is_read():
         ("sweep", {"jobs": [1, 2]}, "takes one value"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(command, keywords, why):
+def test_a_mistake_is_one_line(command, keywords, why):
     with pytest.raises(UserError, match=why):
         typed(parser_of(command), [], keywords)
 
 
-def test_what_the_parser_refuses_raises_and_does_not_exit():
+def test_a_parser_error_raises_instead_of_exiting():
     with pytest.raises(MistypedError, match="--jobs: must be a whole number, at least 1, not '0'"):
         read(["sweep", "exp=digits_bits", "--jobs", "0"])

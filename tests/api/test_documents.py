@@ -1,4 +1,4 @@
-"""What commands print with --json is what their schemas say, of one small sweep and of what needs none."""
+"""The documents that commands print with --json are valid against their schemas."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_commands_on_a_sweep(folder, capsys):
 
 
 def test_a_search_that_trains(capsys, tmp_path):
-    """Its tolerance is so wide that three pairs settle it."""
+    """The margin is so wide that three pairs settle it."""
     typed = (
         "exp=digits_search",
         "format=fp32,e4m3",
@@ -133,7 +133,7 @@ def test_an_error_is_a_document_too(capsys, typed):
     assert told(capsys, *typed)["schema"] == "cpdrun.error/1"
 
 
-def test_words_that_cannot_be_read_are_a_document_too(capsys):
+def test_a_command_line_that_cannot_be_parsed_is_a_document_too(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["sweep", "--jobs", "0", "--json"])
     said = capsys.readouterr()

@@ -48,10 +48,10 @@ def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(hold, run, typ
     held.check()
     assert all(torch.equal(a, b) for a, b in zip(plain[-1], observed[-1], strict=True))
     found = Observation.load(run.observed)
-    assert found.steps == [0, 20, 40] and not found.unseen
+    assert found.steps == [0, 20, 40] and not found.unobserved
     assert (found.about["steps"], found.about["world_size"]) == (45, 3)
     for step in found.steps:
-        for i, (name, seen) in enumerate(found.of_steps[step]["gradient"].items()):
+        for i, (name, seen) in enumerate(found.by_step[step]["gradient"].items()):
             expected = np.stack([own[i].reshape(-1).numpy() for own in observed[step]])
             assert np.array_equal(seen.samples["values"], expected), name
             assert sum(seen.column("count")) + seen.zeros == expected.size
@@ -71,8 +71,8 @@ def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:
     optimizer.step(closure)
     held.check()
     found = Observation.load(run.observed)
-    assert "gradient" not in found.of_steps[0] and "closure" in found.unseen[0]
-    assert {"weight", "update"} <= set(found.of_steps[0])
+    assert "gradient" not in found.by_step[0] and "closure" in found.unobserved[0]
+    assert {"weight", "update"} <= set(found.by_step[0])
 
 
 def test_steps_are_spread_evenly_whatever_their_number() -> None:
@@ -105,9 +105,9 @@ def test_a_script_s_run_is_observed_predicted_and_explained(tmp_path, monkeypatc
     runs = {read_config(run)["format"]: run for run in SweepDir(tmp_path / "results" / SCRIPT.stem).runs()}
     one, other = runs["fp32"], runs["e3m0"]
     found = Observation.load(one.observed)
-    assert found.steps == [0, 20, 40] and set(found.of_steps[20]) == set(ROLES) and not found.unseen
+    assert found.steps == [0, 20, 40] and set(found.by_step[20]) == set(ROLES) and not found.unobserved
     before, x = torch.load(one.path / "step20.pt")
-    seen = found.of_steps[20]
+    seen = found.by_step[20]
     assert np.array_equal(seen["weight"]["0.weight"].samples["values"], before[0].reshape(-1).numpy())
     assert np.array_equal(seen["activation"]["0"].samples["values"], x.reshape(-1).numpy())
     both = seen["gradient"]["2.bias"].samples["values"]

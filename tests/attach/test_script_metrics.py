@@ -31,7 +31,7 @@ def test_a_wrong_pattern_costs_one_run_and_its_correction_none(here, capsys):
     score = "script.direction.score=max"
     assert main([*sweep, "script.metrics.score='test score ([0-9.]+)'", score]) == 1
     said = capsys.readouterr().out
-    assert "The first run trained to its end without its metric. No other run was started" in said
+    assert "The first run ended without its metric. No other run was started" in said
     assert said.count("validation score: -1,002.0") == 1
     (run,) = runs_of(here)
 

@@ -9,7 +9,7 @@ from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
 from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results
+from cpdrun.search.results import Results, baseline_problem
 from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
@@ -67,13 +67,13 @@ def test_a_metric_of_unsaid_direction_is_asked_for(here):
 def test_an_argument_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "format=fp32,e4m3", "seed=0,1"], by_format)
     (line,) = ignored_texts(ignored(collect([sweep])))
-    assert line.startswith("runs with lr = 0.1, 0.2 measured the same") and "read --lr?" in line
+    assert line.startswith("Runs with lr = 0.1, 0.2 measured exactly the same") and "read --lr?" in line
 
 
 def test_a_seed_that_changed_nothing_is_said(here):
     sweep = made(["script.args.lr=0.1,0.2", "seed=0,1,2"], lambda config: config["script"]["args"]["lr"])
     (line,) = ignored_texts(ignored(collect([sweep])))
-    assert line.startswith("runs of the seeds 0, 1, 2 measured the same")
+    assert line.startswith("Runs of the seeds 0, 1, 2 measured exactly the same")
 
 
 def test_what_changed_something_somewhere_is_not_said(here):
@@ -86,12 +86,12 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     sweep = made(["format=fp32,e4m3", "seed=0,1,2"], lambda config: 0.5 + (config["format"] == "e4m3") / 100)
     results = Results(ask(words))
     assert results.runs == 6
-    (standing,) = results.standings()
-    baseline = standing.chain.widths[0][0].baseline
-    assert "the script seems to set its own seed" in results.problem(baseline)
+    (state,) = results.states()
+    baseline = state.chain.widths[0][0].baseline
+    assert "the script seems to set its own seed" in baseline_problem(results, baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
-    assert Results(ask(words)).problem(baseline) is None
+    assert baseline_problem(Results(ask(words)), baseline) is None
 
 
 def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):

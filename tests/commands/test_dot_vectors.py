@@ -95,15 +95,15 @@ def test_answers_are_what_rationals_say(words, capsys):
     [
         (["h100_fp9"], "unknown format 'h100_fp9'"),
         (["h100_fp9-fused"], "unknown accumulator"),
-        (["fp16-stochastic"], "draws"),
+        (["fp16-stochastic"], "rounds stochastically"),
         (["fp16-fused", "--operands", "mxfp8_e4m3"], "without scales"),
         (["fp16-fused", "--operands", "e4m3,e4m3,e4m3"], "one format is needed, or two"),
-        (["fp16-fused", "--rounding", "toward_zero"], "says in its name how it rounds"),
-        (["b200_mxfp8", "--operands", "e4m3fn"], "says in its name what its operands are"),
+        (["fp16-fused", "--rounding", "toward_zero"], "the name of an accumulator says how it rounds"),
+        (["b200_mxfp8", "--operands", "e4m3fn"], "says what its operands are"),
     ],
     ids=str,
 )
-def test_what_has_no_answers_is_said(words, says, capsys):
+def test_accumulators_without_vectors_are_refused(words, says, capsys):
     assert main(["formats", "--vectors", *words]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1

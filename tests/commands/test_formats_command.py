@@ -115,7 +115,7 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
         (["--values"], "error: --values needs the name of a format: cpdrun formats NAME --values"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(capsys, words, line):
+def test_a_mistake_is_one_line(capsys, words, line):
     assert main(["formats", *words]) == 2
     assert capsys.readouterr().err == line + "\n"
 

@@ -165,7 +165,7 @@ def test_a_csv_file_is_a_table_behind_its_header():
         (["e4m3", "--rounding", ","], "--rounding names nothing"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(capsys, tmp_path, monkeypatch, words, line):
+def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, words, line):
     monkeypatch.chdir(tmp_path)
     assert main(["formats", "--vectors", *words]) == 2
     said = capsys.readouterr().err

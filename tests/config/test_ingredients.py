@@ -103,8 +103,8 @@ def test_an_experiment_cannot_say_an_ingredient_that_its_recipe_has_not(tmp_path
 def test_a_baseline_of_another_recipe_is_one_for_all_values_of_an_ingredient():
     words = ["exp=digits_recipes", "recipe=nvfp4", "search.baseline.recipe=bf16"]
     question = ask([*words, "ingredients.rounding=stochastic_8,nearest_even", "ingredients.bf16_layers=0"])
-    assert question.baseline_name == "bf16" and len(question.chains) == 2
-    members = [candidate for chain in question.chains for width in chain.widths for candidate in width]
+    assert question.baseline_name == "bf16" and len(question.ladders) == 2
+    members = [candidate for chain in question.ladders for width in chain.widths for candidate in width]
     (baseline,) = {member.baseline for member in members}
     assert question.config(baseline)["recipe"] == "bf16" and question.config(baseline)["ingredients"] == {}
     found = [question.config(member.name)["ingredients"] for member in members]
@@ -117,7 +117,7 @@ def test_an_ingredient_that_the_baseline_has_too_is_its_own_as_well():
     words = ["exp=digits_recipes", "recipe=nvfp4", "search.baseline.recipe=nvfp4_4over6"]
     question = ask([*words, "ingredients.rounding=stochastic,nearest_even"])
     against = [
-        question.config(chain.widths[0][0].baseline)["ingredients"]["rounding"] for chain in question.chains
+        question.config(chain.widths[0][0].baseline)["ingredients"]["rounding"] for chain in question.ladders
     ]
     assert against == ["stochastic", "nearest_even"]
 

@@ -13,7 +13,7 @@ from documented_lines import PAGES, REPOSITORY, snippets
 
 PAGES_WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
 # executed elsewhere
-ELSEWHERE = {"docs/api.md": "tests/api/test_calls.py::test_the_page_runs"}
+ELSEWHERE = {"docs/api.md": "tests/api/test_calls.py::test_examples_in_the_docs_run"}
 WHOLE = {"docs/tutorial.md"}  # needs nothing
 ALTERNATIVES = {"README.md", "docs/ddp_hook.md", "docs/recipes.md"}  # each statement is of a model of its own
 MODEL = """

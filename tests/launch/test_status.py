@@ -2,13 +2,15 @@
 
 import io
 import json
+import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from driving import drive, finish, wait_for
@@ -17,8 +19,17 @@ from rich.console import Console
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
-from cpdrun.launch.progress.display import Display, _result, print_summary
-from cpdrun.launch.progress.status import estimate_seconds, facts, print_status, run_status, sweep_status
+from cpdrun.launch.progress.display import Display, print_summary
+from cpdrun.launch.progress.results import BestResult, deciding
+from cpdrun.launch.progress.status import (
+    BestRun,
+    RunStatus,
+    estimate_seconds,
+    print_status,
+    run_status,
+    sweep_document,
+    sweep_status,
+)
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, json_text, write_json
 from cpdrun.sweep import plan
@@ -61,7 +72,7 @@ def test_json_and_table_say_the_same(mixed, sweep):
     out = io.StringIO()
     print_status(Console(file=out, width=140), sweep, watch=False)
     assert "2 done, 1 failed, 1 pending" in out.getvalue()
-    rows = facts(sweep)["runs"]
+    rows = asdict(sweep_document(sweep))["runs"]
     assert {row["name"]: row["state"] for row in rows}["failed"] == "failed"
     assert "the weights are sour" in out.getvalue()
 
@@ -83,9 +94,9 @@ def test_watching_ends_when_nobody_launches_any_more(mixed, sweep, monkeypatch):
 
 def test_a_narrow_table_shows_names_whole_and_reasons_below(mixed, sweep):
     out = io.StringIO()
-    print_status(Console(file=out, width=70), sweep)
+    print_status(Console(file=out, width=70, force_terminal=True, color_system=None), sweep)
     assert "failed: ValueError: the weights are sour\n" in out.getvalue()
-    assert "where, or why" not in out.getvalue()
+    assert "where or why" not in out.getvalue()
 
 
 def test_damaged_files_do_not_stop_the_table(mixed, sweep):
@@ -178,7 +189,7 @@ def test_an_odd_run_has_its_line_and_the_others_theirs(job, local, sweep, damage
     lines = out.getvalue().splitlines()
     assert any(line.startswith("one ") for line in lines)
     assert next(line for line in lines if line.startswith("other ")).split()[1:4] == ["done", "1/1", "50.0"]
-    json.loads(json_text(facts(sweep)))
+    json.loads(json_text(asdict(sweep_document(sweep))))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
@@ -205,21 +216,97 @@ def open_sweep():
         yield SweepDir(Path(folder) / "sweep")
 
 
-def test_the_axes_are_columns_where_the_name_does_not_tell_them(job, sweep):
-    for i, rate in enumerate(("0.1", "0.2")):
-        one = job(f"r{i}")
-        one.run.overrides.write_text(f"exp=digits_bits\noptim.lr=0.1,0.2\nformat=e4m3\noptim.lr={rate}\n")
+def test_every_axis_is_a_column(job, sweep):
+    """On a narrow terminal, hashes stand for the names of runs, because they identify them, too."""
+    names = [f"convnet-e4m3-w8-s0-000000000{i}" for i in range(2)]
+    cases = ["'8 bits, top-k'", "fp32"]
+    for name, rate, case in zip(names, ("0.1", "0.2"), cases, strict=True):
+        one = job(name)
+        lines = ["exp=digits_bits", "optim.lr=0.1,0.2", "format=e4m3", f"optim.lr={rate}", f"case={case}"]
+        one.run.overrides.write_text("\n".join([*lines, "script.args.depth=2"]))
         write_json(one.run.done, {"status": "finished", "metrics": {"test_accuracy": 0.5}})
-    sweep.manifest.write_text("axes: {optim.lr: [0.1, 0.2], format: [e4m3, e5m2], seed: [0]}\n")
-    assert [row.axes for row in sweep_status(sweep)] == [
-        {"optim.lr": rate, "format": "e4m3"} for rate in ("0.1", "0.2")
+    sweep.manifest.write_text(
+        "axes: {optim.lr: [0.1, 0.2], format: [e4m3, e5m2], seed: [0], case: [a, b], script.args.depth: [1, 2]}\n"
+    )
+    values = [("0.1", "8 bits, top-k"), ("0.2", "fp32")]
+    assert [row.axes for row in sweep_document(sweep).runs] == [
+        {"optim.lr": rate, "format": "e4m3", "case": case, "script.args.depth": "2"} for rate, case in values
     ]
-    for width, headings in ((140, ["run", "lr", "format", "state"]), (80, ["run", "lr", "state", "epoch"])):
+    for options, shown in (({"width": 80, "force_terminal": True}, "0000000000"), ({}, names[0])):
         out = io.StringIO()
-        print_status(Console(file=out, width=width), sweep)
+        print_status(Console(file=out, color_system=None, **options), sweep)
         lines = out.getvalue().splitlines()
-        assert lines[0].split()[:4] == headings
-        assert [line.split()[1] for line in lines[1:3]] == ["0.1", "0.2"]
+        assert lines[0].split()[:6] == ["run", "lr", "format", "case", "depth", "state"]
+        assert [*lines[1].split()[:3]] == [shown, "0.1", "e4m3"] and "8 bits, top-k" in lines[1]
+
+
+def test_runs_that_wait_for_the_first_one_are_pending(job, sweep):
+    job("one")
+    sweep.manifest.write_text("axes: {}\nruns: [one, another]\n")
+    assert [(row.name, row.state) for row in sweep_status(sweep)] == [
+        ("another", State.PENDING),
+        ("one", State.PENDING),
+    ]
+
+
+def test_the_best_run_and_the_time_left_are_told(sweep, monkeypatch):
+    for i, accuracy in enumerate((0.8, 0.9, 0.7)):
+        sweep.run(f"r{i}").path.mkdir(parents=True)
+        done = {"status": "finished", "metrics": {"test_accuracy": accuracy}, "wall_seconds": 10.0}
+        write_json(sweep.run(f"r{i}").done, done)
+    for i in range(3, 6):
+        sweep.run(f"r{i}").path.mkdir()
+    monkeypatch.setattr(
+        status,
+        "run_status",
+        lambda run, axes=(): (
+            RunStatus(run.name, State.RUNNING, seconds_left=4.0)
+            if run.name == "r3"
+            else run_status(run, axes)
+        ),
+    )
+    document = sweep_document(sweep)
+    assert document.best == BestRun("r1", "test_accuracy", 0.9)
+    assert document.seconds_left == 24.0  # 4 s of the running run, then two runs of 10 s
+    out = io.StringIO()
+    print_status(Console(file=out), sweep)
+    assert out.getvalue().splitlines()[-1].endswith("best so far 90.0 % (r1); about 24.0 s left")
+    sweep.manifest.write_text("search: {expected_runs: 9}\n")
+    assert (
+        sweep_document(sweep).seconds_left == 54.0
+    )  # a search is likely to need 9 runs, so five more of 10 s
+
+
+def test_a_loss_is_best_if_it_is_low_and_a_metric_of_unknown_direction_has_no_best():
+    best = BestResult()
+    for label, loss in (("a", 0.5), ("b", 0.4), ("c", None), ("d", math.inf)):
+        best.add(label, Result.read({"status": "finished", "metrics": {"test_loss": loss}}))
+    assert best.text == "best so far 0.4 (b)"
+    unknown = BestResult()
+    unknown.add("a", Result.read({"status": "finished", "metrics": {"odd": 1.0}, "judged_by": "odd"}))
+    assert unknown.text == ""
+
+
+def test_watching_in_a_pipe_prints_a_line_for_each_change(sweep, monkeypatch):
+    name = "convnet-e4m3-w8-s0-1f0c2d3e4a"
+    seen = iter(
+        [
+            [RunStatus(name, State.PENDING)],
+            [RunStatus(name, State.RUNNING, epoch=1, epochs=2)],
+            [RunStatus(name, State.RUNNING, epoch=2, epochs=2)],
+            [RunStatus(name, State.DONE, epoch=2, epochs=2, test_accuracy=0.75)],
+        ]
+    )
+    monkeypatch.setattr(status, "sweep_status", lambda _: next(seen))
+    monkeypatch.setattr(status, "WATCH_S", 0.0)
+    out = io.StringIO()
+    print_status(Console(file=out), sweep, watch=True)
+    assert out.getvalue().splitlines() == [
+        "sweep: 1 pending",
+        f"running {name}  1/2",
+        f"done {name}  2/2  75.0 %",
+        "sweep: 1 done",
+    ]
 
 
 def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monkeypatch):
@@ -248,7 +335,9 @@ def test_a_summary_folds_progress_bars_and_says_each_reason_once(job, local, swe
     print_summary(Console(file=out, width=300), Summary(failed=[(run, "error: boom") for run in runs]))
     lines = out.getvalue().splitlines()
     assert "    3/3 [==>]" in lines and not any("2/3" in line for line in lines)
-    assert [line for line in lines if "boom" in line] == [f"failed {runs[0].name}: error: boom"]
+    assert [line for line in lines if "boom" in line] == [
+        f"failed {runs[0].name} and 1 more run: error: boom"
+    ]
     assert f"failed for the same reason: {runs[1].name}" in lines
 
 
@@ -280,11 +369,7 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
 def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
     def told(judged_by, metrics):
         result = Result.read({"status": "finished", "metrics": metrics, "judged_by": judged_by})
-        event = SimpleNamespace(
-            job=SimpleNamespace(run=SimpleNamespace(result=lambda: result)),
-            outcome=SimpleNamespace(status=result.status),
-        )
-        return _result(event)
+        return deciding(result).text
 
     of_text = {"test_accuracy": 0.3, "test_bits_per_byte": 2.04364}
     assert told("test_bits_per_byte", of_text) == "test bits per byte 2.044"
@@ -294,3 +379,31 @@ def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
         == told(None, {"test_accuracy": 0.5})
         == "test accuracy 50.0 %"
     )
+
+
+def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal_too(sweep):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200, force_terminal=True, color_system=None), axes=["optim.lr"])
+    display.expect(3)
+    with display:
+        for name, accuracy in (("a-0123456789", 0.5), ("b-0123456789", 0.75), ("c-0123456789", 0.25)):
+            job = Job(sweep.run(name), {}, ["optim.lr=0.1"])
+            display.event(Event(job))
+            job.run.path.mkdir(parents=True)
+            write_json(job.run.done, {"status": "finished", "metrics": {"test_accuracy": accuracy}})
+            display.event(Event(job, Outcome(Ending.FINISHED)))
+    lines = [line for line in out.getvalue().splitlines() if "finished" in line]
+    assert re.search(
+        r"finished a-0123456789 optim.lr=0.1  test accuracy 50.0 %  .* s  \[1/3\]  the best so far", lines[0]
+    )
+    assert re.search(r"\[2/3\]  the best so far  about .* s left$", lines[1])
+    assert lines[2].endswith("[3/3]  best so far 75.0 % (b optim.lr=0.1)")
+
+
+def test_a_repeated_reason_is_printed_once(sweep):
+    out = io.StringIO()
+    display = Display(Console(file=out, width=200))
+    for name in ("a", "b"):
+        display.event(Event(Job(sweep.run(name), {}, []), Outcome(Ending.FAILED, reason="no module named x")))
+    assert out.getvalue().count("no module named x") == 1
+    assert "failed b  for the same reason" in out.getvalue()

@@ -80,9 +80,8 @@ def test_what_is_asked_is_documented(tmp_path):
     ours = read_manifest(question.directory)
     write_run(tmp_path / "theirs", format="fp32", seed=0, metrics={"test_loss": 1})
     assert {*ours, *read_manifest(SweepDir(tmp_path / "theirs"))} == rows("`sweep.yaml`").keys()
-    assert {*ours["search"], "ledger", "tune", "chose", "axis", "baseline_values", "start"} == rows(
-        "`search`"
-    ).keys()
+    further = ("ledger", "tune", "chose", "axis", "baseline_values", "start", "expected_runs")
+    assert {*ours["search"], *further} == rows("`search`").keys()
 
 
 def test_every_file_is_named():

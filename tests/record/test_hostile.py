@@ -100,12 +100,12 @@ def received(trained, tmp_path, monkeypatch) -> SweepDir:
 
 
 def _in_this_process(command, **options):
-    """Do what `python -m cpdrun.whatif` does, without importing torch again. Nothing else may be started."""
+    """Compute effects without importing torch again. Nothing else may be started."""
     from subprocess import CompletedProcess
 
-    from cpdrun.whatif.__main__ import main as observe
+    from cpdrun.whatif.simulate.effects import main as observe
 
-    assert command[1:3] == ["-m", "cpdrun.whatif"], command
+    assert command[1:3] == ["-m", "cpdrun.whatif.simulate.effects"], command
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
         code = observe(command[3 : command.index("--parent")])  # this process is not a child of itself

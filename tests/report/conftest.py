@@ -42,6 +42,7 @@ def no_pictures(monkeypatch):
 def report():
     """Write a report on the given sweeps. `.printed` is the output, `.answers` the sentences without the margin's."""
     import io
+    from dataclasses import asdict
     from types import SimpleNamespace
 
     from rich.console import Console
@@ -65,10 +66,12 @@ def report():
         return SimpleNamespace(
             **vars(made.content)
             | vars(made)
+            | {"verdicts": [asdict(each) for each in made.content.verdicts]}
             | {"sentences": made.sentences, "crossover": None if crossover is None else crossover.numbers},
             folder=folder,
             printed=out.getvalue(),
             answers=answers,
+            document=made.document,
         )
 
     return run

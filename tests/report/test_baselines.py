@@ -41,7 +41,7 @@ def test_a_baseline_with_a_rate_of_its_own_serves_the_formats_of_every_rate(new_
         ("optim.lr 0.1", "e4m3 without APS"),
     ]
     assert "at most 1 point worse than fp32 with optim.lr 0.1" in made.printed
-    assert "compared with fp32 with optim.lr 0.1" in made.printed
+    assert "The baseline is fp32 with optim.lr 0.1." in made.printed
 
 
 def test_a_baseline_that_alone_has_another_rate_makes_no_panel_of_its_own(new_sweep, report):

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from cpdrun.report import best_of
-from cpdrun.report.headline import headline
+from cpdrun.report import best_of as tables_of_best
+from cpdrun.report.answers_text import headline
+from cpdrun.study.best_of import best_of
 from cpdrun.study.reader import read_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -53,7 +54,7 @@ def test_diverged_is_worst_and_of_equals_the_smallest_is_taken(new_sweep):
         for lr, accuracy in by_lr.items():
             status = "finished" if accuracy else "diverged"
             sweep.add(format, accuracy=accuracy or 0.99, status=status, optim=OPTIM | {"lr": lr})
-    (best,) = best_of.best_of(read_study([sweep.dir]))
+    (best,) = best_of(read_study([sweep.dir]))
     assert [group.keys["optim.lr"] for group in best.facet.groups] == [0.1, 0.1]
 
 
@@ -62,10 +63,9 @@ def test_other_axes_keep_apart_and_of_many_the_table_alone_speaks(new_sweep):
     for workers in (2, 4, 8, 16):
         swept(sweep, seeds=1, world_size=workers)
     study = read_study([sweep.dir])
-    assert len(best_of.best_of(study)) == 4 and len(best_of.shown(study).rows) == 16
-    (last,) = best_of.sentences(study)
-    assert last.startswith("The table of the best lr of each format certifies nothing")
-    assert best_of.shown(study).header[:5] == ["format", "bits", "APS", "workers", "best optim.lr"]
+    assert len(best_of(study)) == 4 and len(tables_of_best.shown(study).rows) == 16
+    assert headline(study)[0][-1].startswith("The table of the best lr of each format certifies nothing")
+    assert tables_of_best.shown(study).header[:5] == ["format", "bits", "APS", "workers", "best optim.lr"]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_what_is_part_of_the_question_is_not_tuned(new_sweep, varied):
         for format in ("fp32", "e4m3"):
             sweep.add(format, **{key: value})
     study = read_study([sweep.dir])
-    assert len(study.facets) == 2 and best_of.best_of(study) == [] and best_of.shown(study) is None
+    assert len(study.facets) == 2 and best_of(study) == [] and tables_of_best.shown(study) is None
     assert not any("chosen" in line for line in headline(study)[0])
 
 
 def test_a_baseline_that_learnt_with_none_is_no_ground(new_sweep):
     world = {("fp32", False): {0.1: None, 0.2: None}, ("e4m3", False): {0.1: 0.9, 0.2: 0.8}}
     study = read_study([swept(new_sweep(), world).dir])
-    assert best_of.numbers(study)["vs_best_baseline"].isna().all()
+    assert tables_of_best.numbers(study)["vs_best_baseline"].isna().all()
 
 
 def test_two_tuned_keys_are_chosen_together(new_sweep):
@@ -100,7 +100,7 @@ def test_two_tuned_keys_are_chosen_together(new_sweep):
                 good = (lr, momentum) == ((0.1, 0.9) if format == "fp32" else (0.2, 0.0))
                 optim = OPTIM | {"lr": lr, "momentum": momentum}
                 sweep.add(format, accuracy=0.97 if good else 0.9, optim=optim)
-    (best,) = best_of.best_of(read_study([sweep.dir]))
+    (best,) = best_of(read_study([sweep.dir]))
     assert {g.format: tuple(best.values(g).values()) for g in best.facet.groups} == {
         "fp32": (0.1, 0.9),
         "e4m3": (0.2, 0.0),

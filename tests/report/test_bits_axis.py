@@ -51,7 +51,10 @@ def test_of_two_axes_one_is_compared_while_the_other_is_held(new_sweep, report, 
 def test_without_fp32_the_widest_is_the_baseline_and_the_report_says_so(new_sweep, report, no_pictures):
     made = report(fill(new_sweep(), {"bf16": 0.98, "e4m3": 0.981}))
     assert "0.5 points worse than bf16" in made.answers[0] and made.answers[1].startswith("bf16: 98")
-    assert "precision.weights has no fp32: compared with the widest, bf16" in made.printed
+    assert (
+        "No value of precision.weights is fp32, so the others are compared with the widest, bf16."
+        in made.printed
+    )
     assert "against bf16" in made.printed
 
 
@@ -63,7 +66,7 @@ def test_the_baseline_of_a_search_is_that_of_its_report(new_sweep, report, no_pi
     search = {"tolerance": 1, "baseline": {"format": "bf16", "aps": False}}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
     printed = report(sweep).printed
-    assert "at most 1 point worse than bf16" in printed and "compared with bf16" in printed
+    assert "at most 1 point worse than bf16" in printed and "The baseline is bf16." in printed
 
 
 def test_an_axis_of_formats_beside_format_itself_is_held(new_sweep, report, no_pictures):

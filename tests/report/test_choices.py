@@ -76,7 +76,7 @@ def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_swee
     assert list(made.table["precision"]) == ["fp32", "mixed_fp16", "pure_fp16", "pure_fp8", "int8"]
     assert list(made.table["bits"]) == [32, 16, 16, 8, 8]
     assert made.verdicts[0]["candidate"] == "int8 of precision" and "choice of precision" in made.answers[0]
-    assert "note: precision: a choice has the bits of the widest format that it rounds to" in made.printed
+    assert "note: A choice of precision has the bits of the widest format that it rounds to" in made.printed
     details = pd.read_csv(made.folder / "details.csv").set_index("precision")
     assert details.loc["pure_fp8", "vs_baseline"] == pytest.approx(-0.05)
     assert (
@@ -117,7 +117,10 @@ def test_without_fp32_the_widest_choice_is_the_baseline_and_another_can_be_asked
 ):
     sweep = fill(new_sweep(), {"pure_fp16": 0.98, "mixed_fp16": 0.981, "pure_fp8": 0.979})
     made = report(sweep)
-    assert "precision has no fp32: compared with the widest, mixed_fp16" in made.printed
+    assert (
+        "No value of precision is fp32, so the others are compared with the widest, mixed_fp16."
+        in made.printed
+    )
     other = report(sweep, baseline={"precision": "pure_fp16"})
     assert "0.5 points worse than pure_fp16" in other.answers[0]
 
@@ -133,7 +136,7 @@ def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, rep
     made = report(sweep)
     held = ["precision.activations e5m2", "precision.activations fp32"]
     assert [each["facet"] for each in made.verdicts] == held
-    assert "precision.activations names formats too, and is held here; --baseline" in made.printed
+    assert "precision.activations names formats too, but only runs with the same" in made.printed
     other = report(sweep, baseline={"precision.activations": "fp32"})
     assert [(each["facet"], each["scaling"]) for each in other.verdicts] == [
         ("precision fp32", "of activations"),
@@ -188,4 +191,4 @@ def test_the_search_of_an_axis_is_reported_along_it(new_sweep, report, no_pictur
     made = report(sweep)
     assert "at most 1 point worse than fp32 with format fp32" in made.answers[0]
     assert made.verdicts[0]["candidate"] == "pure_fp8 of precision"
-    assert "compared with fp32 with format fp32" in made.printed
+    assert "The baseline is fp32 with format fp32." in made.printed

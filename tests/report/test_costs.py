@@ -8,10 +8,11 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.costmodel import costs
-from cpdrun.costmodel.costs import front, knee, transistors
+from cpdrun.costmodel.costs import transistors
 from cpdrun.errors import UserError
 from cpdrun.report.cost import COSTS, show_count
 from cpdrun.study.group import Group
+from cpdrun.study.pareto import front, knee
 from cpdrun.study.reader import read_study
 
 
@@ -122,13 +123,11 @@ def recipes(new_sweep) -> Sweep:
 
 def test_a_report_names_the_knee_of_every_cost_that_differs(recipes, report):
     made = report(recipes, baseline={"recipe": "bf16"}, formats=["md", "csv", "html", "svg"])
-    lines = {line.split(",")[0]: line for line in made.sentences if line.startswith("For ")}
-    assert list(lines) == ["For bytes kept", "For bit operations", "For area"]
-    bits = lines["For bit operations"]
-    assert bits.startswith(
-        "For bit operations, mxfp8 (64 k bit operations a step, 4 times less than bf16; −0.2"
-    )
-    assert bits.endswith("is the knee of the front of 3 means: nvfp4, mxfp8, bf16.") and ", open)" in bits
+    lines = {line.split(":")[0]: line for line in made.sentences if "Pareto front" in line}
+    assert list(lines) == ["Bytes kept", "Bit operations", "Area"]
+    bits = lines["Bit operations"]
+    assert bits.startswith("Bit operations: mxfp8 (64 k bit operations a step, 4 times less than bf16; −0.2")
+    assert bits.endswith("is the knee of the Pareto front (nvfp4, mxfp8, bf16).") and ", open)" in bits
     fronts = {found["cost"]: found for found in made.fronts}
     assert [point["name"] for point in fronts["bitops"]["front"]] == ["nvfp4", "mxfp8", "bf16"]
     assert fronts["bitops"]["knee"] == "mxfp8" and fronts["bitops"]["front"][0]["cost"] == 16000
@@ -136,7 +135,7 @@ def test_a_report_names_the_knee_of_every_cost_that_differs(recipes, report):
     for name in ("accuracy_vs_area", "accuracy_vs_bit_operations", "accuracy_vs_kept"):
         picture = (made.folder / f"{name}.svg").read_text()
         assert "its knee" in picture and "fp16_mixed" in picture
-    assert lines["For area"].split(" (")[0] in page
+    assert lines["Area"].split(" (")[0] in page
     assert not (made.folder / "accuracy_vs_bytes.svg").exists()
     row = json.loads(made.table.to_json(orient="records"))[0]
     assert "transistors_per_mac" not in row, "details.csv has it"
@@ -149,13 +148,15 @@ def test_what_seeds_do_not_tell_apart_has_no_knee(new_sweep, report, no_pictures
         for seed in range(3):
             sweep.add(fmt, seed=seed, accuracy=accuracy + 0.004 * ((seed + sent) % 3), wire_bytes=sent)
     made = report(sweep)
-    (said,) = [line for line in made.sentences if line.startswith("For ")]
+    (said,) = [line for line in made.sentences if "Pareto front" in line]
     assert said.startswith(
-        "For bytes moved, no knee can be told: the seeds tell no point of the front (e3m0, e4m3, fp32)"
+        "Bytes moved: the seeds do not distinguish any point of the Pareto front (e3m0, e4m3, fp32) from the best one"
     )
-    assert "its cheapest is e3m0 (50 B a step, 8 times less than fp32; −0.20 points [" in said
+    assert "The cheapest is e3m0 (50 B a step, 8 times less than fp32; −0.20 points [" in said
     asked = report(sweep, costs=["area", "bytes"]).sentences
-    assert any(line.startswith("For area, no answer: an earlier version trained the runs") for line in asked)
+    assert any(
+        line.startswith("Area: no answer, because an earlier version trained the runs") for line in asked
+    )
     with pytest.raises(UserError, match="unknown cost 'gates'; there are: bytes, kept, bitops, area"):
         report(sweep, costs=["gates"])
 

@@ -7,7 +7,7 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.comm.sums.orders import order_named
-from cpdrun.report.diagnosis import sums_text as words
+from cpdrun.report import diagnosis as rendered
 from cpdrun.study.gradient_sums import (
     Cause,
     exponent_range,
@@ -60,12 +60,13 @@ def test_a_run_stands_against_the_baseline_of_its_seed_or_else_against_the_mean(
     assert (lost.verdict, lost.same_seed, lost.baseline.name) == (RunVerdict.WORSE, True, runs["fp32"].name)
     assert lost.lost == pytest.approx(0.87)
     assert (
-        words.gap(study, lost)
+        rendered._line("gap", study=study, comparison=lost)
         == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
     )
-    assert words.by_chance(study, lost) == ""
+    assert rendered.by_chance(study, lost) is None
     assert compare_run(study, runs["scaled"]).verdict is RunVerdict.WITHIN
-    assert "10 of 10000 test samples" in words.by_chance(study, compare_run(study, runs["scaled"]))
+    chance = rendered.by_chance(study, compare_run(study, runs["scaled"]))
+    assert chance == {"count": 10, "samples": 10_000}
     assert compare_run(study, runs["fp32"]).verdict is RunVerdict.BASELINE
     other = compare_run(study, runs["other seed"])
     assert (other.same_seed, other.baseline_value) == (False, pytest.approx(0.985))
@@ -82,7 +83,12 @@ def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider
     lost = compare_run(study, runs["lost"])
     assert [is_improvement(study, lost, one) for one in found] == [True, True]
     assert not is_improvement(study, lost, replace(found[1], comparison=replace(lost, lost=0.75)))
-    text = words.measured(study, found[0], find_reason(gradient_statistics(rows_of(runs["lost"]))))
+    text = rendered._line(
+        "measured",
+        study=study,
+        neighbor=found[0],
+        reason=find_reason(gradient_statistics(rows_of(runs["lost"]))),
+    )
     assert text == (
         "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and its sum's error goes from 65 % to 10 % "
         "(measured)"
@@ -112,14 +118,22 @@ def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):
         1: pytest.approx(0.6),
         2: pytest.approx(0.7),
     }
-    assert words.when(found) == "the sum's error is present throughout: 60 % in epoch 1, 70 % in epoch 2"
-    text = words.cause(found, aps=False, chain=7, workers=8, workers_per_scale=8)
+    assert (
+        rendered._line("when", course=rendered._course(found))
+        == "the sum's error is present throughout: 60 % in epoch 1, 70 % in epoch 2"
+    )
+    text = _cause(found, aps=False, workers=8)
     assert "74 % of the gradients that workers send become 0 in e3m0, and the sum is wrong by 65 %" in text
     assert text.endswith("e3m0 represents 2^-2 to 2^3, and the gradients range from 2^-20 to 2^-6")
-    scaled = words.cause(found, aps=True, chain=63, workers=64, workers_per_scale=64)
+    scaled = _cause(found, aps=True, workers=64)
     assert scaled.endswith(
         "of the 6 powers of two of e3m0, APS keeps 6 free for the sum of 64 workers, which leaves 0"
     )
+
+
+def _cause(found, *, aps, workers):
+    setting = rendered._setting(found, aps, workers, {"order": "rank"})
+    return rendered._line("cause", reason=found, setting=setting)
 
 
 @pytest.mark.parametrize(

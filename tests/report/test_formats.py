@@ -1,6 +1,7 @@
 """csv, markdown, LaTeX, parquet and pivots, with names that try to break them."""
 
 import csv
+import math
 import shutil
 import subprocess
 
@@ -177,6 +178,7 @@ def test_pivot_puts_axes_where_they_are_asked_for(new_sweep, report):
     ].item()
     assert table.set_index("format").loc["e3m0", "APS yes, workers 8"] == pytest.approx(want)
     assert table.set_index("format")["APS yes, workers 4"].isna()["fp32"]
+    assert "APS yes," in made.printed and made.document().layout[0]["format"] == "fp32"
 
 
 def test_pivot_never_mixes_configs(new_sweep, report):
@@ -189,9 +191,32 @@ def test_pivot_never_mixes_configs(new_sweep, report):
     assert table["test_accuracy_mean"].tolist() == pytest.approx([0.1, 0.2])
 
 
+def test_pivot_of_several_sweeps_has_a_column_for_each_model(new_sweep, report):
+    """The sweep is no axis of the table, because the model determines it."""
+    sweeps = [new_sweep("a"), new_sweep("b")]
+    for sweep, model in zip(sweeps, ("ConvNet", "MLP"), strict=True):
+        for seed in range(5):
+            for format, aps, mean in (("fp32", False, 0.98), ("e4m3", True, 0.979), ("e3m0", False, 0.3)):
+                scattered = mean + 0.001 * math.cos(7 * seed + 5 * ord(format[1]))
+                model_config = {"_target_": f"cpdrun.models.{model}"}
+                sweep.add(format, aps=aps, seed=seed, accuracy=scattered, model=model_config)
+    made = report(
+        *sweeps, rows=["format", "aps"], cols=["model"], tolerance=1.0, formats=["md", "csv", "tex"]
+    )
+    table = pd.read_csv(made.folder / "pivot.csv")
+    assert list(table.columns) == ["format", "aps", "model ConvNet", "model MLP"]
+    assert len(table) == 3 and not table.isna().any().any()
+    text = (made.folder / "pivot.md").read_text(encoding="utf-8")
+    assert "| e4m3 | yes | 97.9 ✓ | 97.9 ✓ |" in text and "| e3m0 | no | 30.0 ✗ | 30.0 ✗ |" in text
+    tex = (made.folder / "pivot.tex").read_text(encoding="utf-8")
+    assert r"e4m3 & yes & 97.9 \textsuperscript{c} &" in tex and "Superscript c: certified" in tex
+
+
 def test_pivot_over_an_axis_that_is_not_there(digits, report):
     with pytest.raises(ReportUsageError, match=r"no axis 'colour'.*format, aps, world_size"):
         report(digits, rows=["colour"])
+    with pytest.raises(ReportUsageError, match=r"no axis 'formt'.*did you mean 'format'"):
+        report(digits, cols=["formt"])
 
 
 def test_csv_cells_are_no_formulas_and_numbers_stay_numbers(tmp_path):

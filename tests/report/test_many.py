@@ -22,7 +22,7 @@ def test_mixed_versions_are_told(new_sweep, report, no_pictures):
         env = {"python": "3.11.7", "packages": {"torch": torch}, "hostname": f"node{seed}"}
         sweep.add(seed=seed, accuracy=0.9 + 0.01 * seed, env=env)
     printed = report(sweep).printed
-    assert "made with different versions: torch 2.9.0 (2 runs), 2.10.0 (1 runs)" in printed
+    assert "made with different versions: torch 2.9.0 (2 runs), 2.10.0 (1 run)" in printed
     assert "node0" not in printed
 
 

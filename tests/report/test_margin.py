@@ -79,7 +79,7 @@ def test_without_a_typed_margin_a_metric_that_is_logged_once_is_not_judged(tmp_p
     folder = write_regression(tmp_path / "once", {"fp32": 0.0105, "e1m1": UNTRAINED}, logged_from=None)
     _, said = ask_report(capsys, folder)
     assert (
-        "No answer: nobody typed a margin, and val_loss was logged only once" in said
+        "OPEN: no verdict is possible without a valid margin. Nobody typed a margin" in said
         and "REFUTED" not in said
     )
     _, said = ask_report(capsys, folder, "--tol", "2%")

@@ -83,12 +83,12 @@ def test_every_method_is_a_point_named_and_of_a_look_of_its_own(methods, report)
 def test_the_fewest_bits_that_do_as_well_are_an_answer(methods, report, no_pictures):
     said = report(methods, tolerance=0.0205).sentences  # local steps, 2 bits, are at the edge of it: open
     assert said[-1] == (
-        "Fewest bits a parameter and step that are certified to be at most 0.0205 worse than fp32, which sends 32 "
-        "bits: e3m0 with APS (4). Open with fewer: H=16 (2)."
+        "Fewest bits: e3m0 with APS (4) is certified to be at most 0.0205 worse than fp32 (32), in bits per parameter "
+        "and step. Open with fewer bits: H=16 (2)."
     )
     said = report(methods, tolerance=0.0001).sentences
     assert said[-1].startswith(
-        "No method that sends less than fp32, which sends 32 bits a parameter and step, is certified."
+        "Fewest bits: no method that sends less than fp32 (32 bits per parameter and step) is certified."
     )
 
 
@@ -263,7 +263,7 @@ def test_a_codec_that_takes_longer_than_it_saves_loses_to_plain_bf16_everywhere(
 def test_what_cannot_be_predicted_is_said_and_why(methods, report, no_pictures):
     assert "crossover" not in report(methods).printed, "nobody asked"
     made = report(methods, networks=["1gbit"])
-    assert "no crossover: the sweep has no calibration, `cpdrun doctor --calibrate` makes one" in made.printed
+    assert "no crossover: the sweep has no calibration; `cpdrun doctor --calibrate` makes one" in made.printed
     calibrate(methods, values=1000)
     assert "the calibration is of a model of 1,000 values, not 360,000" in report(methods).printed
     calibrate(methods)

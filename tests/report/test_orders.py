@@ -107,7 +107,7 @@ def test_many_facets_are_one_matrix_and_one_sentence(new_sweep, report, no_pictu
     made = report(sweep, formats=["md", "csv", "html"])
     first, *rest = made.answers
     assert first == (
-        "CERTIFIED in 9 of 12 combinations of workers and sync.order (e3m0 (4 bits) to e4m3 (8 bits)) with APS, "
+        "CERTIFIED with APS in 9 of 12 combinations of workers and sync.order (e3m0 (4 bits) to e4m3 (8 bits)); "
         "refuted in 3."
     )
     assert len([line for line in rest if line.startswith("Order of summation, workers ")]) == 3
@@ -124,8 +124,6 @@ def test_a_facet_without_a_baseline_says_so_in_its_row(new_sweep, report, no_pic
         sweep.add(seed=seed, status="diverged", accuracy=0.1, world_size=32, sync=sync)
         sweep.add("e4m3", aps=True, seed=seed, accuracy=0.98, world_size=32, sync=sync)
     made = report(sweep)
-    assert made.answers[0].startswith(
-        "OPEN in 3 of 3 combinations of workers (most likely e3m0 (4 bits)) with APS."
-    )
-    assert "No answer in 1 of 4: fp32 failed or is missing." in made.answers
+    assert made.answers[0] == "OPEN with APS in 3 of 3 combinations of workers (most likely e3m0 (4 bits))."
+    assert "No answer in 1 of 4 combinations: fp32 failed or is missing." in made.answers
     assert "fp32 itself diverged in 2 of 2 runs" in made.printed

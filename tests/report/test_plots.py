@@ -10,12 +10,12 @@ import pytest
 from made_up import fill_digits
 from matplotlib.figure import Figure
 
-from cpdrun.costmodel.costs import front
 from cpdrun.report import plots
 from cpdrun.report.page import pictures
 from cpdrun.report.plots._metric_axis import MetricAxis, value_ranges
 from cpdrun.report.plots._panels import spread
 from cpdrun.report.style import RC
+from cpdrun.study.pareto import front
 from cpdrun.study.reader import read_study
 
 SVG = "{http://www.w3.org/2000/svg}"

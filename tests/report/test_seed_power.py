@@ -13,9 +13,9 @@ import yaml
 import cpdrun
 from cpdrun.cli import main
 from cpdrun.commands import schema
-from cpdrun.commands.sweep import describe_seed_power
 from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
 from cpdrun.record.measure import ACCURACY, NATS
+from cpdrun.report.sweep_text import seed_power_text
 from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
@@ -120,7 +120,7 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     (group,) = study.judged
     assert power.test_set_settles == pytest.approx(1.644854 * study.finite_test_set(group).lasting_error)
     assert power.limited_by_test_set
-    said = describe_seed_power(power, study.metric)
+    said = seed_power_text(power, study.metric)
     assert said.startswith(
         "40 test samples cannot settle 0.5 points with any number of seeds, only differences of"
     )
@@ -168,7 +168,7 @@ POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
     ],
 )
 def test_the_sentence(power, metric, said):
-    assert describe_seed_power(power, metric) == said
+    assert seed_power_text(power, metric) == said
 
 
 def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
@@ -185,8 +185,11 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
         write_json(folder.done, done | {"test_samples": 360})
     write_manifest(sweep)
     assert main(["sweep", *typed]) == 0
-    *_, said, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("3 seeds settle differences of ") and last.startswith("Nothing to do.")
+    counts, nothing, verdict, *_, said, last = capsys.readouterr().out.splitlines()
+    assert counts.endswith("6 done, 0 to run") and nothing == "Nothing to do."
+    assert verdict.startswith("OPEN: no format without APS is certified")
+    assert said.startswith("3 seeds settle differences of ")
+    assert last == f"For the report: cpdrun report {sweep.directory.path}"
     assert main(["sweep", *typed, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.validate(document, schema("sweep"), cls=jsonschema.Draft202012Validator)

@@ -11,6 +11,7 @@ import urllib.request
 import browser
 import pytest
 
+from cpdrun.cli import main
 from cpdrun.record import write_text
 from cpdrun.report import ReportOptions
 from cpdrun.report.page.server import live_server, read_progress
@@ -190,12 +191,12 @@ def test_a_sweep_without_a_finished_run_has_a_page(new_sweep, serve):
     sweep = new_sweep()
     sweep.add(status=None)
     text = get(serve(sweep)).read().decode()
-    assert "no finished run in digits_bits" in text and "0 of 1 runs have ended" in text
+    assert "No finished run in digits_bits" in text and "0 of 1 runs have ended" in text
 
 
 def test_a_wrong_option_is_shown_on_the_page(running, serve):
     assert (
-        "no finished run in digits_bits has a metric &#39;speed&#39;"
+        "No finished run in digits_bits has a metric &#39;speed&#39;"
         in get(serve(running, metric="speed")).read().decode()
     )
 
@@ -223,3 +224,9 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(running):
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) == 0
     assert not running.dir.report.exists()
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--to", "wandb"]])
+def test_serve_writes_neither_a_document_nor_an_export(words, capsys):
+    assert main(["report", "--serve", *words]) == 2
+    assert "--serve" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_scaling_rules_are_strategies_not_panels(new_sweep, report):
             sweep.add("e3m0", aps=True, seed=seed, accuracy=accuracy, scaling=scaling)
             sweep.add("e3m0", aps=False, seed=seed, accuracy=0.1, scaling=scaling, epochs=3)
     made = report(sweep)
-    assert [line.split()[0] for line in made.sentences] == ["OPEN:"] * 3 + ["fp32:", "Margin:"]
+    assert [line.split()[0] for line in made.sentences] == ["OPEN:"] * 3 + ["Margin:", "fp32:"]
     assert "no format with APS (APS) is certified" in report(sweep, tolerance=1).sentences[0]
     assert len(made.table) == 4
 

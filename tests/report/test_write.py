@@ -74,7 +74,7 @@ def test_unfinished_runs_are_counted_and_the_report_goes_on(new_sweep, report, n
     finally:
         os.close(lock)
     assert "39 of 42 runs are finished (1 running, 1 failed, 1 pending)" in made.printed
-    assert "failed: broken-run" in made.printed
+    assert "broken-run failed: it fell over." in made.printed
     assert len(made.table) == 13
 
 
@@ -91,8 +91,8 @@ def test_work_that_was_done_again_is_told_of_runs_that_came_to_their_end(new_swe
         runs["twice"].new_attempt().exit, Outcome(Ending.FINISHED, restarts=2, lost_seconds=1.0).as_json()
     )
     assert (
-        "4.5 s of work were lost with ranks and runs that died, and done again, 3 times by ranks that started again "
-        "at once; the most by twice, 3.0 s" in " ".join(report(sweep).printed.split())
+        "4.5 s of work were lost when ranks and runs died, and were done again, 3 times by ranks that started again "
+        "at once. twice lost the most, 3.0 s." in " ".join(report(sweep).printed.split())
     )
 
 
@@ -111,14 +111,14 @@ def test_a_search_is_answered_with_what_it_asked_unless_another_question_is_type
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     asked = report(sweep)
     assert "at most 1 point worse than fp32" in asked.printed
-    assert "as the search asked: a margin of 1 point, 90 % confidence; --tol" in asked.printed
+    assert "The margin (1 point) and the confidence (90 %) are those of the search; --tol" in asked.printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": {"tolerance": 1.0}}))
-    assert "as the sweep asked: a margin of 1 point; --tol" in report(sweep).printed
+    assert "The margin (1 point) is that of the sweep; --tol" in report(sweep).printed
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     typed = report(sweep, tolerance=0.25, ci=95).printed
-    assert "at most 0.25 points worse than fp32" in typed and "as the search asked" not in typed
+    assert "at most 0.25 points worse than fp32" in typed and "of the search;" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "nobody typed a margin" in other and "as the search asked: 90 %" in other
+    assert "Nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
 
 
 def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, report, no_pictures):
@@ -126,7 +126,7 @@ def test_a_question_of_a_search_that_cannot_be_read_is_passed_over(new_sweep, re
     question = {"tolerance": "wide", "confidence": 400, "metric": ["a"], "baseline": 3}
     write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": question}))
     made = report(sweep)
-    assert "at most 0.5 points worse than fp32" in made.printed and "as the search asked" not in made.printed
+    assert "at most 0.5 points worse than fp32" in made.printed and "of the search;" not in made.printed
 
 
 def test_a_missing_seed_is_named(new_sweep, report, no_pictures):
@@ -146,6 +146,25 @@ def test_nothing_finished_is_one_clear_line(new_sweep, report, state):
     assert not sweep.dir.report.exists()
 
 
+def test_one_format_leaves_the_files_of_the_others(digits, report):
+    report(digits, formats=["md", "csv", "html", "png", "svg"], rows=["format"])
+    before = {file: file.read_bytes() for file in digits.dir.report.iterdir()}
+    report(digits, formats=["pdf"])
+    assert {file: file.read_bytes() for file in before} == before
+    report(digits, formats=["md"])
+    assert (digits.dir.report / "pivot.md").exists() and (digits.dir.report / "table.csv").exists()
+
+
+def test_the_output_is_the_verdicts_then_the_table_then_the_page(digits, report, no_pictures):
+    lines = report(digits, formats=["md", "html"]).printed.splitlines()
+    first = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("OPEN: ", "Margin: ", " fp32 ", "note: ", "Open ", "In ")
+    ]
+    assert first == sorted(first) and first[0] == 0
+    assert len([line for line in lines if line.strip()]) == len({line for line in lines if line.strip()})
+
+
 def test_an_unknown_metric_is_answered_with_those_there_are(digits, report):
     with pytest.raises(ReportUsageError, match="test_accuracy, test_loss, train_loss"):
         report(digits, metric="test_acuracy")
@@ -163,7 +182,7 @@ def test_a_run_without_a_value_is_noted_and_left_out(new_sweep, report, accuracy
     made = report(sweep)
     row = made.table[made.table["format"] == "e2m1"].iloc[0]
     assert (row["n"], row["diverged"]) == (0, 1)
-    assert "1 finished run has no test_accuracy" in made.printed
+    assert "1 finished run has no valid test_accuracy" in made.printed
 
 
 def test_no_run_has_a_value(new_sweep, report):

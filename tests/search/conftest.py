@@ -40,7 +40,7 @@ def launch():
         results = Results(replace(question, directory=SweepDir(folder)))
         console = Console(file=io.StringIO(), width=200)
         launcher = {"_target_": "instant_executor.Instant", "slots": slots}
-        display = SearchDisplay(console, [], results, slots or None)
+        display = SearchDisplay(console, [], results)
         with Session() as session:
             summaries = search(session, results, launcher, LaunchOptions(), display, None, display.on_end)
         return results, console.file.getvalue(), [summary.exit_code for summary in summaries]

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from cpdrun.search.chains import Candidate, Chain, ChainState, Rules, Tuning, chain_states
+from cpdrun.search.ladders import Candidate, Ladder, LadderState, Rules, Tuning, ladder_states
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 
@@ -12,9 +12,9 @@ BASELINE = "fp32"
 RULES = Rules(tolerance=1.0, alpha=0.05, most_seeds=30)
 
 
-def chain(label: str, *widths: list[str]) -> Chain:
+def ladder(label: str, *widths: list[str]) -> Ladder:
     """Widths of names, most bits first; bits count down from 8."""
-    return Chain(
+    return Ladder(
         label,
         tuple(
             tuple(Candidate(name, BASELINE, name, 8 - i) for name in names) for i, names in enumerate(widths)
@@ -40,17 +40,17 @@ class World:
 
     def search(
         self,
-        chains: list[Chain],
+        ladders: list[Ladder],
         rules: Rules = RULES,
         slots: int = 2,
         ended: EndedRuns | None = None,
         most: float = math.inf,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
-    ) -> list[ChainState]:
+    ) -> list[LadderState]:
         """Keep so many slots busy, let runs end in any order, and go on until nothing is wanted, or after `most`."""
         rng, ended, flying = random.Random(self.seed), ended or EndedRuns(), []
         while len(self.ran) < most:
-            standings = chain_states(chains, ended, rules, tuning)
+            standings = ladder_states(ladders, ended, rules, tuning)
             for ask in wanted_runs(standings, ended, set(flying), rules, tuning):
                 if len(flying) == slots:
                     break
@@ -60,7 +60,7 @@ class World:
             ask = flying.pop(rng.randrange(len(flying)))
             self.ran.append(ask)
             ended.values.setdefault(ask[0], {})[ask[1]] = self.value(ask)
-        return chain_states(chains, ended, rules, tuning)
+        return ladder_states(ladders, ended, rules, tuning)
 
     def pairs(self, name: str) -> int:
         return sum(cell == name for cell, _ in self.ran)

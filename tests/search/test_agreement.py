@@ -8,7 +8,7 @@ import instant_executor
 import pytest
 
 from cpdrun.record import write_json
-from cpdrun.report.headline import headline
+from cpdrun.report.answers_text import headline
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
 from cpdrun.stats.evidence import Verdict
@@ -20,7 +20,7 @@ NAN = math.nan
 
 
 WIDTH = ("format=fp32,e4m3,e5m2,e3m0,e1m2", "aps=true")
-CHAINS = ("format=fp32,e4m3,e3m2,e3m0", "aps=false,true")
+LADDERS = ("format=fp32,e4m3,e3m2,e3m0", "aps=false,true")
 TUNED = ("format=fp32,e4m3,e5m2,e3m0", "aps=true", "search.tune.optim.lr=.05,.1")
 BF16 = ("format=bf16,e4m3,e3m0", "aps=true", "search.baseline={format: bf16}")
 
@@ -55,9 +55,7 @@ def test_what_diverges_after_it_was_certified_is_certified_no_more(launch, asked
     results, *_ = launch(asked("format=fp32,e4m3,e3m0", "aps=true"), tmp_path / "found", 6)
     mine, theirs = told(results), reported(results)
     assert mine["e4m3 with APS"][0] is Verdict.OPEN and theirs == {label: mine[label] for label in theirs}
-    assert re.search(
-        r"e4m3 \(8 bits\) with APS: −.* 1 of 9 runs failed \(1 diverged\)", describe_results(results)[0]
-    )
+    assert re.search(r"e4m3 \(8 bits\): −.* 1 of 9 runs failed \(1 diverged\)", describe_results(results)[0])
 
 
 def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked, tmp_path, monkeypatch):
@@ -79,7 +77,7 @@ def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked,
         "fp32 and e4m3 are identical: equal bit for bit in every seed" in said
         and "certified" not in said.lower()
     )
-    not_tested, baseline, _ = headline(read_study([results.question.directory]))[0]
+    not_tested, _, baseline = headline(read_study([results.question.directory]))[0]
     assert not_tested == "NOT TESTED: e4m3 (8 bits) with APS, because its runs equal those of fp32."
     assert "fp32 and e4m3 with APS are identical" in baseline
 
@@ -90,7 +88,7 @@ def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_
     results, *_ = launch(asked(*plain), tmp_path / "found")
     study = read_study([results.question.directory])
     seeds = {seed for group in study.groups for seed in group.by_seed}
-    assert max(seeds) < FIRST_SEED and "that choose the tuned values" in " ".join(question_notes(study))
+    assert max(seeds) < FIRST_SEED and "that chose the tuned values" in " ".join(question_notes(study))
     again, *_ = launch(asked(*TUNED), tmp_path / "found")
     mine, theirs = told(again), reported(again)
     assert theirs == {label: mine[label] for label in theirs}
@@ -128,7 +126,7 @@ def test_a_baseline_whose_recipe_has_no_such_ingredient_serves_all_its_values(
         (WIDTH, {}),  # of 8 bits one format alone is tried, at half of the error
         (WIDTH, {("e4m3", True): NAN, ("e5m2", True): NAN}),
         (WIDTH, {("e4m3", True): -0.5, ("e1m2", True): NAN}),
-        (CHAINS, {("e4m3", False): NAN, ("e3m2", True): NAN, ("e3m0", True): -0.002}),
+        (LADDERS, {("e4m3", False): NAN, ("e3m2", True): NAN, ("e3m0", True): -0.002}),
         (TUNED, {("e3m0", True): NAN}),
         (BF16, {("e3m0", True): -0.012}),
     ],

@@ -1,4 +1,4 @@
-"""Where a chain starts: which claims it makes from there, in a made-up world and in folders, and at which error."""
+"""Where a ladder starts: which claims it makes from there, in a made-up world and in folders, and at which error."""
 
 import contextlib
 import itertools
@@ -10,24 +10,24 @@ from fractions import Fraction
 import pytest
 import yaml
 from instant_executor import Instant, PowerCutError
-from made_up_world import BASELINE, RULES, World, chain
+from made_up_world import BASELINE, RULES, World, ladder
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
-from cpdrun.search.chains import chain_states
 from cpdrun.search.initial_width import predicted_width, start_at
+from cpdrun.search.ladders import ladder_states
 from cpdrun.search.question import ask
 from cpdrun.search.results import search_result
 from cpdrun.search.schedule import wanted_runs
-from cpdrun.stats.chain import settle
 from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.ledger import START_SHARE, AskedChain, Ledger
+from cpdrun.stats.ladder import settle
+from cpdrun.stats.ledger import START_SHARE, AskedLadder, Ledger
 from cpdrun.study.reader import read_study
 
 TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=true", "search.tolerance=1", "name=found"]
-CHAIN = chain("with APS", ["e4m3"], ["e3m2"], ["e3m1"], ["e3m0"], ["e2m0"])
+LADDER = ladder("with APS", ["e4m3"], ["e3m2"], ["e3m1"], ["e3m0"], ["e2m0"])
 GAPS = {"e2m0": -88.0}
 CHANCES = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
 
@@ -37,7 +37,7 @@ def of(standing):
 
 
 def asked(widths, start):
-    (found,) = Ledger().ask("accuracy", [AskedChain("fp32", [[f"{i}"] for i in range(widths)], start)])
+    (found,) = Ledger().ask("accuracy", [AskedLadder("fp32", [[f"{i}"] for i in range(widths)], start)])
     return found
 
 
@@ -69,59 +69,59 @@ def test_evidence_that_certifies_at_the_whole_error_may_not_at_a_share_of_it():
 @pytest.mark.parametrize("slots", [1, 2, 6])
 def test_from_the_width_of_the_answer_no_wider_one_is_run(slots):
     world = World(GAPS)
-    (standing,) = world.search([start_at(CHAIN, 3, 0)], slots=slots)
+    (standing,) = world.search([start_at(LADDER, 3, 0)], slots=slots)
     assert standing.answer[0].name == "e3m0" and of(standing)["e2m0"] is Verdict.REFUTED
     assert standing.active is None and not any(map(world.pairs, ["e4m3", "e3m2", "e3m1"]))
     assert of(standing)["e4m3"] is Verdict.OPEN
     from_the_widest = World(GAPS)
-    from_the_widest.search([CHAIN], slots=slots)
+    from_the_widest.search([LADDER], slots=slots)
     assert len(world.ran) < 0.7 * len(from_the_widest.ran)
 
 
 def test_a_start_that_is_too_wide_is_gone_down_from_and_a_too_narrow_one_up_width_by_width():
     for start, ran in ((1, {"e3m2", "e3m1", "e3m0", "e2m0"}), (4, {"e3m0", "e2m0"})):
         world = World(GAPS)
-        (standing,) = world.search([start_at(CHAIN, start, None)], slots=1)
+        (standing,) = world.search([start_at(LADDER, start, None)], slots=1)
         assert standing.answer[0].name == "e3m0" and {name for name, _ in world.ran} == {BASELINE, *ran}
     broken = World(dict.fromkeys(("e3m2", "e3m1", "e3m0", "e2m0"), -88.0))
-    (standing,) = broken.search([start_at(CHAIN, 4, None)], slots=1)
-    assert standing.answer[0].name == "e4m3" and all(broken.pairs(c[0].name) <= 3 for c in CHAIN.widths[1:])
+    (standing,) = broken.search([start_at(LADDER, 4, None)], slots=1)
+    assert standing.answer[0].name == "e4m3" and all(broken.pairs(c[0].name) <= 3 for c in LADDER.widths[1:])
     assert standing.active is None
     hopeless = World(dict.fromkeys(("e4m3", "e3m2", "e3m1", "e3m0", "e2m0"), -88.0))
-    (standing,) = hopeless.search([start_at(CHAIN, 2, None)], slots=1)
+    (standing,) = hopeless.search([start_at(LADDER, 2, None)], slots=1)
     assert standing.answer is None and standing.active is None and hopeless.pairs("e3m0") == 0
 
 
 def test_a_start_that_stays_open_is_gone_up_from_too():
     world = World({**GAPS, "e3m0": -1.0})  # at the boundary
-    (standing,) = world.search([start_at(CHAIN, 3, 0)], slots=1)
+    (standing,) = world.search([start_at(LADDER, 3, 0)], slots=1)
     assert standing.answer[0].name == "e3m1" and of(standing)["e3m0"] is Verdict.OPEN
     assert world.pairs("e3m0") == RULES.most_seeds - 1  # all but the seed aside
 
 
 def test_the_seed_of_the_prediction_is_in_no_pair():
     world = World({})
-    world.search([start_at(CHAIN, 3, 0)], slots=1)
+    world.search([start_at(LADDER, 3, 0)], slots=1)
     assert not any(seed == 0 for name, seed in world.ran if name != BASELINE)
     values = {
         name: {seed: 98.0 + 0.01 * seed * i for seed in range(6)} for i, name in enumerate((BASELINE, "e3m0"))
     }
-    (with_it,) = chain_states([CHAIN], EndedRuns(values), RULES)
-    (without,) = chain_states([start_at(CHAIN, 3, 2)], EndedRuns(values), RULES)
+    (with_it,) = ladder_states([LADDER], EndedRuns(values), RULES)
+    (without,) = ladder_states([start_at(LADDER, 3, 2)], EndedRuns(values), RULES)
     assert (with_it.widths[3].judgements[0].pairs, without.widths[3].judgements[0].pairs) == (6, 5)
     assert without.widths[3].judgements[0].mean == pytest.approx(0.01 * (0 + 1 + 3 + 4 + 5) / 5)
 
 
 def test_while_the_start_is_not_known_the_baseline_alone_runs():
-    waiting = replace(CHAIN, is_started=False)
-    standings = chain_states([waiting], EndedRuns(), RULES)
+    waiting = replace(LADDER, is_started=False)
+    standings = ladder_states([waiting], EndedRuns(), RULES)
     assert {name for name, _ in wanted_runs(standings, EndedRuns(), set(), RULES)} == {BASELINE}
 
 
 def test_the_predicted_width_is_the_narrowest_that_is_rather_enough():
     def predicted(*chances):
-        widths = [tuple(replace(CHAIN.widths[0][0], chance=c) for c in width) for width in chances]
-        return predicted_width(replace(CHAIN, widths=tuple(widths)))
+        widths = [tuple(replace(LADDER.widths[0][0], chance=c) for c in width) for width in chances]
+        return predicted_width(replace(LADDER, widths=tuple(widths)))
 
     assert predicted([0.1], [0.9, 0.4], [0.6, 0.7]) == 1
     assert predicted([0.1], [0.6], [0.5]) == 2  # a width between says nothing of it
@@ -133,11 +133,11 @@ def predictions(monkeypatch):
     """Chances by format, in place of those of an observed run; tests change them."""
     chances = dict(CHANCES)
 
-    def with_chances(question, chain, run, strict):
+    def with_chances(question, ladder, run, strict):
         def of(candidate):
             return replace(candidate, chance=chances[candidate.label.split()[0]])
 
-        return replace(chain, widths=tuple(tuple(map(of, width)) for width in chain.widths))
+        return replace(ladder, widths=tuple(tuple(map(of, width)) for width in ladder.widths))
 
     monkeypatch.setattr("cpdrun.search.results.with_chances", with_chances)
     return chances
@@ -167,16 +167,16 @@ def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predi
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m0 (4 bits)") and "Refuted: 3 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
-    assert [chain.started_at for chain in search_result(results).chains].count(4)
+    assert [ladder.started_at for ladder in search_result(results).chains].count(4)
     theirs, study = reported(results)
     assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
-    assert "with APS: started at 4 bits, as predicted" in " ".join(question_notes(study))
-    assert "seed 0, which the prediction is of, is in no pair" in " ".join(question_notes(study))
+    assert "with APS: the search started at 4 bits, as predicted" in " ".join(question_notes(study))
+    assert "Seed 0 is in no pair, because the prediction used its run." in " ".join(question_notes(study))
 
 
 def test_a_search_without_a_prediction_says_so_once(go):
     results, printed, _ = go(slots=1)  # these runs record no observation
-    assert results.chains[0].start == 0
+    assert results.ladders[0].start == 0
     assert printed.count("no prediction is available") == 1
     assert "With APS: no prediction is available, so the search starts at 8 bits." in printed
 
@@ -210,7 +210,7 @@ def test_the_start_stays_what_it_was_however_often_the_power_goes_and_whatever_i
     (started,) = yaml.safe_load(results.question.directory.manifest.read_text())["search"]["start"]
     assert (started["bits"], started["aside"]) == (4, 0)
     other, *_ = go("search.tolerance=2", slots=1)  # another question, at its own start
-    assert other.chains[0].start == 0
+    assert other.ladders[0].start == 0
 
 
 def test_widest_is_as_it_was_and_a_folder_that_began_there_goes_on_so(predictions, go):
@@ -219,11 +219,11 @@ def test_widest_is_as_it_was_and_a_folder_that_began_there_goes_on_so(prediction
     assert "It started" not in describe_results(results)[0]
     assert "start" not in yaml.safe_load(results.question.directory.manifest.read_text())["search"]
     again, *_ = go(slots=1)
-    assert describe_results(again) == describe_results(results) and again.chains[0].start == 0
+    assert describe_results(again) == describe_results(results) and again.ladders[0].start == 0
     typed, *_ = go("search.start=predicted", slots=1)
-    assert typed.chains[0].start == 2 and typed.chains[0].aside == 0
+    assert typed.ladders[0].start == 2 and typed.ladders[0].aside == 0
     fewest, *_ = go("search.most_seeds=3", folder="fewest", slots=1)
-    assert fewest.chains[0].start == 0
+    assert fewest.ladders[0].start == 0
 
 
 def test_a_start_that_there_is_not_is_refused():

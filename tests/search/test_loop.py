@@ -41,14 +41,14 @@ TYPED = [
 
 
 def answers(results):
-    return [chain.smallest for chain in search_result(results).chains]
+    return [ladder.smallest for ladder in search_result(results).chains]
 
 
 def names(results):
     return sorted(path.name for path in results.question.directory.runs_folder.iterdir())
 
 
-def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
+def test_it_finds_the_smallest_format_of_each_ladder_and_says_so(go):
     results, printed, codes = go()
     assert answers(results) == ["e4m3 without APS", "e3m0 with APS"] and codes == [0]
     plain, aps, took = describe_results(results)
@@ -61,8 +61,11 @@ def test_it_finds_the_smallest_format_of_each_chain_and_says_so(go):
     assert printed.count("✓") == 4 and printed.count("✗") == 2
     lines = printed.splitlines()
     assert sum(line.startswith("finished ") for line in lines) == results.runs
-    assert "smallest certified format so far: e3m0 with APS (4 bits)" in printed and " left for " in printed
-    assert "no format is certified yet" in printed and lines[-1].endswith("nothing is left to settle")
+    assert (
+        "  smallest certified e3m0 with APS (4 bits)" in printed
+        and "✓ e3m0 with APS is certified " in printed
+    )
+    assert "  none certified yet  about " in printed and " left" in printed
     assert results.runs == len(names(results)) <= 9 * 16 / 2
 
 
@@ -175,6 +178,13 @@ def test_a_cluster_gets_rounds_of_what_is_likely_to_be_needed(go):
     assert rounds[0] == 3 and 2 < len(rounds) < 16 and sum(rounds) == results.runs
 
 
+def test_the_next_command_asks_for_more_seeds_if_all_are_used(go):
+    results, *_ = go("search.most_seeds=3")
+    told = next_step(results)
+    assert told.startswith("To continue with more seeds: cpdrun search ")
+    assert told.endswith(" search.most_seeds=6") and "search.most_seeds=3" not in told
+
+
 def test_a_budget_ends_it_and_what_is_open_is_said(go):
     results, *_ = go(budget=9)
     assert results.runs == 9
@@ -191,13 +201,13 @@ def test_a_format_with_a_failed_run_is_not_certified_and_one_that_always_fails_i
     Instant.failing = ("e4m3-w8",)
     results, _, codes = go()
     assert codes == [1] and answers(results) == [None, "e3m0 with APS"]
-    assert "All 2 runs of e4m3 (8 bits) without APS failed." in describe_results(results)[0]
+    assert "All 2 runs of e4m3 (8 bits) failed." in describe_results(results)[0]
     assert "open, all runs failed" in shown(make_table(results))
     Instant.failing = ("aps-w8-s1",)
     results, _, codes = go(folder="one")
     assert codes == [1] and answers(results) == ["e4m3 without APS", None]
     assert (
-        "e4m3 (8 bits) with APS: " in describe_results(results)[1]
+        "e4m3 (8 bits): " in describe_results(results)[1]
         and " runs failed (1 for an" in describe_results(results)[1]
     )
 
@@ -247,13 +257,13 @@ def test_a_forecast_tells_the_noise_and_the_cost(go, asked):
     assert parallel_runs(empty, {"_target_": "instant_executor.Instant", "slots": 0}, LaunchOptions()) is None
 
 
-def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back(
+def test_a_question_typed_again_with_fewer_ladders_gets_no_error_probability_back(
     go, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(Session, "warm_up", lambda self: None)
 
     def look(*typed):
-        """What the command says of one chain, and at which error it would certify."""
+        """What the command says of one ladder, and at which error it would certify."""
         words = [
             *(word for word in TYPED if not word.startswith("aps=")),
             *typed,
@@ -261,8 +271,8 @@ def test_a_question_typed_again_with_fewer_chains_gets_no_error_probability_back
         ]
         assert main(["search", *words, "--dry-run", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        (chain,) = (chain for chain in found["chains"] if chain["chain"] == "with APS")
-        return [(c["verdict"], c["low"], c["error_of_certifying"]) for c in chain["candidates"]], found[
+        (ladder,) = (ladder for ladder in found["chains"] if ladder["chain"] == "with APS")
+        return [(c["verdict"], c["low"], c["error_of_certifying"]) for c in ladder["candidates"]], found[
             "hypotheses"
         ]
 

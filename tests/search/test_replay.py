@@ -4,9 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from made_up_world import BASELINE, RULES, World, chain
+from made_up_world import BASELINE, RULES, World, ladder
 
-from cpdrun.search.chains import Rules
+from cpdrun.search.ladders import Rules
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def replay(monkeypatch):
 
 def test_searches_of_a_grid_say_what_the_whole_grid_says_for_a_quarter_of_its_runs(replay, tmp_path):
     world = World({"e2m0": -88, "plain e3m2": -70, "plain e3m0": -88})
-    chains = [
-        chain("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"]),
-        chain("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"]),
+    ladders = [
+        ladder("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"]),
+        ladder("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"]),
     ]
-    names = [BASELINE, *(c.name for each in chains for width in each.widths for c in width)]
-    grid = replay.Grid(chains, {name: [world.value((name, seed)) for seed in range(30)] for name in names})
+    names = [BASELINE, *(c.name for each in ladders for width in each.widths for c in width)]
+    grid = replay.Grid(ladders, {name: [world.value((name, seed)) for seed in range(30)] for name in names})
     assert replay.whole(grid, RULES) == [8, 6]
     found = [replay.replay(grid, RULES, seed) for seed in range(10)]
     assert sum(bits == [8, 6] for bits, _ in found) >= 9

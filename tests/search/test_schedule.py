@@ -3,16 +3,16 @@
 import math
 
 import pytest
-from made_up_world import BASELINE, RULES, World, chain
+from made_up_world import BASELINE, RULES, World, ladder
 
-from cpdrun.search.chains import chain_states
+from cpdrun.search.ladders import ladder_states
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import EndedRuns
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import Failure
 
-APS = chain("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"])
-PLAIN = chain("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"])
+APS = ladder("with APS", ["e4m3"], ["e3m2"], ["e3m0"], ["e2m0"])
+PLAIN = ladder("without APS", ["plain e5m2"], ["plain e3m2"], ["plain e3m0"])
 GAPS = {"e3m0": -0.2, "e2m0": -88, "plain e3m2": -60, "plain e3m0": math.nan}
 
 
@@ -48,14 +48,14 @@ def test_runs_of_the_baseline_serve_all_candidates():
 
 def test_among_one_width_the_likeliest_comes_first_and_the_next_only_when_it_is_refuted():
     good_first = World({"e4m3": -50.0})
-    good_first.search([chain("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
+    good_first.search([ladder("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
     assert good_first.pairs("e4m3") == 0
     bad_first = World({"e5m2": -50.0})
-    (standing,) = bad_first.search([chain("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
+    (standing,) = bad_first.search([ladder("", ["e5m2", "e4m3"], ["e3m0"])], slots=1)
     assert bad_first.pairs("e5m2") == 3 and standing.answer[0].name == "e3m0"
 
 
-def test_what_cannot_be_settled_stays_open_and_ends_the_chain():
+def test_what_cannot_be_settled_stays_open_and_ends_the_ladder():
     world = World({"e3m2": -1.0})  # at the boundary
     (standing,) = world.search([APS], slots=2)
     assert standing.answer[0].name == "e4m3" and verdicts(standing)["e3m2"] is Verdict.OPEN
@@ -76,24 +76,24 @@ def test_a_search_that_is_stopped_and_typed_again_runs_nothing_twice_and_says_th
 
 def test_a_run_that_ends_early_tells_nothing_before_those_of_the_seeds_below_it():
     ended = EndedRuns({BASELINE: {0: 98.0, 1: 98.0, 2: 98.2}, "e4m3": {1: math.nan, 2: math.nan}})
-    (standing,) = chain_states([APS], ended, RULES)
+    (standing,) = ladder_states([APS], ended, RULES)
     assert standing.widths[0].judgements[0].pairs == 0
     assert next(wanted_runs([standing], ended, set(), RULES)) == ("e4m3", 0)
 
 
 def test_failed_runs_are_skipped_and_a_cell_of_which_all_fail_is_given_up():
     ended = EndedRuns(failures={"e4m3": {0: Failure.UNKNOWN}})
-    (standing,) = chain_states([APS], ended, RULES)
+    (standing,) = ladder_states([APS], ended, RULES)
     asks = list(wanted_runs([standing], ended, {(BASELINE, 0)}, RULES, ahead=False))
     assert asks[:4] == [(BASELINE, 1), ("e4m3", 1), (BASELINE, 2), ("e4m3", 2)]
     ended.given_up.add("e4m3")
-    (standing,) = chain_states([APS], ended, RULES)
+    (standing,) = ladder_states([APS], ended, RULES)
     assert standing.active is None and not list(wanted_runs([standing], ended, set(), RULES))
 
 
-def test_chains_take_turns_and_a_round_has_no_more_than_is_likely_to_be_needed():
-    standings = chain_states([PLAIN, APS], EndedRuns(), RULES)
+def test_ladders_take_turns_and_a_round_has_no_more_than_is_likely_to_be_needed():
+    standings = ladder_states([PLAIN, APS], EndedRuns(), RULES)
     asks = list(wanted_runs(standings, EndedRuns(), set(), RULES, ahead=False))
     assert asks[:5] == [(BASELINE, 0), ("plain e5m2", 0), ("e4m3", 0), (BASELINE, 1), ("plain e5m2", 1)]
-    assert len(asks) == 9  # three pairs of each chain
+    assert len(asks) == 9  # three pairs of each ladder
     assert len(list(wanted_runs(standings, EndedRuns(), set(), RULES))) == 15  # with all cores in the world

@@ -16,7 +16,7 @@ LOSS = "search.metric=test_loss"  # about 0.02 at the end; a guess among 10 clas
 
 def test_a_percentage_is_of_the_first_baseline_run(go):
     results, *_ = go(LOSS, "search.tolerance=50%")
-    first = results.ended.values[results.question.chains[0].baseline][0]
+    first = results.ended.values[results.question.ladders[0].baseline][0]
     assert 0.48 * first < results.tolerance <= 0.5 * first
     assert search_result(results).margin_origin == f"50 % of fp32's final value {first:.4g}, typed"
     assert "CERTIFIED" in " ".join(describe_results(results))
@@ -24,7 +24,7 @@ def test_a_percentage_is_of_the_first_baseline_run(go):
 
 def test_a_margin_that_is_too_wide_stops_the_search_after_the_first_runs(go):
     results, *_ = go(LOSS, "search.tolerance=2")
-    assert results.runs <= 2 and set(results.ended.values) == {results.question.chains[0].baseline}
+    assert results.runs <= 2 and set(results.ended.values) == {results.question.ladders[0].baseline}
     assert (
         "NO ANSWER with APS: the margin 2 is more than half of fp32's own improvement"
         in describe_results(results)[0]

@@ -9,12 +9,12 @@ import instant_executor
 import pytest
 import yaml
 from instant_executor import Instant, PowerCutError
-from made_up_world import RULES, World, chain
+from made_up_world import RULES, World, ladder
 from rich.console import Console
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.report.search_text import describe_results, make_table
-from cpdrun.search.chains import Tuning, chain_states
+from cpdrun.search.ladders import Tuning, ladder_states
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.question import ask
 from cpdrun.search.results import search_result
@@ -65,7 +65,7 @@ def test_each_format_is_certified_with_the_value_chosen_for_it_on_seeds_of_its_o
         "CERTIFIED: e3m0 (4 bits) with APS at lr 0.05 is at most 1 point worse than fp32 at lr 0.2 in the mean"
     )
     assert "Refuted: 3 bits (e2m0 at lr 0.05" in first
-    assert "seeds 1000 and 1001, in no pair, of lr (0.05, 0.1, 0.2): fp32 at lr 0.2 (largest tried)" in tuned
+    assert "seeds 1000 and 1001, in no pair. Chosen: fp32 at lr 0.2 (largest tried)" in tuned
     assert "e3m0 with APS at lr 0.05 (smallest tried)" in tuned and "e4m3 with APS at lr 0.1;" in tuned
     assert ", 24 of them to choose tuned values; a grid of all 4 cells with" in took
     unchosen = [name for name in results.ended.values if name not in {*results.chosen.values()}]
@@ -123,7 +123,7 @@ def test_narrower_formats_are_tuned_only_when_they_are_reached():
     ended = EndedRuns()
 
     def asks():
-        standings = chain_states([APS], ended, RULES, tuning)
+        standings = ladder_states([APS], ended, RULES, tuning)
         return list(wanted_runs(standings, ended, set(), RULES, tuning))
 
     expected = [(f"{name} {arm}", seed) for name in ("fp32", "e4m3") for seed in (1000, 1001) for arm in "ab"]
@@ -138,7 +138,7 @@ def test_narrower_formats_are_tuned_only_when_they_are_reached():
     assert not any(name.startswith("e3m0") or seed >= FIRST_SEED for name, seed in found)
 
 
-APS = chain("with APS", ["e4m3"], ["e3m0"])
+APS = ladder("with APS", ["e4m3"], ["e3m0"])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_wrong_certificates_stay_below_alpha_though_the_luckiest_of_many_values_
     for seed in range(150):
         world = World({f"e4m3 {i}": -RULES.tolerance for i in range(5)}, seed=seed)
         tuning = Tuning(seeds=(1000,), arms={"e4m3": tuple(f"e4m3 {i}" for i in range(5))})
-        (standing,) = world.search([chain("", ["e4m3"])], rules, tuning=tuning)
+        (standing,) = world.search([ladder("", ["e4m3"])], rules, tuning=tuning)
         assert standing.widths[0].judgements[0].pairs > 2
         wrong += standing.widths[0].judgements[0].verdict is Verdict.CERTIFIED
     assert wrong <= 17
@@ -247,7 +247,7 @@ def test_a_forecast_counts_the_runs_that_choose_and_a_budget_covers_them(go):
     results = go(TUNE, budget=9)
     assert (
         results.runs == 9
-        and "e4m3 (8 bits) with APS is not tuned yet (3 of 6 runs to choose)" in describe_results(results)[0]
+        and "e4m3 (8 bits) is not tuned yet (3 of 6 runs to choose)" in describe_results(results)[0]
     )
 
 

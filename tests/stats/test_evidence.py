@@ -187,7 +187,7 @@ def test_an_equal_format_is_certified_after_few_pairs(margin, degrees, expected)
     assert expected[0] <= median(judgement.settled_at or 31 for judgement in found) <= expected[1]
 
 
-def test_a_broken_format_is_refuted_after_three_pairs_though_four_chains_share_the_error():
+def test_a_broken_format_is_refuted_after_three_pairs_though_four_ladders_share_the_error():
     judgement = judge([-88.1, -88.7, -87.9], 1.0, certify=0.05 / 12, refute=0.05 / 4, confidence=0.95)
     assert judgement.verdict is Verdict.REFUTED and judgement.settled_at == 3 and not judgement.more.likely
 

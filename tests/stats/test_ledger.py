@@ -5,37 +5,37 @@ import random
 
 import pytest
 
-from cpdrun.stats.chain import settle
 from cpdrun.stats.evidence import SpreadPrior, Verdict
-from cpdrun.stats.ledger import AskedChain, Ledger
+from cpdrun.stats.ladder import settle
+from cpdrun.stats.ledger import AskedLadder, Ledger
 
 METRIC = "test_accuracy"
 
 
 def flat(hypotheses):
-    return [each for chain in hypotheses for width in chain for each in width]
+    return [each for ladder in hypotheses for width in ladder for each in width]
 
 
-def asked(ledger, *chains):
+def asked(ledger, *ladders):
     """The weights by candidate, and the ledger afterwards."""
-    found = flat(ledger.ask(METRIC, chains))
+    found = flat(ledger.ask(METRIC, ladders))
     return {each.candidate: each.weight for each in found}, ledger.merged(found)
 
 
-def chain(*widths, start=0, baseline="fp32"):
-    return AskedChain(baseline, widths, start)
+def ladder(*widths, start=0, baseline="fp32"):
+    return AskedLadder(baseline, widths, start)
 
 
-def test_chains_and_the_formats_of_a_width_share_equally_and_a_chain_keeps_its_weight_down():
-    weights, ledger = asked(Ledger(), chain(["a1", "a2"], ["a3"]), chain(["b1"], ["b2", "b3"]))
+def test_ladders_and_the_formats_of_a_width_share_equally_and_a_ladder_keeps_its_weight_down():
+    weights, ledger = asked(Ledger(), ladder(["a1", "a2"], ["a3"]), ladder(["b1"], ["b2", "b3"]))
     assert weights == pytest.approx({"a1": 0.2, "a2": 0.2, "a3": 0.4, "b1": 0.4, "b2": 0.2, "b3": 0.2})
     assert ledger.left == pytest.approx(0.2)
     assert next(each for each in ledger.hypotheses if each.candidate == "a3").opened_by == ("a1", "a2")
 
 
-@pytest.mark.parametrize("fewer", [[chain(["a"], ["b"])], [chain(["a"])], [chain(["c"], ["d"])]])
+@pytest.mark.parametrize("fewer", [[ladder(["a"], ["b"])], [ladder(["a"])], [ladder(["c"], ["d"])]])
 def test_typing_the_question_again_with_less_gives_nothing_back(fewer):
-    first, ledger = asked(Ledger(), chain(["a"], ["b"]), chain(["c"], ["d"]))
+    first, ledger = asked(Ledger(), ladder(["a"], ["b"]), ladder(["c"], ["d"]))
     again, after = asked(ledger, *fewer)
     assert again == {name: first[name] for name in again} and after == ledger
 
@@ -43,37 +43,37 @@ def test_typing_the_question_again_with_less_gives_nothing_back(fewer):
 def test_formats_one_by_one_get_less_and_less():
     ledger, weights = Ledger(), []
     for name in "abcd":
-        found, ledger = asked(ledger, chain([name]))
+        found, ledger = asked(ledger, ladder([name]))
         weights.append(found[name])
     assert weights == pytest.approx([0.8, 0.1, 0.05, 0.025]) and ledger.left == pytest.approx(0.025)
 
 
-def test_a_width_below_the_narrowest_continues_its_chain_and_a_second_one_does_not():
-    _, ledger = asked(Ledger(), chain(["a"], ["b"]))
-    weights, ledger = asked(ledger, chain(["a"], ["b"], ["c1"]))
+def test_a_width_below_the_narrowest_continues_its_ladder_and_a_second_one_does_not():
+    _, ledger = asked(Ledger(), ladder(["a"], ["b"]))
+    weights, ledger = asked(ledger, ladder(["a"], ["b"], ["c1"]))
     assert weights["c1"] == 0.8 and ledger.left == pytest.approx(0.2)
-    weights, ledger = asked(ledger, chain(["a"], ["b"], ["c2"], ["d"]))  # without c1, after a look at it
+    weights, ledger = asked(ledger, ladder(["a"], ["b"], ["c2"], ["d"]))  # without c1, after a look at it
     assert weights["c2"] == weights["d"] == pytest.approx(0.1)
 
 
 def test_a_format_without_those_that_opened_it_is_a_new_hypothesis():
-    first, ledger = asked(Ledger(), chain(["a", "b"], ["c"], ["d"]))
-    assert asked(ledger, chain(["a"], ["c"]))[0]["c"] == first["c"]
-    assert asked(ledger, chain(["a", "b"], ["new"], ["c"], ["d"]))[0]["c"] == first["c"]
-    assert asked(ledger, chain(["c"], ["d"]))[0] == pytest.approx({"c": 0.1, "d": 0.8})
+    first, ledger = asked(Ledger(), ladder(["a", "b"], ["c"], ["d"]))
+    assert asked(ledger, ladder(["a"], ["c"]))[0]["c"] == first["c"]
+    assert asked(ledger, ladder(["a", "b"], ["new"], ["c"], ["d"]))[0]["c"] == first["c"]
+    assert asked(ledger, ladder(["c"], ["d"]))[0] == pytest.approx({"c": 0.1, "d": 0.8})
 
 
 def test_a_start_leaves_a_part_to_every_wider_width():
-    weights, ledger = asked(Ledger(), chain(["a"], ["b"], ["c"], ["d"], start=2))
+    weights, ledger = asked(Ledger(), ladder(["a"], ["b"], ["c"], ["d"], start=2))
     expected = {"a": 0.8 / 16, "b": 0.8 / 8, "c": 0.6, "d": 0.6}
     assert weights == pytest.approx(expected)
-    assert asked(ledger, chain(["a"], ["b"], ["c"], ["d"]))[0] == weights
+    assert asked(ledger, ladder(["a"], ["b"], ["c"], ["d"]))[0] == weights
 
 
 def test_another_metric_or_baseline_is_another_hypothesis():
-    _, ledger = asked(Ledger(), chain(["a"]))
-    assert asked(ledger, chain(["a"], baseline="bf16"))[0]["a"] == pytest.approx(0.1)
-    (other,) = flat(ledger.ask("test_loss", [chain(["a"])]))
+    _, ledger = asked(Ledger(), ladder(["a"]))
+    assert asked(ledger, ladder(["a"], baseline="bf16"))[0]["a"] == pytest.approx(0.1)
+    (other,) = flat(ledger.ask("test_loss", [ladder(["a"])]))
     assert other.weight == pytest.approx(0.1)
 
 
@@ -85,12 +85,12 @@ def test_random_questions_never_share_more_than_the_whole():
             names = rng.sample("abcdefgh", rng.randrange(1, 8))
             widths = [[name for name in names if name in of] for of in ("ab", "cde", "f", "gh")]
             widths = [width for width in widths if width]
-            ledger = asked(ledger, chain(*widths, start=rng.randrange(len(widths))))[1]
+            ledger = asked(ledger, ladder(*widths, start=rng.randrange(len(widths))))[1]
         roots = [each.weight for each in ledger.hypotheses if not each.opened_by]
         assert math.fsum(roots) <= 1 + 1e-12 and all(each.weight > 0 for each in ledger.hypotheses)
 
 
-def test_the_best_looking_chain_typed_alone_stays_open():
+def test_the_best_looking_ladder_typed_alone_stays_open():
     """Four numbers of workers, each over the boundary; the best of them alone must not be certified."""
     gaps = [
         [-0.1, -0.8, -0.2, -0.6, 0.1, -0.5],
@@ -104,16 +104,16 @@ def test_the_best_looking_chain_typed_alone_stays_open():
         (width,) = settle([[gaps[i]]], 1.0, known, alpha=0.05, barred=bars)
         return width.verdict
 
-    chains = [chain([f"workers {i}"]) for i in range(4)]
-    together = Ledger().ask(METRIC, chains)
+    ladders = [ladder([f"workers {i}"]) for i in range(4)]
+    together = Ledger().ask(METRIC, ladders)
     ledger = Ledger().merged(flat(together))
     assert [verdict(known, i) for i, known in enumerate(together)] == [Verdict.OPEN] * 4
-    assert verdict(ledger.ask(METRIC, chains[:1])[0], 0) is Verdict.OPEN
-    assert verdict(Ledger().ask(METRIC, chains[:1])[0], 0) is Verdict.CERTIFIED  # had it been asked alone
+    assert verdict(ledger.ask(METRIC, ladders[:1])[0], 0) is Verdict.OPEN
+    assert verdict(Ledger().ask(METRIC, ladders[:1])[0], 0) is Verdict.CERTIFIED  # had it been asked alone
 
 
 def test_it_is_read_back_as_it_was_written_and_a_prior_is_filled_in_once():
-    _, ledger = asked(Ledger(), chain(["a"], ["b"]))
+    _, ledger = asked(Ledger(), ladder(["a"], ["b"]))
     first, _ = ledger.hypotheses
     fixed = ledger.merged([type(first)(**{**vars(first), "prior": SpreadPrior(0.3, 2)})])
     later = fixed.merged([type(first)(**{**vars(first), "prior": SpreadPrior(9.0, 4), "weight": 1.0})])
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_counts_as_absent(block):
     assert Ledger.read(block).hypotheses == ()
 
 
-def test_an_older_sweep_without_hypotheses_counts_the_chains_and_formats_it_had():
+def test_an_older_sweep_without_hypotheses_counts_the_ladders_and_formats_it_had():
     ledger = Ledger.read(None, {"chains": 2, "formats": {8: 2}})
-    (found,) = ledger.ask(METRIC, [AskedChain("fp32", [["a"], ["b"]], 0, [8, 4])])
+    (found,) = ledger.ask(METRIC, [AskedLadder("fp32", [["a"], ["b"]], 0, [8, 4])])
     assert [width[0].weight for width in found] == pytest.approx([0.2, 0.2])

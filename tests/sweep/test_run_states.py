@@ -91,7 +91,7 @@ def test_runs_of_several_processors_are_named(sweep):
     for index in range(3):
         write_json(run_of(sweep, index).env, {"device": "Cray-1", "cpu": "Cray-1", "cpu_vector": "v"})
     (note,) = run_states(sweep).notes(here=True)
-    assert f"3 on Cray-1 (v); this is {described((name, vector))}" in note
+    assert f"3 on Cray-1 (v). This machine has {described((name, vector))}" in note
     assert run_states(sweep).notes(here=False) == [], "elsewhere, this machine trains nothing"
 
 

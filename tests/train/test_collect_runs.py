@@ -18,12 +18,11 @@ from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
 from cpdrun.record import RunDir, read_json
 from cpdrun.sweep import plan
-from cpdrun.whatif.__main__ import main
-from cpdrun.whatif.collect import samples
+from cpdrun.whatif.collect import observer as samples
 from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
 from cpdrun.whatif.collect.observation import ROLES, Observation
 from cpdrun.whatif.collect.observer import OWN_WEIGHTS, Observer, observed_steps
-from cpdrun.whatif.simulate.effects import effects
+from cpdrun.whatif.simulate.effects import effects, main
 from cpdrun.whatif.simulate.rounding_error import rounding_error_of, rounding_error_of_values
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -85,10 +84,10 @@ def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
     assert one.steps == other.steps == [0, 14, 29, 43]
     assert one.about == other.about
     for step in one.steps:
-        assert list(one.of_steps[step]) == list(other.of_steps[step]) == list(ROLES)
-        for role, layers in one.of_steps[step].items():
+        assert list(one.by_step[step]) == list(other.by_step[step]) == list(ROLES)
+        for role, layers in one.by_step[step].items():
             for name, seen in layers.items():
-                again = other.of_steps[step][role][name]
+                again = other.by_step[step][role][name]
                 assert np.array_equal(seen.binades, again.binades) and seen.numel == again.numel
                 assert np.array_equal(seen.column("count"), again.column("count"))
                 np.testing.assert_allclose(seen.rows, again.rows, rtol=1e-11, atol=1e-300)
@@ -108,25 +107,25 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
     def observer(step):
         found = Observer({}, Mock(course=Mock(steps=44)), Workers(8), run)
         found.due, found.found.about = frozenset(whole.steps), whole.about
-        found.goes_on(step)
+        found.resume(step)
         return found
 
     def see(one, *steps):
         for step in steps:
-            one.found.of_steps[step] = whole.of_steps[step]
-            one.fresh.append(step)
-        one.keep()
+            one.found.by_step[step] = whole.by_step[step]
+            one.unsaved.append(step)
+        one.save_part()
 
     first = observer(0)
     see(first, 0)
     see(first, 14, 29)
     assert len(list(run.observed_parts.iterdir())) == 2 and not run.observed.exists()
     second = observer(20)
-    assert sorted(second.found.of_steps) == [0, 14]
+    assert sorted(second.found.by_step) == [0, 14]
     see(second, 29)
     third = observer(40)
     see(third, 43)
-    third.write()
+    third.save()
     assert Observation.load(run.observed).steps == whole.steps and not run.observed_parts.exists()
     assert run.observed.read_bytes() == observed.observed.read_bytes()
 
@@ -185,7 +184,7 @@ def test_the_sum_is_that_of_a_run_in_its_order(observed, fmt, aps, knobs):
 
 def test_a_shift_is_of_the_whole_layer_and_not_of_its_sample(observed):
     observation = Observation.load(observed.observed)
-    for layers in observation.of_steps.values():
+    for layers in observation.by_step.values():
         seen = layers["gradient"][WHOLE]
         seen.samples["maxima"][3] *= 64  # one element of worker 3, outside the sample
     one = effects(Observation.load(observed.observed), config_of()).roles["gradient"]["layers"][WHOLE]
@@ -229,34 +228,34 @@ def test_full_precision_and_loss_scales_are_seen(observed):
 
 def test_what_is_not_seen_is_said(observed, make_run, train_here):
     observation = Observation.load(observed.observed)
-    said = effects(observation, config_of("sync=local", "format=fp32", "aps=false")).said
-    assert any("no sum of gradients" in line for line in said)
+    said = effects(observation, config_of("sync=local", "format=fp32", "aps=false")).uncovered
+    assert any("does not send a sum of gradients" in line for line in said)
     run = make_run("sync=local", "observe=2", "epochs=1", "format=fp32", "aps=false")
     assert train_here(run) == 0
     own = Observation.load(run.observed)
-    assert own.unseen == [OWN_WEIGHTS]
-    assert set(own.of_steps[0]) == {"activation", "output_gradient"}
+    assert own.unobserved == [OWN_WEIGHTS]
+    assert set(own.by_step[0]) == {"activation", "output_gradient"}
 
 
 def test_what_rules_reach_and_nobody_saw_is_said(observed):
     observation = Observation.load(observed.observed)
 
     def said(*words):
-        return effects(observation, config_of("format=fp32", "aps=false", *words)).said
+        return effects(observation, config_of("format=fp32", "aps=false", *words)).uncovered
 
     assert said() == said("recipe=nvfp4") == []
-    assert said("recipe=fp8_delayed") == ["delayed scales are judged as scales of the same step"]
+    assert said("recipe=fp8_delayed") == ["delayed scales, which are simulated as scales of the same step"]
     assert said("precision=mixed_fp16") == [
-        "what rules round in BatchNorm2d, Dropout, ReLU is not seen",
-        "output_gradient: a dynamic loss scale is judged at its first value, 2^16",
+        "rounding in BatchNorm2d, Dropout, ReLU",
+        "output_gradient: changes of the dynamic loss scale, which is simulated at its first value, 2^16",
     ]
     assert said("precision.rules=[{modules: '*scores', role: input, format: e4m3}]") == []
     observation.about["attends"] = True
-    assert said("recipe=nvfp4") == ["what rules round in attention's products is not seen"]
+    assert said("recipe=nvfp4") == ["rounding in attention"]
     observation.about["attends"] = False
     observation.about["modules"] += describe_layers(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
     everywhere = "precision.rules=[{modules: '*', role: input, format: e4m3}]"
-    assert said(everywhere) == ["what rules round in Linear is not seen"]
+    assert said(everywhere) == ["rounding in Linear"]
 
 
 def test_attention_is_noticed_and_its_bits_stay():
@@ -283,9 +282,9 @@ def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_pat
 def test_steps_and_samples_are_spread():
     assert observed_steps(16, 330)[::15] == [0, 329] and len(observed_steps(16, 330)) == 16
     assert observed_steps(5, 3) == [0, 1, 2] and observed_steps(0, 9) == [] and observed_steps(1, 9) == [0]
-    at = samples.places(100_000, samples.size(100_000, 10, 8), torch.device("cpu"))
+    at = samples.sample_places(100_000, samples.sample_size(100_000, 10, 8), torch.device("cpu"))
     assert len(at) == 1024 == len(at.unique()) and at[0] == 0 and at[-1] > 95_000
     assert (at.view(-1, 32)[:, 0] % 32 == 0).all()
-    assert samples.size(10**9, 400, 1024) == 32
+    assert samples.sample_size(10**9, 400, 1024) == 32
     with pytest.raises(ConfigError, match="observe"):
         config_of("observe=-1")

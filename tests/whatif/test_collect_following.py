@@ -10,7 +10,7 @@ from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.whatif.simulate.multi_step import MultiStepSums
+from cpdrun.whatif.simulate.worker_sums import MultiStepSums
 
 N, STEPS, NAMES = 4, 6, ["a", "b"]
 

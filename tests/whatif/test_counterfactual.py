@@ -9,18 +9,17 @@ import torch
 import yaml
 
 from cpdrun.record import SweepDir, read_config, write_json, write_text
-from cpdrun.report.diagnosis.explanation import explain as document
+from cpdrun.report.diagnosis import explain as document
 from cpdrun.report.plots import NotDrawnError
 from cpdrun.report.plots.exponents import draw_tensors
 from cpdrun.study.reader import read_study
 from cpdrun.study.records import read_observed
 from cpdrun.sweep import plan
+from cpdrun.whatif.changes import changes_of_products, changes_of_sums
 from cpdrun.whatif.collect.moments import tables
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
-from cpdrun.whatif.diagnose.changes import changes_of_products, changes_of_sums
-from cpdrun.whatif.diagnose.counterfactual import OWN, worst_layers
-from cpdrun.whatif.diagnose.diagnose import diagnose
-from cpdrun.whatif.diagnose.diagnosis import MEASURED, OBSERVED
+from cpdrun.whatif.counterfactual import OWN, worst_layers
+from cpdrun.whatif.diagnosis import MEASURED, OBSERVED, diagnose
 
 
 def explain(run):
@@ -53,7 +52,7 @@ def effects(cosine, sum_error, layers=None, **others):
     roles = {"gradient": {"all": figures, "layers": layers or {"a": figures}}}
     return {
         "role": roles | {role: {"all": of, "layers": {"conv": of}} for role, of in others.items()},
-        "said": [],
+        "uncovered": [],
     }
 
 
@@ -64,7 +63,7 @@ def test_fixes_are_ranked_by_computed_gain_with_the_figure_before_and_after(add,
     run = add(0.12, "format=e3m0", "aps=false", "sync.order=rank", layers={"features.0.0.weight": layer})
     asked = {}
 
-    def ask(observed, configs, beside):
+    def compute(observed, configs, sweep, may_import=()):
         asked.update(configs, observed=observed)
         found = {name: effects(None, 1.0) for name in configs}
         for name, config in configs.items():
@@ -77,10 +76,10 @@ def test_fixes_are_ranked_by_computed_gain_with_the_figure_before_and_after(add,
             if config["sync"]["error_feedback"]:
                 found[name]["role"]["gradient"]["all"] |= {"steps_cosine": 0.7, "steps": 16.0}
             if config["sync"]["kahan"]:
-                found[name] = {"role": {}, "said": ["does not fit"]}
+                found[name] = {"role": {}, "uncovered": ["does not fit"]}
         return found
 
-    monkeypatch.setattr("cpdrun.whatif.diagnose.counterfactual.ask", ask)
+    monkeypatch.setattr("cpdrun.whatif.forecast.compute_effects", compute)
     found = explain(run)
     assert asked["observed"].name == found.observed == baseline.name and asked[OWN]["format"] == "e3m0"
     assert [fix.words for fix in found.fixes[:1]] == [("aps=true",)]
@@ -130,7 +129,7 @@ def test_the_role_with_the_largest_damage_is_the_reason_and_a_rule_in_front_fixe
         read_config(run)
     )
 
-    def ask(observed, configs, beside):
+    def compute(observed, configs, sweep, may_import=()):
         def of(config):
             first = config["precision"]["rules"][0]
             snr = 40.0 if first["role"] == "input" and first["format"] == "bf16" else 9.0
@@ -138,7 +137,7 @@ def test_the_role_with_the_largest_damage_is_the_reason_and_a_rule_in_front_fixe
 
         return {name: of(config) for name, config in configs.items()}
 
-    monkeypatch.setattr("cpdrun.whatif.diagnose.counterfactual.ask", ask)
+    monkeypatch.setattr("cpdrun.whatif.forecast.compute_effects", compute)
     found = explain(run)
     assert found.role == "activation" and found.sentences[0].endswith(
         "rounding activations leaves a signal-to-noise ratio of 9.0 dB, and 20 % of them become 0."

@@ -7,10 +7,9 @@ import yaml
 
 from cpdrun.cli import main
 from cpdrun.record import SweepDir, claim, release, write_json, write_text
-from cpdrun.report.diagnosis.explanation import explain as document
+from cpdrun.report.diagnosis import explain as document
 from cpdrun.sweep import plan
-from cpdrun.whatif.diagnose.diagnose import CannotDiagnoseError, diagnose
-from cpdrun.whatif.diagnose.diagnosis import ESTIMATED, MEASURED
+from cpdrun.whatif.diagnosis import ESTIMATED, MEASURED, CannotDiagnoseError, diagnose
 
 FEW = ("exp=digits_bits", "seed=0", "epochs=4", "device=cpu", "statistics.every_steps=8")
 
@@ -70,7 +69,8 @@ def test_what_cannot_be_explained_gets_one_line(train, capsys):
     release(pending, held)
     failed = train("format=e5m2", "aps=false", start=False)
     write_json(failed.new_attempt().exit, {"outcome": "failed", "exit_code": 1, "reason": "it fell over"})
-    assert "failed: it fell over (cpdrun logs " in explain(failed).sentences[0]
+    line = f"{failed.name} failed: it fell over (cpdrun logs {failed.name})."
+    assert explain(failed).sentences == [line]
     write_json(failed.done, {"status": "diverged", "metrics": {"test_accuracy": 0.1}})
     rows = [{"epoch": 1, "nonfinite_gradients": 3, "layers": {}}]
     write_text(failed.metrics, "".join(json.dumps(row) + "\n" for row in rows))

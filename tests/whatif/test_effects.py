@@ -33,7 +33,7 @@ def ask(tmp_path, monkeypatch):
         run.path.mkdir(parents=True)
         run.observed.write_bytes(b"observed")
         (run.path / "fatal").write_text(str(fatal))
-        return effects.ask(RunDir(run.path), {"narrow": {"format": "e3m0", "aps": True}})
+        return effects.compute_effects(RunDir(run.path), {"narrow": {"format": "e3m0", "aps": True}})
 
     monkeypatch.setattr(effects, "MODULE", "answers")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(effects.__file__).parents[2]}:{':'.join(sys.path)}")

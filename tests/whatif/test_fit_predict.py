@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from cpdrun.whatif.failure_model import fitted_model
+from cpdrun.whatif.forecast import fitted_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def test_four_bits_are_ranked_behind_eight_in_a_network_left_out(left_out):
 
 
 def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
-    """In one chain it reaches 6 %, in groups of 8 it is a point below fp32, in a tree it equals fp32."""
+    """In one ladder it reaches 6 %, in groups of 8 it is a point below fp32, in a tree it equals fp32."""
     [workers] = [each for each in left_out if each.name == "digits_workers"]
 
     def find(order):
@@ -106,8 +106,8 @@ def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
         ]
         return float(found.row["gap"]), found.logit
 
-    chain, groups, tree = map(find, ("rank", "hierarchical", "tree"))
-    assert chain[0] < groups[0] < tree[0] and chain[1] > groups[1] > tree[1]
+    ladder, groups, tree = map(find, ("rank", "hierarchical", "tree"))
+    assert ladder[0] < groups[0] < tree[0] and ladder[1] > groups[1] > tree[1]
 
 
 def test_a_gap_has_the_unit_of_its_tolerance(script, rows):

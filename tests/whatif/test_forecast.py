@@ -11,9 +11,19 @@ from scipy.stats import norm
 
 from cpdrun.report.prediction import Context, make_table, predict_document, summarize
 from cpdrun.shell.document import to_plain
-from cpdrun.whatif.damage import damage, uncovered
-from cpdrun.whatif.failure_model import Chance, Outcome, expit, failure_chance, fitted_model, outcome
-from cpdrun.whatif.forecast import ChainForecast, Subject, forecast_all, ranked
+from cpdrun.whatif.damage import damage, uncovered_parts
+from cpdrun.whatif.forecast import (
+    Chance,
+    LadderForecast,
+    Outcome,
+    Subject,
+    expit,
+    failure_chance,
+    fitted_model,
+    forecast_all,
+    outcome,
+    ranked,
+)
 
 STRICT = 2.3  # half a point
 CONTEXT = Context("1 point", "fp32", ("results/x/runs/y",))
@@ -54,13 +64,15 @@ def test_a_tensor_that_was_zero_before_is_not_damaged():
 def test_missing_figures_count_as_no_damage_and_are_named():
     nothing = {"role": {}}
     assert damage(nothing) == damage(effects())
-    assert list(uncovered(nothing, config("e4m3"))) == ["sums of gradients in e4m3"]
-    assert list(uncovered(effects(cosine=None, sum_error=None), config("e3m0"))) == []
-    assert list(uncovered(effects(), config())) == []
+    assert list(uncovered_parts(nothing, config("e4m3"))) == ["sums of gradients in e4m3"]
+    assert list(uncovered_parts(effects(cosine=None, sum_error=None), config("e3m0"))) == []
+    assert list(uncovered_parts(effects(), config())) == []
     of_products = config(rules=[{"role": ["input", "weight"], "format": "mxfp4"}])
-    assert list(uncovered(effects(weight=20.0), of_products)) == ["rounding of products' activations"]
-    assert "Choco" in next(uncovered(effects(), config(sync="cpdrun.comm.gossip.choco.Choco")))
-    assert list(uncovered(nothing, config("e4m3", world_size=1))) == []
+    assert list(uncovered_parts(effects(weight=20.0), of_products)) == [
+        "rounding of the activations of matrix products"
+    ]
+    assert "Choco" in next(uncovered_parts(effects(), config(sync="cpdrun.comm.gossip.choco.Choco")))
+    assert list(uncovered_parts(nothing, config("e4m3", world_size=1))) == []
 
 
 def test_the_chance_integrates_over_the_level():
@@ -139,12 +151,12 @@ FORMATS = (
 
 
 def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
-    found = ChainForecast.of("with APS", [with_chance(*each) for each in FORMATS])
+    found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
     names = [[each.subject.name for each in width] for width in found.widths]
     assert names == [["e4m3"], ["e3m2", "e2m3"], ["e3m0"], ["e2m0"]]
     narrowest = [found.narrowest(at).subject.name for at in ("mean", "low", "high")]
     assert narrowest == ["e3m0", "e2m0", "e3m2"]
-    broken = ChainForecast.of(
+    broken = LadderForecast.of(
         "with APS", [with_chance("e4m3", 8, 0.4, 0.6, 0.8), with_chance("e3m0", 4, 0, 0.1, 0.2)]
     )
     assert broken.narrowest() is None and broken.narrowest("low").subject.name == "e3m0"
@@ -152,7 +164,7 @@ def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
 
 
 def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
-    found = ChainForecast.of("with APS", [with_chance(*each) for each in FORMATS])
+    found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
     said = summarize([found], CONTEXT)
     assert said[0] == (
         "Ranking, least likely to fail first: e4m3 with APS, e3m2 with APS, e3m0 with APS, e2m3 with APS, "
@@ -164,7 +176,7 @@ def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
     )
     assert "no candidate of this one was trained. Train e2m3 with APS" in said[2]
     assert said[-1].endswith("cpdrun search certifies.")
-    none = summarize([ChainForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])], CONTEXT)
+    none = summarize([LadderForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])], CONTEXT)
     assert none[1] == (
         "Without APS: no format is likely within 1 point of fp32; e4m3 with APS (8 bits) fails with 90 to 99 %."
     )
@@ -177,21 +189,21 @@ def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
 
 def test_trained_candidates_are_named_and_shown():
     found = forecast("e3m0", 4, cosine=0.9, outcomes={"e3m0": Outcome(-0.42, 2, 0.3)})
-    chains = [ChainForecast.of("with APS", [found])]
+    ladders = [LadderForecast.of("with APS", [found])]
     assert any(
-        "a trained candidate sets the level (e3m0 with APS)" in line for line in summarize(chains, CONTEXT)
+        "a trained candidate sets the level (e3m0 with APS)" in line for line in summarize(ladders, CONTEXT)
     )
     console = Console(file=io.StringIO(), width=200)
-    console.print(make_table(chains))
+    console.print(make_table(ladders))
     assert "-0.42 (2 pairs)" in console.file.getvalue()
-    [candidate] = to_plain(predict_document(chains, CONTEXT, []))["chains"][0]["candidates"]
+    [candidate] = to_plain(predict_document(ladders, CONTEXT, []))["chains"][0]["candidates"]
     assert candidate["trained"] == {"gap": -0.42, "pairs": 2, "failure_chance": 0.3}
 
 
 def test_what_the_prediction_does_not_cover_is_named():
     gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.choco.Choco"))
-    said = summarize([ChainForecast.of("with APS", [gossip])], CONTEXT)
+    said = summarize([LadderForecast.of("with APS", [gossip])], CONTEXT)
     assert any(
-        line.startswith("Not covered, and counted as no damage: what sync Choco does") for line in said
+        line.startswith("Not covered, and counted as no damage: effects of sync Choco") for line in said
     )
     assert any(line.startswith("The margin is 32 % of the metric's range") for line in said)

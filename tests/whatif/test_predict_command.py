@@ -10,9 +10,8 @@ from cpdrun.cli import main
 from cpdrun.commands import schema
 from cpdrun.record import SweepDir
 from cpdrun.search.question import ask
-from cpdrun.whatif.effects import NoEffectsError
-from cpdrun.whatif.effects import ask as ask_effects
-from cpdrun.whatif.observation import observations, observed
+from cpdrun.whatif.baseline_runs import find_baseline_runs, with_observation
+from cpdrun.whatif.effects import NoEffectsError, compute_effects
 
 TYPED = [
     "model.width=4",
@@ -147,7 +146,7 @@ def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_
     hidden = run.observed.with_suffix(".away")
     run.observed.rename(hidden)
     try:
-        [planned] = observations(question.directory, question.baseline_runs)
+        [planned] = find_baseline_runs(question.directory, question.baseline_runs)
         assert planned.sweep == question.directory.prediction and not planned.is_there
         assert "trained unobserved" in planned.note and planned.run.name == run.name
         assert main(["predict", *TYPED, f"results_dir={folder}", "--dry-run"]) == 0
@@ -156,7 +155,7 @@ def test_a_run_that_was_not_observed_is_refused_or_trained_once_more_beside_the_
         assert "was not observed" in capsys.readouterr().err
         with pytest.raises(NoEffectsError, match="cannot be computed"):
             run.observed.write_bytes(b"no observation")
-            ask_effects(run, {"x": planned.run.config})
+            compute_effects(run, {"x": planned.run.config})
     finally:
         hidden.rename(run.observed)
 
@@ -184,9 +183,9 @@ def test_a_config_that_cannot_be_built_leaves_the_others_their_effects(here):
     [run] = SweepDir(folder / "small").runs()
     good = yaml.safe_load(run.config.read_text()) | {"format": "e5m2"}
     own = {"weights": "e5m2", "aps": True, "master_weights": False}
-    found = ask_effects(run, {"good": good, "bad": good | {"precision": good["precision"] | own}})
+    found = compute_effects(run, {"good": good, "bad": good | {"precision": good["precision"] | own}})
     assert found["good"]["role"]["gradient"]["all"]["cosine"] > 0.9
-    assert found["bad"]["role"] == {} and "master_weights" in found["bad"]["said"][0]
+    assert found["bad"]["role"] == {} and "master_weights" in found["bad"]["uncovered"][0]
 
 
 def test_baselines_that_differ_in_their_sums_alone_share_one_observation(tmp_path):
@@ -198,11 +197,11 @@ def test_baselines_that_differ_in_their_sums_alone_share_one_observation(tmp_pat
         "name=x",
     ]
     question = ask(typed)
-    found = observations(question.directory, question.baseline_runs)
+    found = find_baseline_runs(question.directory, question.baseline_runs)
     assert [len(each.serves) for each in found] == [2, 2]
     assert {each.run.config["world_size"] for each in found} == {2, 4}
-    short = observations(question.directory, question.baseline_runs, steps=5)
+    short = find_baseline_runs(question.directory, question.baseline_runs, steps=5)
     assert all(each.run.config["max_steps"] == 5 for each in short)
     assert all(each.sweep == question.directory.prediction for each in short)
     run = question.cells[found[0].serves[0]][0]
-    assert observed(run).name == run.name and observed(run).config["observe"] == 16
+    assert with_observation(run).name == run.name and with_observation(run).config["observe"] == 16

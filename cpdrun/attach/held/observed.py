@@ -34,8 +34,8 @@ from cpdrun.attach.held.script import Script, of_optimizer, trainable
 from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir
 from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
-from cpdrun.whatif.collect.observation import Observation, merged
-from cpdrun.whatif.collect.snapshot import Snapshot
+from cpdrun.whatif.collect.observation import Observation, merge
+from cpdrun.whatif.collect.observer import Snapshot
 
 EVERY = 10
 
@@ -199,10 +199,10 @@ class Observed:
         if ranks > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
         workers = Workers(self.script.world_size, rank, ranks, self.group)
-        look = Snapshot(workers, len(self.parameters))
+        snapshot = Snapshot(workers, len(self.parameters))
         stacks = self._stacks(workers)
         if stacks:
-            look.gradients(list(self.parameters), stacks)
+            snapshot.record_gradients(list(self.parameters), stacks)
         looked: list[tuple[str, str, Tensor]] = []
         if rank == 0:
             of_layers = list(zip(self.parameters.items(), self.weights, strict=True))
@@ -212,13 +212,13 @@ class Observed:
             operands, attends = self.watched.close(), self.watched.attends
             looked += [(role, name, x.float()) for role, of in operands.items() for name, x in of.items()]
             self.found.about["attends"] = self.found.about.get("attends", False) or attends
-        look.tensors(looked)
-        parts = workers.gather({rank: look.seen})
+        snapshot.record_tensors(looked)
+        parts = workers.gather({rank: snapshot.statistics})
         if parts:
-            self.found.of_steps[self.taken] = merged(parts[r] for r in sorted(parts))
+            self.found.by_step[self.taken] = merge(parts[r] for r in sorted(parts))
             self._describe()
         self.spread.keep(self.taken)
-        self.found.of_steps = {s: seen for s, seen in self.found.of_steps.items() if s in self.spread.kept}
+        self.found.by_step = {s: seen for s, seen in self.found.by_step.items() if s in self.spread.kept}
         if len(self.spread.kept) in (1, self.spread.most):
             self.write()
 
@@ -229,10 +229,10 @@ class Observed:
             passes = [{n: sum(p[n] for p in passes if n in p) for n in set().union(*passes)}]
         fits = torch.tensor(int(len(passes) == share))
         if self.closure:
-            self._unseen("gradient: the optimizer's step calls a closure: not seen")
+            self._unseen("gradient: the optimizer's step calls a closure")
             return []
         if int(workers.sum_of_disjoint(fits)) < workers.ranks:
-            self._unseen(f"gradient: {len(passes)} backward passes of {share} workers a process: not seen")
+            self._unseen(f"gradient: {len(passes)} backward passes of {share} workers a process")
             return []
         divisor = workers.ranks if self.divided else workers.world_size
         zeros = {name: torch.zeros(p.shape, device=p.device) for name, p in self.parameters.items()}
@@ -253,18 +253,18 @@ class Observed:
             "modules": describe_layers(models[0]) if models else [],
         }
         if self.compiled:
-            self._unseen("activation, output_gradient: the model is compiled: not seen")
+            self._unseen("activation, output_gradient: the model is compiled")
         moved = {id(p) for optimizer in self.script.optimizers for p in of_optimizer(optimizer)}
         if others := len(moved) - len(parameters):
-            self._unseen(f"{others} of {len(moved)} parameters, of other optimizers or sharded, are not seen")
+            self._unseen(f"{others} of {len(moved)} parameters, of other optimizers or sharded")
 
     def _unseen(self, line: str) -> None:
-        if line not in self.found.unseen:
-            self.found.unseen.append(line)
+        if line not in self.found.unobserved:
+            self.found.unobserved.append(line)
 
     def write(self) -> None:
         """What was seen, into the run's file, by rank 0."""
-        if self.spread is None or self.script.rank != 0 or not self.found.of_steps:
+        if self.spread is None or self.script.rank != 0 or not self.found.by_step:
             return
         steps = max(self.taken, self.found.steps[-1] + 1)
         self.found.about |= {"steps": steps, "steps_an_epoch": steps, "epochs": 1}

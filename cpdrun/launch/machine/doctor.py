@@ -44,7 +44,7 @@ def print_findings(console: Console, findings: list[Finding]) -> int:
 
 
 def examine(results_dir: Path) -> list[Finding]:
-    """Look at everything that a sweep writing to `results_dir` could need. Takes as long as importing torch."""
+    """Check everything that a sweep in `results_dir` could need. This takes as long as importing torch."""
     version = f"{__version__}, Python {platform.python_version()} ({sys.executable})"
     return [
         Finding("cpdrun", "ok", version),
@@ -63,7 +63,7 @@ def _processor() -> Finding:
 
 
 def probe() -> dict[str, Any]:
-    """What cpdrun.train.preflight.probe finds; {"failure": its last line} where it ends without an answer."""
+    """Return the output of cpdrun.train.preflight.probe, or {"failure": its last line} if it ends without an answer."""
     command = [sys.executable, "-m", "cpdrun.train.preflight.probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
@@ -131,7 +131,7 @@ def _gpus() -> Finding:
 
 
 def _results(folder: Path) -> Finding:
-    """Whether `folder`, or the first parent of it that exists, can be written, and the space there."""
+    """Check whether `folder`, or its first parent that exists, can be written, and how much space is free."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         probe_file = there / ".cpdrun-doctor"

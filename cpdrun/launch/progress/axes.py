@@ -1,34 +1,59 @@
-"""What tells the runs of a sweep apart: the value that each has on each axis."""
+"""The axes of a sweep, and the value of each run on each axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cpdrun.record import RunDir, SweepDir, read_manifest, read_overrides
 
-IN_NAMES = ("format", "aps", "world_size", "seed")  # what the name of a run says
+# The axes whose values are in the names of runs.
+IN_NAMES = ("format", "aps", "recipe", "world_size", "seed")
 
 
 def axes_of(sweep: SweepDir) -> list[str]:
-    """The keys that have several values in `sweep`, as sweep.yaml lists them; none where it cannot be read."""
+    """Return the keys that have several values, in the order of sweep.yaml. Return none if it cannot be read."""
+    return axes_and_runs(sweep)[0]
+
+
+def axes_and_runs(sweep: SweepDir) -> tuple[list[str], list[str]]:
+    """Return the axes of a sweep, as `axes_of` does, and the names of the runs that sweep.yaml lists."""
     try:
-        axes = read_manifest(sweep)["axes"]
-        return [str(key) for key, values in axes.items() if len(values) > 1]
+        manifest = read_manifest(sweep)
+        axes = [str(key) for key, values in manifest["axes"].items() if len(values) > 1]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        return [], []
+    runs = manifest.get("runs")
+    return axes, [str(name) for name in runs] if isinstance(runs, list) else []
 
 
 def values_of(run: RunDir, axes: Sequence[str]) -> dict[str, str]:
-    """Return the value of `run` on each of `axes` as it was typed, without those that overrides.txt does not name."""
+    """Return the value of a run on each axis as it was typed. Axes that overrides.txt does not contain are left out."""
     return values_in(read_overrides(run), axes) if axes else {}
 
 
 def values_in(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, str]:
-    """The same from the lines of overrides.txt."""
+    """Return the value on each axis from the lines of overrides.txt."""
     typed = dict(line.split("=", 1) for line in overrides if "=" in line)
-    typed = {key.lstrip("+"): value for key, value in typed.items()}
+    typed = {key.lstrip("+"): _without_quotes(value) for key, value in typed.items()}
     return {key: typed[key] for key in axes if key in typed}
 
 
+def values_not_in_name(name: str, values: Mapping[str, str]) -> list[str]:
+    """Return `key=value` for each axis whose value the name of the run does not contain.
+
+    The names of runs of former versions do not contain the recipe.
+    """
+    return [
+        f"{key}={value}"
+        for key, value in values.items()
+        if key not in IN_NAMES or (key == "recipe" and value not in (*name.split("-"), "null"))
+    ]
+
+
+def _without_quotes(value: str) -> str:
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
+
+
 def headings(axes: Sequence[str]) -> list[str]:
-    """The last part of each key, `lr` of `optim.lr`; the whole key where two end alike."""
+    """Return the last part of each key, such as `lr` for `optim.lr`, or the whole key if two keys end alike."""
     ends = [key.rpartition(".")[2] for key in axes]
     return [end if ends.count(end) == 1 else key for key, end in zip(axes, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""What the user sees while a sweep runs: a live table on a terminal, else a line a start and an end."""
+"""What the user sees while a sweep runs: a line for each run that ends, and a live table on a terminal."""
 
 import time
 from collections.abc import Sequence
@@ -12,33 +12,47 @@ from rich.text import Text
 
 from cpdrun.launch.attempt.ending import tail
 from cpdrun.launch.base import Event, Job
-from cpdrun.launch.progress.axes import IN_NAMES, values_in
+from cpdrun.launch.progress.axes import values_in, values_not_in_name
+from cpdrun.launch.progress.results import BestResult, deciding, duration, label_of
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Progress, Result, RunDir
-from cpdrun.record.measure import ACCURACY
+from cpdrun.record import Ending, Outcome, Progress, RunDir, read_overrides
 from cpdrun.record.run_end import DISK_FULL
 from cpdrun.shell.sanitize import visible, visible_line
 from cpdrun.shell.terminal import live
 
 REFRESH_S = 0.5
-LOG_LINES = 12  # of a failed run, at the end
+LOG_LINES = 12  # the number of lines of a failed run's log that the summary shows
 FAILURES_SHOWN = 5
 LEFT_SHOWN = 5
 STYLES = {"finished": "green", "diverged": "yellow", "did not learn": "yellow", "preempted": "yellow"}
 
 
 class Display:
-    """Follows the events of a sweep; a context manager, because a live table must be taken down again."""
+    """The display of a launch, as a context manager.
+
+    Each run that ends leaves a line with its metric, the best result so far and an estimate of the time left. On a
+    terminal, a live table shows the runs in progress. Elsewhere, each run that starts has a line, too.
+
+    Args:
+        console: The console to print on.
+        axes: The axes of the sweep. Values on axes that are not in a run's name are shown after the name.
+
+    Attributes:
+        held_back: The number of runs that are submitted later. They count as runs to do.
+    """
 
     def __init__(self, console: Console, axes: Sequence[str] = ()) -> None:
         self.console = console
-        self.total = 0
-        self.axes = [key for key in axes if key not in IN_NAMES]
+        self.axes = list(axes)
         self.message = ""
-        self._ended = 0
-        self._executed = 0.0  # runs' worth of work done here, fractions included
+        self.held_back = 0
+        self._submitted = self._ended = 0
+        self._executed = 0.0  # the number of runs that were trained here, fractions included
         self._began = time.monotonic()
         self._started: dict[str, float] = {}
+        self._running: dict[str, Job] = {}
+        self._best: BestResult | None = None
+        self._reasons: set[str] = set()
         self._refreshed = 0.0
         self._live = live(console)
 
@@ -51,45 +65,86 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def total(self) -> int:
+        """The number of runs of this launch, as far as they are known."""
+        return self._submitted + self.held_back
+
     def expect(self, runs: int) -> None:
-        """So many runs more are to come."""
-        self.total += runs
+        """Add runs to those of this launch."""
+        self._submitted += runs
 
     def event(self, event: Event) -> None:
+        """Show that a run has started or ended."""
         name = event.job.run.name
         if event.outcome is None:
             self._started[name] = time.monotonic()
+            self._running[name] = event.job
             if self._live is None:
-                self.console.print(f"start {self._called(event.job)}", highlight=False, soft_wrap=True)
+                self._print(f"start {self._name_with_values(event.job)}")
             return
+        self._running.pop(name, None)
         self._ended += 1
         self._executed += not event.elsewhere
         status = event.outcome.status
-        if self._live is None or not status.has_result:
-            started = self._started.get(name)  # None: another process ran it
-            took = "" if started is None else f"  {duration(time.monotonic() - started)}"
-            how = f"{visible(_result(event))}{took}  [{self._ended}/{self.total}]"
-            line = Text.assemble((status, STYLES.get(status, "red")), f" {self._called(event.job)}  {how}")
-            self.console.print(line, highlight=False, soft_wrap=True)
+        parts = [self._name_with_values(event.job), visible(self._outcome_text(event.job, event.outcome))]
+        if (started := self._started.get(name)) is not None:  # None if another process has trained the run
+            parts.append(duration(time.monotonic() - started))
+        parts.append(f"[{self._ended}/{self.total}]")
+        if status is not Ending.PREEMPTED:
+            parts += [self._best_text(event.job), self._time_left_text()]
+        line = Text.assemble((status, STYLES.get(status, "red")), " ", "  ".join(filter(None, parts)))
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
-        """A word to the user that stays in view."""
+        """Show a message that stays visible."""
         self.message = message
         if self._live is None:
-            self.console.print(message, highlight=False, soft_wrap=True)
+            self._print(message)
 
     def update(self, running: list[Job]) -> None:
-        """Draw the table anew, at most every REFRESH_S."""
+        """Draw the live table, at most every REFRESH_S seconds."""
         if self._live is None or time.monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = time.monotonic()
         progress = [(job, job.run.progress() or Progress()) for job in running]
         self._live.update(self._table(progress), refresh=True)
 
-    def _called(self, job: Job) -> str:
-        """Return the name of the run, followed by its values on axes that the name does not contain."""
-        values = values_in(job.overrides, self.axes)
-        return visible(" ".join([job.run.name, *(f"{key}={value}" for key, value in values.items())]))
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _name_with_values(self, job: Job) -> str:
+        return visible(" ".join([job.run.name, *self._values(job)]))
+
+    def _values(self, job: Job) -> list[str]:
+        """Return `key=value` for each axis that the name of the run does not contain."""
+        return values_not_in_name(job.run.name, values_in(job.overrides, self.axes))
+
+    def _outcome_text(self, job: Job, outcome: Outcome) -> str:
+        """Return the deciding metric of a run that has ended, or why it failed. A repeated reason is not printed."""
+        result = job.run.result()
+        if result is not None and outcome.status.has_result:
+            found = deciding(result)
+            return "" if found is None else found.text
+        is_repeated = outcome.reason in self._reasons
+        self._reasons.add(outcome.reason)
+        return "for the same reason" if is_repeated and outcome.status.is_failure else outcome.reason
+
+    def _best_text(self, job: Job) -> str:
+        """Return the best result of the sweep so far, with earlier runs of the sweep included."""
+        if self._best is None:
+            self._best = BestResult()
+            for run in [run for run in job.run.sweep.runs() if run.name != job.run.name]:
+                values = values_in(read_overrides(run), self.axes)
+                self._best.add(label_of(run.name, values_not_in_name(run.name, values)), run.result())
+        label = label_of(job.run.name, self._values(job))
+        self._best.add(label, job.run.result())
+        return "the best so far" if self._best.label == label else self._best.text
+
+    def _time_left_text(self) -> str:
+        progress = [job.run.progress() for job in self._running.values()]
+        left = self._seconds_left(sum(status.fraction for status in progress if status is not None))
+        return "" if left is None or self._ended == self.total else f"about {duration(left)} left"
 
     def _table(self, progress: list[tuple[Job, Progress]]) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -98,13 +153,12 @@ class Display:
         for column in ("epoch", "metric" if of_script else "accuracy", "time"):
             table.add_column(column, justify="right", no_wrap=True)
         for job, status in progress[: max(1, self.console.height - 6)]:
-            name = job.run.name
             accuracy = status.test_accuracy
             table.add_row(
-                Text(self._called(job)),
+                Text(self._name_with_values(job)),
                 f"{status.epoch}/{status.epochs}" if status.epochs is not None else str(status.epoch or "-"),
-                _measured(status) if accuracy is None else f"{100 * accuracy:.1f} %",
-                duration(time.monotonic() - self._started.get(name, time.monotonic())),
+                _value_text(status) if accuracy is None else f"{100 * accuracy:.1f} %",
+                duration(time.monotonic() - self._started.get(job.run.name, time.monotonic())),
             )
         fractions = sum(status.fraction for _, status in progress)
         left = self._seconds_left(fractions)
@@ -118,6 +172,11 @@ class Display:
         return Group(table, overall)
 
     def _seconds_left(self, fractions: float) -> float | None:
+        """Estimate the time left from the time that the runs took so far.
+
+        Args:
+            fractions: The sum of the fractions that the running runs have trained.
+        """
         executed = self._executed + fractions
         if executed < 0.5:
             return None
@@ -125,19 +184,20 @@ class Display:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """The end of a sweep: the logs of what failed, then one line of counts and one of efficiency."""
+    """Print the failures with their logs, each reason once, and the numbers of runs by how they ended."""
     full = [run for run, reason in summary.failed if DISK_FULL in reason]
     others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
     runs_of: dict[str, list[RunDir]] = {}
     for run, reason in others:
         runs_of.setdefault(reason, []).append(run)
     for reason, (run, *same) in list(runs_of.items())[:FAILURES_SHOWN]:
-        _print_failure(console, run, reason)
+        _print_failure(console, run, reason, len(same))
         _print_names(console, "failed for the same reason", same)
     not_shown = list(runs_of.values())[FAILURES_SHOWN:]
     _print_names(console, "failed too", [run for runs in not_shown for run in runs])
     if full:
-        words = f"{DISK_FULL}: {full[0].sweep.path}; {len(full)} failed of it. Make room, then type the command again"
+        ran = f"{len(full)} run{'s' if len(full) > 1 else ''}"
+        words = f"{ran}: {DISK_FULL}: {full[0].sweep.path}. Free some space, then type the command again."
         console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
     for run, processes in summary.left_running[:LEFT_SHOWN]:
         console.print(visible_line(f"left running by {run.name}: {processes}"), markup=False, soft_wrap=True)
@@ -161,11 +221,14 @@ def print_summary(console: Console, summary: Summary) -> None:
         line += f"; training took {100 * summary.training_share:.0f} % of the core-seconds"
     console.print(line, highlight=False, soft_wrap=True)
     if summary.interrupted:
-        console.print("The same command goes on from here.", highlight=False)
+        console.print("The same command continues from here.", highlight=False)
 
 
 def informative_log(run: RunDir) -> Path | None:
-    """The log of the last attempt that says most: the failing rank's, rank 0's where none failed, or the agent's."""
+    """Return the most informative log of the last attempt that is not empty.
+
+    This is the log of the rank that failed, or of rank 0 if no rank failed, or else the log of the agent.
+    """
     attempt = run.last_attempt()
     if attempt is None:
         return None
@@ -183,48 +246,26 @@ def _print_names(console: Console, what: str, runs: Sequence[RunDir]) -> None:
         console.print(f"{what}: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_failure(console: Console, run: RunDir, reason: str) -> None:
-    """Print the reason, followed by the last lines of the log that do not only repeat it."""
-    console.print(
-        Text.assemble(("failed ", "red"), visible(f"{run.name}: {reason}")), highlight=False, soft_wrap=True
-    )
+def _print_failure(console: Console, run: RunDir, reason: str, others: int) -> None:
+    """Print the reason, followed by the last lines of the log that do not only repeat it.
+
+    Args:
+        console: The console to print on.
+        run: The first run that failed for this reason.
+        reason: The reason.
+        others: The number of other runs that failed for this reason.
+    """
+    more = f" and {others} more run{'s' if others > 1 else ''}" if others else ""
+    text = Text.assemble(("failed ", "red"), visible(f"{run.name}{more}: {reason}"))
+    console.print(text, highlight=False, soft_wrap=True)
     if (log := informative_log(run)) is not None:
         for line in [line for line in tail(log, 2 * LOG_LINES) if line.strip() != reason][-LOG_LINES:]:
             console.print(f"    {visible_line(line)}", highlight=False, markup=False, soft_wrap=True)
         console.print(
-            f"    the rest is in {visible(str(log))}", highlight=False, markup=False, soft_wrap=True
+            f"    the whole log: {visible(str(log))}", highlight=False, markup=False, soft_wrap=True
         )
 
 
-def _result(event: Event) -> str:
-    result = event.job.run.result()
-    if result is not None and event.outcome.status.has_result:
-        accuracy = result.metrics.get("test_accuracy")
-        known = result.measures.get("test_accuracy") in (None, ACCURACY)
-        judged = _judged(result)
-        if accuracy is None or not known or (judged and result.judge not in (None, "test_accuracy")):
-            return judged
-        return f"test accuracy {100 * accuracy:.1f} %"
-    return event.outcome.reason
-
-
-def _judged(result: Result) -> str:
-    """`val loss 0.4123`."""
-    value = result.metrics.get(result.judge) if result.judge else None
-    if value is None:
-        return ""
-    measure = result.measures.get(result.judge)
-    shown = f"{100 * value:.1f} %" if measure and measure.shown == "percent" else f"{value:.4g}"
-    return f"{visible(result.judge).replace('_', ' ')} {shown}"
-
-
-def _measured(status: Progress) -> str:
+def _value_text(status: Progress) -> str:
+    """Return the last value of the metric of a user's script, such as `val_loss 0.4123`."""
     return "-" if status.value is None else f"{visible(status.judged_by or '')} {status.value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"

@@ -1,9 +1,12 @@
-"""How far a sweep is, read from its run directories alone: from any shell, on any machine that sees them."""
+"""The progress of a sweep, read from its folder alone.
+
+So it can be shown in any shell, on any machine that sees the folder.
+"""
 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +15,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cpdrun.config.identity import hash_in
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.executors import schedulers
-from cpdrun.launch.progress.axes import IN_NAMES, axes_of, headings, values_of
-from cpdrun.launch.progress.display import duration
-from cpdrun.record import Ending, Progress, RunDir, State, SweepDir, Where, garbage, state_of
+from cpdrun.launch.progress.axes import axes_and_runs, headings, values_not_in_name, values_of
+from cpdrun.launch.progress.results import ACCURACY, BestResult, deciding, duration, label_of
+from cpdrun.record import (
+    Ending,
+    Progress,
+    RunDir,
+    State,
+    SweepDir,
+    Where,
+    garbage,
+    read_expected_runs,
+    state_of,
+)
 from cpdrun.shell.sanitize import visible
 
 WATCH_S = 2.0
-IDLE_S = 20.0  # between two runs, and before a first one, nothing runs for some seconds
-LONGEST_NAME = 60  # columns; a longer one gives way to what else there is to say
-WIDE = 110  # columns of a terminal with room for a reason beside a run
+IDLE_S = 20.0  # no run may be in progress for some seconds before the first run and between two runs
+LONGEST_NAME = 60  # longer names are cut, so that the other columns have room
+LONGEST_VALUE = 14  # longer values of an axis are cut if there is no room
+WIDE = 110  # a terminal with this many columns has room for a reason beside a run
 OF_PROGRESS = ("epoch", "epochs", "test_accuracy", "judged_by", "value")
-ACCURACY = "accuracy"
 STYLES = {
     State.DONE: "green",
     State.RUNNING: "cyan",
@@ -44,7 +58,7 @@ class RunStatus:
         epoch: The number of epochs that were trained.
         epochs: The number of epochs to train.
         test_accuracy: The accuracy in the last epoch that was evaluated, from 0 to 1.
-        judged_by: For a user's script, the metric by which the run is judged.
+        judged_by: The metric by which the run is judged, if it is not the test accuracy.
         value: The last value of that metric.
         diverged: Whether the loss was not finite.
         did_not_learn: Whether the run did not learn.
@@ -72,7 +86,28 @@ class RunStatus:
 
     @property
     def shown_state(self) -> str:
+        """How the run ended, if it is done, or else its state."""
         return "diverged" if self.diverged else "did not learn" if self.did_not_learn else self.state
+
+    @property
+    def label(self) -> str:
+        """The name of the run without its hash, followed by its values on axes that the name does not contain."""
+        return label_of(self.name, values_not_in_name(self.name, self.axes))
+
+
+@dataclass(frozen=True)
+class BestRun:
+    """The finished run with the best value of the deciding metric.
+
+    Attributes:
+        run: The name of the run.
+        metric: The name of the metric.
+        value: The value of the metric.
+    """
+
+    run: str
+    metric: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -83,11 +118,15 @@ class SweepStatus:
         sweep: The folder of the sweep.
         counts: The number of runs in each state.
         runs: The runs of the sweep.
+        best: The run with the best result so far. None if no run has finished.
+        seconds_left: How long the remaining runs will take. None if no run has finished or none is running.
     """
 
     sweep: str
     counts: dict[str, int]
     runs: list[RunStatus]
+    best: BestRun | None = None
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +137,9 @@ class StatusDocument:
 
 
 def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
-    """The state of one run. A pending one costs a look at four file names.
+    """Return the progress of a run. For a pending run, this only checks whether four files exist.
 
-    What cannot be read, or is not what cpdrun wrote, is failed, with that for a reason: it keeps no other run from
-    being looked at.
+    A run whose record cannot be read, or was not written by cpdrun, counts as failed for this reason.
     """
     values = values_of(run, axes)
     try:
@@ -131,54 +169,97 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
         else:
             known["diverged"] = result.status is Ending.DIVERGED
             known["did_not_learn"] = result.status is Ending.DID_NOT_LEARN
-            known["test_accuracy"] = result.metrics.get("test_accuracy")
+            known["test_accuracy"] = result.metrics.get(ACCURACY)
+            if (found := deciding(result)) is not None and found.metric != ACCURACY:
+                known |= {"judged_by": found.metric, "value": found.value}
     elif state is State.RUNNING:
         known["seconds_left"] = None if progress is None else _seconds_left(progress, where)
     elif attempt is not None:
         outcome = attempt.outcome()
-        known["reason"] = "killed, with its agent" if outcome is None else outcome.reason
+        known["reason"] = "killed together with its agent" if outcome is None else outcome.reason
     if attempt is not None and (losses := attempt.losses()):
         restarts, lost_s = (sum(getattr(loss, of) for loss in losses) for of in ("restarts", "seconds"))
-        again = f"{restarts} x started again, {lost_s:.1f} s of work lost"
+        again = f"restarted {restarts} times, {lost_s:.1f} s of work lost"
         known["reason"] = "; ".join(filter(None, (known.get("reason"), again)))
     return RunStatus(run.name, state, **known)
 
 
 def sweep_status(sweep: SweepDir) -> list[RunStatus]:
-    """Every run of `sweep`, in the order of their names."""
-    axes = axes_of(sweep)
-    return [run_status(run, axes) for run in sweep.runs()]
+    """Return the progress of every run of a sweep, sorted by name.
+
+    Runs that sweep.yaml lists and that have no folder yet are pending.
+    """
+    axes, listed = axes_and_runs(sweep)
+    rows = [run_status(run, axes) for run in sweep.runs()]
+    there = {hash_in(row.name) or row.name for row in rows}
+    rows += [RunStatus(name, State.PENDING) for name in listed if (hash_in(name) or name) not in there]
+    return sorted(rows, key=lambda row: row.name)
 
 
 def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> None:
-    """A table of the runs that are not pending, and the counts of all.
+    """Print a table of the runs that are not pending, and the number of runs in each state.
 
-    With `watch` again and again, until all runs are done or have failed, or none has run for IDLE_S and none waits
-    in a scheduler's queue: whoever launched them is gone.
+    With `watch`, the table is updated until all runs are done or have failed. If the output is not a terminal, each
+    change is printed as a line instead. Watching also ends if no run has been in progress for IDLE_S seconds and none
+    waits in the queue of a scheduler, because then nobody launches runs any more.
     """
     if not watch:
-        console.print(render(sweep, sweep_status(sweep), width=console.width))
-        return
+        rows = sweep_status(sweep)
+        if not console.is_terminal:  # a file can hold lines of any length
+            console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
+        console.print(render(sweep, rows, width=console.width))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for rows in _watched(sweep):
+                table = render(sweep, rows, width=console.width, height=console.height - 4)
+                live.update(table, refresh=True)
+    else:
+        _print_changes(console, sweep)
+
+
+def _watched(sweep: SweepDir) -> Iterator[list[RunStatus]]:
+    """Yield the progress of all runs every WATCH_S seconds until nothing runs any more."""
     ran = time.monotonic()
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            rows = sweep_status(sweep)
-            table = render(sweep, rows, width=console.width, height=console.height - 4)
-            live.update(table, refresh=True)
-            states = {row.state for row in rows}
-            if states <= {State.DONE, State.FAILED}:
-                return
-            if State.RUNNING in states or _in_queue(sweep):
-                ran = time.monotonic()
-            elif time.monotonic() - ran > IDLE_S:
-                return
-            time.sleep(WATCH_S)
+    while True:
+        rows = sweep_status(sweep)
+        yield rows
+        states = {row.state for row in rows}
+        if states <= {State.DONE, State.FAILED}:
+            return
+        if State.RUNNING in states or _in_queue(sweep):
+            ran = time.monotonic()
+        elif time.monotonic() - ran > IDLE_S:
+            return
+        time.sleep(WATCH_S)
+
+
+def _print_changes(console: Console, sweep: SweepDir) -> None:
+    """Print the number of runs in each state, then a line for each change, and at the end the numbers again."""
+    before: dict[str, str] | None = None
+    shown = ""
+    for rows in _watched(sweep):
+        if before is None:
+            console.print(Text(shown := _counts_line(sweep, rows)), soft_wrap=True)
+        else:
+            for row in rows:
+                if before.get(row.name, State.PENDING) != row.shown_state:
+                    console.print(Text(_change_line(row)), soft_wrap=True)
+        before = {row.name: row.shown_state for row in rows}
+    if (line := _counts_line(sweep, rows)) != shown:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _change_line(row: RunStatus) -> str:
+    """Return a line such as `done convnet-e4m3-w8-s0-1f0c2d3e4a  15/15  97.2 %`."""
+    values = values_not_in_name(row.name, row.axes)
+    parts = [_how_far(row), _metric_text(row), row.reason if row.state is not State.RUNNING else row.where]
+    return visible("  ".join(filter(None, [f"{row.shown_state} {' '.join([row.name, *values])}", *parts])))
 
 
 def _in_queue(sweep: SweepDir) -> bool:
     try:
         return any(scheduler.has_queued(sweep) for scheduler in schedulers())
-    except LaunchError:  # no answer is no news: they may well wait
+    except LaunchError:  # the scheduler does not answer, so runs may be waiting
         return True
 
 
@@ -186,52 +267,112 @@ def sweep_document(sweep: SweepDir) -> SweepStatus:
     """Return the progress of a sweep for programs."""
     rows = sweep_status(sweep)
     counts = Counter(row.state for row in rows)
-    return SweepStatus(str(sweep.path), {str(state): counts[state] for state in State}, rows)
+    best = _best(sweep, rows)
+    result = best.result
+    found = None if result is None else BestRun(best.label, result.metric, result.value)
+    states = {str(state): counts[state] for state in State}
+    return SweepStatus(str(sweep.path), states, rows, found, _sweep_seconds_left(sweep, rows))
 
 
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
-    """The table as rich draws it; with `height`, at most so many rows, those that run or failed first.
+    """Return the table of the runs that are not pending, and a line with the number of runs in each state.
 
-    Names are shown whole, to be copied. Where that leaves no room for reasons, they stand below the table.
+    If the names of runs leave no room for the other columns, only their hashes are shown, which also identify them. If
+    there is no room for reasons, they follow below the table.
+
+    Args:
+        sweep: The sweep.
+        rows: The progress of its runs.
+        width: The width of the output.
+        height: The maximum number of rows. Runs that are in progress or have failed come first.
     """
     order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
-    shown = sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))[
-        :height
-    ]
+    shown = [row for row in rows if row.state in order]
+    shown = sorted(shown, key=lambda row: order.index(row.state))[:height]
     wide = width >= WIDE
-    table = _table(shown, wide=wide)
-    for row, values in zip(shown, _axis_values(shown, wide=wide), strict=True):
-        table.add_row(
-            Text(visible(row.name)),
-            *(Text(visible(value)) for value in values.values()),
-            Text(row.shown_state, STYLES[row.state]),
-            _how_far(row),
-            _measured(row),
-            "" if row.attempt is None else str(row.attempt),
-            "" if row.seconds_left is None else duration(row.seconds_left),
-            *([_on_a_line(row.reason or row.where or "")] if wide else []),
-        )
+    table = _table(shown, [row.name for row in shown], wide=wide)
+    if shown and _least_width(table) > width and all(hash_in(row.name) for row in shown):
+        table = _table(shown, [hash_in(row.name) for row in shown], wide=wide)
     reasons = [] if wide else [Text(visible(f"{row.name}: {row.reason}")) for row in shown if row.reason]
+    return Group(*([table] if shown else []), *reasons, Text(_counts_line(sweep, rows)))
+
+
+def _counts_line(sweep: SweepDir, rows: list[RunStatus]) -> str:
+    """Return the number of runs in each state, the best result so far, and how long the other runs will take."""
     counts = Counter(row.state for row in rows)
-    line = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
-    return Group(*([table] if shown else []), *reasons, Text(f"{visible(sweep.name)}: {line}"))
+    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
+    labels = {row.name: row.label for row in rows}
+    best = _best(sweep, rows)
+    best.label = labels.get(best.label, best.label)
+    left = _sweep_seconds_left(sweep, rows)
+    parts = [states, best.text, "" if left is None else f"about {duration(left)} left"]
+    return f"{visible(sweep.name)}: {'; '.join(filter(None, parts))}"
 
 
-def _table(shown: list[RunStatus], *, wide: bool) -> Table:
-    """The table without its rows."""
+def _best(sweep: SweepDir, rows: list[RunStatus]) -> BestResult:
+    """Return the best result so far, with the name of its run as the label."""
+    best = BestResult()
+    for row in rows:
+        if row.state is State.DONE and not row.diverged:
+            best.add(row.name, sweep.run(row.name).result())
+    return best
+
+
+def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
+    """Estimate how long the remaining runs take with as many runs at a time as now.
+
+    The runs that a search is likely to need count as remaining runs, also if it has not chosen them yet. Return None if
+    no run is in progress or none has finished.
+    """
+    running = [row for row in rows if row.state is State.RUNNING]
+    waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
+    done = [sweep.run(row.name) for row in rows if row.state is State.DONE]
+    a_run = estimate_seconds(done, todo=1, slots=1)
+    if not running or a_run is None:
+        return None
+    waiting = max(waiting, read_expected_runs(sweep) - len(done) - len(running))
+    now = sum(a_run / 2 if row.seconds_left is None else row.seconds_left for row in running)
+    return (now + waiting * a_run) / len(running)
+
+
+def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table:
+    """Return the table of runs.
+
+    Args:
+        shown: The runs.
+        names: What the first column shows for each run.
+        wide: Whether the last column has the reason why the run failed, or else its machine.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    longest = max((len(visible(row.name)) for row in shown), default=0)
+    axes = list(dict.fromkeys(key for row in shown for key in row.axes))
+    longest = max((len(visible(name)) for name in names), default=0)
     table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=min(longest, LONGEST_NAME))
-    for key in headings(list(next(iter(_axis_values(shown, wide=wide)), {}))):
-        table.add_column(Text(visible(key)), no_wrap=True, overflow="ellipsis")
+    for key, heading in zip(axes, headings(axes), strict=True):
+        longest = max((len(visible(row.axes.get(key, ""))) for row in shown), default=0)
+        least = min(max(longest, len(visible(heading))), LONGEST_VALUE)
+        table.add_column(Text(visible(heading)), no_wrap=True, overflow="ellipsis", min_width=least)
     table.add_column("state", no_wrap=True, min_width=len("preempted"))
     for column, width in (("epoch", 5), (_heading(shown), 8), ("try", 3), ("left", 6)):
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     if wide:
-        table.add_column(
-            "where, or why"
-        )  # may wrap, says rich, and so it alone gives way where room is short
+        table.add_column("where or why")  # rich shrinks this column only, because it may wrap
+    for row, name in zip(shown, names, strict=True):
+        table.add_row(
+            Text(visible(name)),
+            *(Text(visible(row.axes.get(key, ""))) for key in axes),
+            Text(row.shown_state, STYLES[row.state]),
+            _how_far(row),
+            _metric_text(row),
+            "" if row.attempt is None else str(row.attempt),
+            "" if row.seconds_left is None else duration(row.seconds_left),
+            *([_on_a_line(row.reason or row.where or "")] if wide else []),
+        )
     return table
+
+
+def _least_width(table: Table) -> int:
+    """Return the width of a table with all columns as narrow as they may be."""
+    return sum((column.min_width or 0) + 2 for column in table.columns)
 
 
 def _on_a_line(text: str) -> Text:
@@ -239,32 +380,35 @@ def _on_a_line(text: str) -> Text:
 
 
 def _how_far(row: RunStatus) -> str:
-    """`3/15`; of a script, which does not say how far it goes, `3`."""
+    """Return the progress in epochs, such as `3/15`, or `3` if the number of epochs is unknown."""
     if row.epochs is not None:
         return f"{row.epoch}/{row.epochs}"
     return str(row.epoch) if row.judged_by and row.epoch else ""
 
 
-def _measured(row: RunStatus) -> str:
+def _metric_text(row: RunStatus) -> str:
     if row.judged_by is not None:
         return "" if row.value is None else f"{row.value:.4g}"
     return "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %"
 
 
 def _heading(shown: list[RunStatus]) -> str:
-    """`accuracy`, or the metric of the scripts that are shown."""
-    judges = {row.judged_by for row in shown} - {None}
-    return visible(judges.pop()) if len(judges) == 1 else "metric" if judges else ACCURACY
-
-
-def _axis_values(shown: list[RunStatus], *, wide: bool) -> list[dict[str, str]]:
-    """Each row's value on each axis; where there is little room, on those that the names do not tell."""
-    axes = dict.fromkeys(key for row in shown for key in row.axes if wide or key not in IN_NAMES)
-    return [{key: row.axes.get(key, "") for key in axes} for row in shown]
+    """Return the heading of the column of metrics: `accuracy`, or the metric of all runs, or `metric`."""
+    metrics = {row.judged_by for row in shown if row.judged_by is not None}
+    return visible(metrics.pop()) if len(metrics) == 1 else "metric" if metrics else "accuracy"
 
 
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
-    """Wall time that `todo` further runs like those done among `runs` would take; None where none is done."""
+    """Return the time in seconds that further runs take if they are like the finished ones.
+
+    Args:
+        runs: The runs of the sweep. Those without a result are ignored.
+        todo: The number of further runs.
+        slots: The number of runs at a time.
+
+    Returns:
+        The wall time, or None if no run has finished.
+    """
     results = [result for run in runs if (result := run.result()) is not None]
     seconds = [result.wall_seconds for result in results if result.wall_seconds is not None]
     return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
@@ -278,9 +422,12 @@ def _place(where: Where) -> str | None:
 
 
 def _seconds_left(progress: Progress, where: Where) -> float | None:
-    """From the pace of this attempt; None before its first epoch, and where the files do not say."""
+    """Return the time that a run still takes, from the speed of this attempt.
+
+    Return None before the first epoch of the attempt, and if its files lack a time.
+    """
     epochs = progress.epoch - where.from_epoch
-    if epochs <= 0 or None in (progress.updated, progress.epochs, where.started):
+    if epochs <= 0 or progress.updated is None or progress.epochs is None or where.started is None:
         return None
     pace = (progress.updated - where.started) / epochs
     return max(0.0, pace * (progress.epochs - progress.epoch) - (time.time() - progress.updated))

@@ -8,13 +8,13 @@ import math
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cpdrun.record import RunDir, check_inside
 from cpdrun.study import ReportUsageError
-
-if TYPE_CHECKING:
-    from cpdrun.study.study import Study
+from cpdrun.study.axes import SWEEP
+from cpdrun.study.collect import config_keys, finished
+from cpdrun.study.study import Study
 
 
 def names() -> list[str]:
@@ -22,7 +22,7 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def write(tool: str, study: "Study", folder: Path) -> Path:
+def write(tool: str, study: Study, folder: Path) -> Path:
     """Export the finished runs for `tool` below `folder` and return the path to open.
 
     Args:
@@ -40,6 +40,13 @@ def write(tool: str, study: "Study", folder: Path) -> Path:
         return importlib.import_module(f"{__name__}.{tool}").write(study, folder)
     except ImportError as error:
         raise ReportUsageError(f"export to {tool} needs {error.name}: pip install 'cpdrun[{tool}]'") from None
+
+
+def finished_runs(study: Study) -> Iterator[tuple[str, RunDir, dict[str, Any]]]:
+    """Yield the name of the sweep, the directory and the config of each finished run."""
+    keys = config_keys(study.runs)
+    for row in finished(study.runs).to_dict("records"):
+        yield str(row[SWEEP]), RunDir(Path(row["run:path"])), {key: row[key] for key in keys}
 
 
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:

@@ -12,9 +12,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from cpdrun.record import RunDir
-from cpdrun.report.export import epochs
-from cpdrun.study.axes import SWEEP
-from cpdrun.study.collect import config_keys, finished
+from cpdrun.report.export import epochs, finished_runs
 from cpdrun.study.study import Study
 
 _TAG = "cpdrun.run"
@@ -28,12 +26,10 @@ def write(study: Study, folder: Path) -> Path:
     database = folder / "mlflow.db"
     server = os.environ.get("MLFLOW_TRACKING_URI")
     client = MlflowClient(tracking_uri=server or f"sqlite:///{database.resolve()}")
-    keys = config_keys(study.runs)
-    for row in finished(study.runs).to_dict("records"):
-        experiment = _experiment(client, row[SWEEP])
-        run = RunDir(Path(row["run:path"]))
+    for sweep, run, config in finished_runs(study):
+        experiment = _experiment(client, sweep)
         if not client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{_name(run.name)}'"):
-            _write_run(client, experiment, run, {key: row[key] for key in keys})
+            _write_run(client, experiment, run, config)
     return folder if server else database
 
 

@@ -11,10 +11,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from cpdrun.record import RunDir
-from cpdrun.report.export import epochs
+from cpdrun.report.export import epochs, finished_runs
 from cpdrun.study.axes import axis_text
-from cpdrun.study.collect import config_keys, finished
 from cpdrun.study.study import Study
 
 
@@ -22,11 +20,9 @@ def write(study: Study, folder: Path) -> Path:
     """Replace `folder`/tensorboard by the event files of the finished runs, and return its path."""
     logs = folder / "tensorboard"
     shutil.rmtree(logs, ignore_errors=True)
-    keys = config_keys(study.runs)
-    for row in finished(study.runs).to_dict("records"):
-        run = RunDir(Path(row["run:path"]))
+    for _, run, config in finished_runs(study):
         writer = EventFileWriter(str(logs / run.name))
-        writer.add_event(event_pb2.Event(summary=_hyperparameters({key: row[key] for key in keys})))
+        writer.add_event(event_pb2.Event(summary=_hyperparameters(config)))
         moment = run.done.stat().st_mtime  # Events have the time of the training, not the time of the export.
         for epoch, metrics in epochs(run):
             values = [

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import wandb
 
-from cpdrun.record import RunDir
-from cpdrun.report.export import epochs
-from cpdrun.study.axes import SWEEP
-from cpdrun.study.collect import config_keys, finished
+from cpdrun.report.export import epochs, finished_runs
 from cpdrun.study.study import Study
 
 # The largest number of letters that Weights & Biases allows in a name.
@@ -27,17 +24,15 @@ def write(study: Study, folder: Path) -> Path:
     settings = wandb.Settings(
         silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
     )
-    keys = config_keys(study.runs)
-    for row in finished(study.runs).to_dict("records"):
-        run = RunDir(Path(row["run:path"]))
+    for sweep, run, config in finished_runs(study):
         with wandb.init(
             mode="offline",
             dir=folder,
-            project=f"cpdrun-{row[SWEEP]}"[:_LONGEST_NAME],
-            group=str(row[SWEEP])[:_LONGEST_NAME],
+            project=f"cpdrun-{sweep}"[:_LONGEST_NAME],
+            group=sweep[:_LONGEST_NAME],
             name=run.name[:_LONGEST_NAME],
             id=hashlib.sha256(run.name.encode()).hexdigest()[:16],
-            config={key: row[key] for key in keys} | {"cpdrun.path": str(run.path)},
+            config=config | {"cpdrun.path": str(run.path)},
             settings=settings,
             reinit="create_new",
         ) as theirs:

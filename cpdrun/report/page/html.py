@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from cpdrun.report import headline, plots, style, svg, tables
+from cpdrun.report import answers_text, plots, style, svg, tables
 from cpdrun.report.content import Content
-from cpdrun.report.diagnosis.worse_groups import worse_groups
+from cpdrun.report.diagnosis import worse_groups
 from cpdrun.report.page.markup import without_controls
+from cpdrun.report.render import capital
 from cpdrun.report.result_text import describe_group
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import CORE_AXES, SEED, config_keys, identity
@@ -121,7 +122,7 @@ def waiting_page(sweeps: Sequence[str], problem: str, progress: "Progress") -> s
         problem: Why there is nothing to report.
         progress: How far the sweep is.
     """
-    return _render(sweeps, progress, colors="", answer=[problem], means=None)
+    return _render(sweeps, progress, colors="", answer=[f"{capital(problem)}."], means=None)
 
 
 def _render(sweeps: Sequence[str], progress: "Progress | None", **values: Any) -> str:
@@ -162,7 +163,7 @@ def _template() -> "jinja2.Template":
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["is_verdict"] = re.compile(r"[A-Z]{4}").match
+    environment.filters["is_verdict"] = re.compile(r"[A-Z ]{4}").match
     return environment.from_string(_asset("page.html.j2"))
 
 
@@ -182,8 +183,8 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
     study, crossover = content.study, content.crossover
     why = worse_groups(study)
     sentences = {
-        "sure": headline.counts(study),
-        "workers": headline.compare_orders(study),
+        "sure": answers_text.counts(study),
+        "workers": answers_text.order_sentences(study),
         "cost": content.costs,
         "time": crossover.sentences if crossover else [],
         "why": why[0] if why else [],

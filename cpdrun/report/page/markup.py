@@ -36,6 +36,8 @@ LATEX = {
     "*": r"{*}",
     "\N{PLUS-MINUS SIGN}": r"$\pm$",
     "\N{MINUS SIGN}": r"$-$",
+    "\N{CHECK MARK}": r"\textsuperscript{c}",  # The marks of verdicts: certified and refuted.
+    "\N{BALLOT X}": r"\textsuperscript{r}",
 }
 
 

@@ -137,7 +137,8 @@ document.addEventListener("click", ({ target }) => {
   for (const box of findAll(".axis")) if (!box.contains(target)) box.open = false;
   const heading = target.closest("th");
   if (heading === null) return;
-  const table = heading.closest("table"), order = heading.ariaSort === "ascending" ? "descending" : "ascending";
+  const table = heading.closest("table");
+  const order = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
   change((state) => state.set("sort." + table.id, `${order} ${heading.textContent}`));
 });
 document.addEventListener("keydown", (event) => {
@@ -219,7 +220,8 @@ async function refresh() {
   setTimeout(refresh, EVERY_MS);
   if (document.hidden) return;
   try {
-    const answer = await fetch("/", { cache: "no-store", headers: { "If-None-Match": live.dataset.version } });
+    const headers = { "If-None-Match": `"${live.dataset.version}"` };
+    const answer = await fetch("/", { cache: "no-store", headers });
     if (answer.status === 200) replaceContents(new DOMParser().parseFromString(await answer.text(), "text/html"));
     live.textContent = answer.ok || answer.status === 304 ? "" : "The runs could not be read. This page tries again.";
   } catch {

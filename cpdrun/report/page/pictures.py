@@ -19,18 +19,16 @@ from cpdrun.study.study import Study
 KINDS = ("png", "svg", "pdf")
 
 
-def draw(study: Study) -> tuple[dict[str, Figure], list[str]]:
-    """Return the figures of all plots that can be drawn by name, and a line for each plot that cannot be drawn."""
-    figures, reasons = {}, []
+def draw(study: Study) -> dict[str, Figure]:
+    """Return the figures of all plots for which the runs have the data, by the name of the plot."""
+    figures = {}
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
     for plot in plots.available():
         if not parts[plot.of_cases].groups:
             continue
-        try:
+        with contextlib.suppress(plots.NotDrawnError):
             figures[plot.name] = _drawn(parts[plot.of_cases], plot)
-        except plots.NotDrawnError as reason:
-            reasons.append(f"no {plot.name}: {reason}")
-    return figures, reasons
+    return figures
 
 
 def draw_one(study: Study, name: str) -> Figure:
@@ -118,7 +116,7 @@ def _content(figure: Figure, kind: str) -> bytes:
     try:
         if kind == "png":
             figure.dpi = style.PNG_DPI
-            FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 4})
+            FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": 1})
         elif kind == "pdf":
             from matplotlib.backends.backend_pdf import FigureCanvasPdf  # This import takes half a second.
 

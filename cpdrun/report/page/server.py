@@ -118,8 +118,7 @@ class LivePage:
             content = read_content(self.sweeps, self.options)
         except ReportError as error:
             return html.waiting_page(list(sweep_names(self.sweeps)), str(error), progress)
-        figures, _ = pictures.draw(content.study)
-        return html.page(content, pictures.render(figures), progress)
+        return html.page(content, pictures.render(pictures.draw(content.study)), progress)
 
 
 def application(page: LivePage) -> bottle.Bottle:
@@ -135,8 +134,9 @@ def application(page: LivePage) -> bottle.Bottle:
     @app.get("/")
     def index() -> Any:
         version, text = page.read()
-        headers = {"ETag": version, "Cache-Control": "no-store", "X-Frame-Options": "DENY"}
-        if bottle.request.get_header("If-None-Match") == version:
+        tag = f'"{version}"'
+        headers = {"ETag": tag, "Cache-Control": "no-store", "X-Frame-Options": "DENY"}
+        if bottle.request.get_header("If-None-Match") == tag:
             return bottle.HTTPResponse(status=304, headers=headers)
         return bottle.HTTPResponse(text, 200, headers | {"Content-Type": "text/html; charset=utf-8"})
 

@@ -11,6 +11,7 @@ from cpdrun.record import write_bytes, write_text
 from cpdrun.report.page import markup
 from cpdrun.report.tables import Shown
 from cpdrun.study import ReportUsageError
+from cpdrun.study.verdicts import MARKS
 
 # A writer gets the path without its suffix, the table as numbers, and the table as text. It returns the path.
 Writer = Callable[[Path, pd.DataFrame, Shown], Path]
@@ -34,8 +35,10 @@ def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a LaTeX file with the shown table."""
-    return _text(stem.with_suffix(".tex"), markup.latex(shown))
+    """Write a LaTeX file with the shown table, and a comment about the marks of verdicts if it has any."""
+    has_marks = any(cell.endswith(tuple(MARKS.values())) for row in shown.rows for cell in row)
+    legend = "% Superscript c: certified. Superscript r: refuted. Question mark: open.\n" if has_marks else ""
+    return _text(stem.with_suffix(".tex"), legend + markup.latex(shown))
 
 
 def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:

@@ -9,7 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from cpdrun.costmodel import Calibration
 from cpdrun.report.render import render_lines
 from cpdrun.report.style import CAPTION, HEADING, NAME, ink
 from cpdrun.report.svg import name_of, part_of
@@ -46,7 +48,7 @@ class Name:
 
 def new_figure(width_in: float, height_in: float) -> Figure:
     """Return an empty figure whose layout keeps labels apart."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08))
     FigureCanvasAgg(figure)  # With a canvas, the size of a text is computed without drawing the figure.
     return figure
 
@@ -66,9 +68,7 @@ def grid(
     columns = min(len(shown), columns)
     rows = math.ceil(len(shown) / columns)
     figure = new_figure(width_in * columns, height_in * rows + 0.25)
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.set(hspace=0.0, h_pad=0.02)  # type: ignore[call-arg]
+    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.02, hspace=0.0))
     parts = figure.subfigures(rows, columns, squeeze=False).flat
     return figure, zip(parts, shown, strict=False)
 
@@ -99,6 +99,16 @@ def caption(
     lines = render_lines("plot_captions.j2", plot=plot, left_out=left_out, **values)
     width = int(_LETTERS_PER_IN * figure.get_figwidth())
     figure.supxlabel("\n".join(textwrap.wrap(" ".join(lines), width)), **CAPTION)
+
+
+def prediction_facts(calibration: Calibration) -> dict[str, str]:
+    """Return what the caption of a predicted quantity says about the calibration."""
+    work = calibration.workload
+    return {
+        "parameters": f"{work.values:,}",
+        "compute_ms": f"{1e3 * work.compute_s:.3g}",
+        "device": str(calibration.about.get("device", "an unknown device")),
+    }
 
 
 def _one_seed(study: Study) -> str:

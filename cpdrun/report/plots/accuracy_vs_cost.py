@@ -6,7 +6,7 @@ Each plot is an entry in `PLOTS`. It differs from the others in its costs, its p
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,15 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import CalibrationError
-from cpdrun.report.cost import COSTS, Cost
-from cpdrun.report.methods.comparison import by_setting, label, method_verdicts, reference
-from cpdrun.report.methods.crossover import crossover
-from cpdrun.report.pareto import front_of
+from cpdrun.costmodel.crossover import crossover
+from cpdrun.report.cost import COSTS
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, title, write_names
-from cpdrun.report.render import count
+from cpdrun.report.plots._panels import Name, caption, grid, prediction_facts, seed_mark, title, write_names
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.study_text import sends_alike_text
 from cpdrun.report.style import COLUMN_IN, FP32, NAME, Style, method_styles
@@ -31,6 +28,8 @@ from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import short
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.methods import by_setting, label, method_verdicts, reference
+from cpdrun.study.pareto import front_of
 from cpdrun.study.study import Study
 
 Costs = dict[Group, float]
@@ -57,6 +56,7 @@ class Panel:
         baseline: The group whose margin is drawn, or None.
         verdicts: The verdict of each group. Groups without a verdict are drawn as open.
         axis: The name of the quantity in `AXES`.
+        name: Return the name of a group.
         has_knee: Whether the knee of the front is marked, which is so if the report also describes it.
     """
 
@@ -65,6 +65,7 @@ class Panel:
     baseline: Group | None
     verdicts: Mapping[Group, Verdict]
     axis: str
+    name: Callable[[Group], str]
     has_knee: bool = False
 
 
@@ -79,7 +80,9 @@ def draw_cost(study: Study, key: str) -> Figure:
         costs = cost.find(_with_values(facet))[0]
         if len(set(costs.values())) > 1:
             against = next((group for group in costs if group.is_baseline), None)
-            panels.append(Panel(facet, costs, against, verdicts, key, has_knee=True))
+            panels.append(
+                Panel(facet, costs, against, verdicts, key, name=partial(_short_name, study), has_knee=True)
+            )
     if not panels:
         found = [cost.find(_with_values(facet))[1] for facet in study.facets]
         missing: list[str] = next(filter(None, found), [])
@@ -105,15 +108,16 @@ def draw_sent(study: Study) -> Figure:
             in_bits = all(group.bits_a_parameter > 0 for group in groups)
             costs = {group: group.bits_a_parameter if in_bits else group.wire_bytes for group in groups}
             axis = "sent_bits" if in_bits else "bytes"
-            panels.append(Panel(facet, costs, reference(facet), method_verdicts(study, facet), axis))
+            judged = method_verdicts(study, facet)
+            panels.append(Panel(facet, costs, reference(facet), judged, axis, partial(label, study)))
     if not panels:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")
     families = {g.method.family for panel in panels for g in panel.costs if not g.is_baseline}
     if families <= {WITH_APS, WITHOUT_APS} and not any(panel.facet.has_cases for panel in panels):
         raise NotDrawnError("all runs send sums in a format, which accuracy_vs_bytes shows")
     known = dict.fromkeys(panel.baseline for panel in panels if panel.baseline and panel.axis == "sent_bits")
-    sent = [f"{group.name} sends {show_bytes(group.wire_bytes)} each step." for group in known]
-    return draw_panels(study, panels, about=sent[0] if len(sent) == 1 else "")
+    sent = [show_bytes(group.wire_bytes) for group in known]
+    return draw_panels(study, panels, baseline_sends=sent[0] if len(sent) == 1 else "")
 
 
 def draw_step_time(study: Study) -> Figure:
@@ -129,24 +133,29 @@ def draw_step_time(study: Study) -> Figure:
             costs = {cell.group: 1e3 * cell.step_s for cell in of.on(network)}
             facet = Facet({"network": network} | of.facet.keys, [])
             if len(costs) > 1:
-                panels.append(Panel(facet, costs, reference(of.facet), verdicts, "step_time"))
+                panels.append(
+                    Panel(facet, costs, reference(of.facet), verdicts, "step_time", partial(label, study))
+                )
     if not panels:
         raise NotDrawnError("no two methods to compare")
-    work, device = found.calibration.workload, found.calibration.about.get("device", "unknown device")
-    about = (
-        f"Predicted, not measured: {count(work.values, 'parameter')}, {1e3 * work.compute_s:.3g} ms of computing a "
-        f"step on {device}, then the exchange."
-    )
-    return draw_panels(study, panels, about=about)
+    return draw_panels(study, panels, prediction=prediction_facts(found.calibration))
 
 
-def draw_panels(study: Study, panels: Sequence[Panel], *, about: str = "", n_unknown: int = 0) -> Figure:
+def draw_panels(
+    study: Study,
+    panels: Sequence[Panel],
+    *,
+    baseline_sends: str = "",
+    prediction: dict[str, str] | None = None,
+    n_unknown: int = 0,
+) -> Figure:
     """Return the figure of some panels.
 
     Args:
         study: The study that is drawn.
         panels: The panels.
-        about: A sentence for the caption.
+        baseline_sends: The bytes that the baseline sends, for the caption.
+        prediction: What `prediction_facts` returned, for the caption, if the costs are predicted.
         n_unknown: The number of groups whose cost is not known.
     """
     styles = method_styles({group.method.family for panel in panels for group in panel.costs})
@@ -164,14 +173,23 @@ def draw_panels(study: Study, panels: Sequence[Panel], *, about: str = "", n_unk
         is_broken |= len(axis.parts) > 1
     caption(
         figure, study, "cost", facets,
-        about=about, has_knee=has_knee, is_broken=is_broken, n_unknown=n_unknown,
-        has_baseline=any(panel.baseline is not None for panel in panels),
+        baseline_sends=baseline_sends, prediction=prediction, n_unknown=n_unknown, has_knee=has_knee,
+        is_broken=is_broken, has_baseline=any(panel.baseline is not None for panel in panels),
     )  # fmt: skip
     return figure
 
 
 def _with_values(facet: Facet) -> list[Group]:
     return [group for group in facet.all_groups if group.values]
+
+
+def _short_name(study: Study, group: Group) -> str:
+    """Return the name of a group in a panel whose groups differ only in their format and scaling."""
+    if group.case is not None:
+        return group.strategy
+    is_usual = group.strategy in (WITH_APS, WITHOUT_APS) or not study.bits_axis.is_of_gradients
+    scaling = ("APS" if group.aps else "") if is_usual or group.is_baseline else group.strategy
+    return f"{group.name}, {scaling}" if scaling else group.name
 
 
 def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> bool:
@@ -182,7 +200,7 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
     if panel.baseline is not None:
         axis.band(panel.baseline, (low / room, high * room))
     x = _dodged(costs)
-    found = front_of(study, _known_cost(costs), list(costs))
+    found = front_of(study, costs)
     for here, there in pairwise(found.groups):
         corner = (x[there], axis.y(here))  # Between two costs, the cheaper group is the best choice.
         axis.segment((x[here], axis.y(here)), corner, _FRONT, (here, there))
@@ -199,21 +217,12 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
         names = []
         for group in (group for group in costs if axis.at(axis.y(group)) is axes):
             style = FP32 if group is panel.baseline else styles[group.method.family]
-            text = short(label(study, group), 26) + seed_mark(study, group)
+            text = short(panel.name(group), 26) + seed_mark(study, group)
             is_key = group is panel.baseline or group in found.groups
             of = (describe_group(study, group),)
             names.append(Name(x[group], axis.y(group), text, style.color, of, is_key))
         write_names(axes, names, bold=False)
     return knee is not None
-
-
-def _known_cost(costs: Costs) -> Cost:
-    """Return a cost that is known for some groups."""
-
-    def find(groups: Sequence[Group]) -> tuple[Costs, list[str]]:
-        return {group: costs[group] for group in groups if group in costs}, []
-
-    return replace(COSTS["bytes"], find=find)
 
 
 def _dodged(costs: Costs) -> Costs:

@@ -71,7 +71,7 @@ def draw_gradients(study: Study) -> Figure:
     _heat_map(left, epochs, layers)
     if names:
         _format_bars(top, names)
-        _shifted_layer_range(left, epochs, layers, names[0])
+        _shifted_range(left, epochs, layers, names[0])
         _lost(right, study, [(group, recorded[group]) for group in reduced], layers)
     heading = f"gradients of {describe_group(study, source).split(':')[0][:90]}"
     top.set_title(heading, loc="left", fontsize=6.5)
@@ -159,7 +159,7 @@ def _format_bars(axes: Axes, names: list[str]) -> None:
     axes.grid(visible=False)
 
 
-def _shifted_layer_range(axes: Axes, epochs: list[Layers], layers: list[str], name: str) -> None:
+def _shifted_range(axes: Axes, epochs: list[Layers], layers: list[str], name: str) -> None:
     low, high = _range(name)
     for i, layer in enumerate(layers):
         if pair := _layer_range(epochs[-1], layer):
@@ -384,7 +384,7 @@ def _histogram(axes: Axes, counts: Counter, limits: Limits, ends: tuple[float, f
     axes.set_xlim(*ends)
     axes.grid(visible=False)
     axes.set_yticks([])
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 PLOTS = [

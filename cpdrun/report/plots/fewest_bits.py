@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cpdrun.report.headline import ORDER
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import Name, caption, grid, seed_mark, spread, title, write_names
@@ -22,9 +21,10 @@ from cpdrun.report.svg import hover, part_of
 from cpdrun.study import formats
 from cpdrun.study.axes import axis_text, short
 from cpdrun.study.collect import identity
+from cpdrun.study.facet_summary import ORDER
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
-from cpdrun.study.verdicts import ChainAnswer
+from cpdrun.study.verdicts import LadderAnswer
 
 # Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
 _REMEDIES = ("sync.rounding", "sync.kahan")
@@ -135,7 +135,7 @@ def _workers_point(
     axes: Axes,
     study: Study,
     at: tuple[float, float],
-    answer: ChainAnswer,
+    answer: LadderAnswer,
     style: Style,
     name: str,
     above: bool,

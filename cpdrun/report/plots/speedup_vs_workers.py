@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpdrun.costmodel import Calibration, CalibrationError, Network, Setup, speedup
-from cpdrun.costmodel.calibrated import calibration_of, known_networks
+from cpdrun.costmodel.crossover import calibration_of, known_networks
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
-from cpdrun.report.plots._panels import Name, caption, grid, write_names
+from cpdrun.report.plots._panels import Name, caption, grid, prediction_facts, write_names
 from cpdrun.report.style import COLUMN_IN, FP32, HEADING, Style, shades
 from cpdrun.report.svg import hover
 from cpdrun.study import formats
@@ -63,16 +63,7 @@ def picture(
         axes = part.subplots()
         _panel(axes, calibration, link, lines)
         axes.set_title(name, loc="left", **HEADING)
-    work = calibration.workload
-    caption(
-        figure,
-        None,
-        "speedup_vs_workers",
-        panels,
-        parameters=f"{work.values:,}",
-        compute_ms=f"{1e3 * work.compute_s:.3g}",
-        device=calibration.about.get("device", "an unknown device"),
-    )
+    caption(figure, None, "speedup_vs_workers", panels, prediction=prediction_facts(calibration))
     return figure
 
 

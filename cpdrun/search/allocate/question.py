@@ -35,6 +35,7 @@ from cpdrun.search.allocate.factors import (
     factors_of,
     groups_of,
 )
+from cpdrun.search.question import key_of
 from cpdrun.search.settings import GRADIENT, PRODUCTS, ScreenSettings, screen_settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LOW, Design, design
@@ -160,7 +161,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
             sets a key that the screen sets.
         UserError: The layers of the model cannot be found.
     """
-    keys = {_key(text): text.partition("=")[2] for text in texts}
+    keys = {key_of(text): text.partition("=")[2] for text in texts}
     experiment = _check_typed(keys)
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     config = first.runs[0].config
@@ -295,14 +296,10 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
 
 def _is_of_runs(text: str, aps: bool | None) -> bool:
     """Return whether an override goes to every run, because neither the screen nor its cases set the key."""
-    key = _key(text)
+    key = key_of(text)
     return (
         key.split(".")[0] not in (SCREEN, SEARCH) and not (key == APS and aps is not None) and key != "name"
     )
-
-
-def _key(text: str) -> str:
-    return text.split("=")[0].lstrip("+~")
 
 
 # ---- Experiments with cases

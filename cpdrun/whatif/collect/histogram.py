@@ -26,7 +26,7 @@ from torch import Tensor
 SPACINGS = tuple(range(-1, 11))
 
 # The largest number of elements in one pass. Up to this size the sums are exact, and it bounds the temporary memory.
-MOST = 1 << 22
+MAX_ELEMENTS = 1 << 22
 
 DROPPED = 12  # the number of float32 fraction bits below the first 11
 CELLS = 1 << 12  # 11 fraction bits, and one bit that tells whether any lower bit is set
@@ -93,7 +93,7 @@ def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
     Zeros, inf and NaN are not counted.
 
     Args:
-        chunks: Tensors of any shape and float dtype, with at most MOST elements each.
+        chunks: Tensors of any shape and float dtype, with at most MAX_ELEMENTS elements each.
 
     Returns:
         One `BinadeCount` per tensor, and the `Sums` of all their binades, concatenated in the order of the tensors.
@@ -113,11 +113,11 @@ def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
         subnormal = x_n[(x_n.abs() < 2.0**-126) & (x_n != 0)] if int(counts[0]) else None
         counted.append(BinadeCount(counts[1:255].nonzero()[:, 0] + (1 - BIAS), subnormal))
         rows.append(rows_Kx102)
-    rows = torch.cat(rows)
-    n, low, low_low, d, low_d, d_d = rows[:, :6].unbind(1)
+    all_rows = torch.cat(rows)
+    n, low, low_low, d, low_d, d_d = all_rows[:, :6].unbind(1)
     of_binade = (n, 0), ((low << DROPPED) + d, 23), (low_low, 22), (d, 23), (low_d, 34), (d_d, 46)
     low, low_low, low_d = low[:, None], low_low[:, None], low_d[:, None]
-    by_spacing_KxSx8 = rows[:, 6:].view(len(rows), len(SPACINGS), 8).flip(1)
+    by_spacing_KxSx8 = all_rows[:, 6:].view(len(all_rows), len(SPACINGS), 8).flip(1)
     q, q_q, low_q, d_q, up, x_up, last, x_last = by_spacing_KxSx8.unbind(2)
     of_spacing = (
         (q - low, 11),

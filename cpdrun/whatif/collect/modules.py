@@ -49,7 +49,7 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class LayerDescription(Layer):
-    """A layer of a model that is not loaded. `module` is None.
+    """A layer of a model that is not loaded. `module` is a placeholder.
 
     Attributes:
         called: The class name of the layer, or the name of its attention function.
@@ -71,7 +71,7 @@ class LayerDescription(Layer):
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
         names, part = tuple(facts["names"]), facts["part"]
         given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
-        return cls(None, names, part, *given)
+        return cls(nn.Identity(), names, part, *given)
 
     @property
     def kind(self) -> str:

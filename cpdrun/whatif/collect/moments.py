@@ -93,7 +93,7 @@ def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _by_cells(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    chunks = [x.detach().reshape(-1).split(cells.MOST) for x in tensors]
+    chunks = [x.detach().reshape(-1).split(cells.MAX_ELEMENTS) for x in tensors]
     counted = iter(_counted([chunk for of_tensor in chunks for chunk in of_tensor]))
     return [add(*(next(counted) for _ in of_tensor)) for of_tensor in chunks]
 

@@ -14,7 +14,7 @@ RUN/observed.npz contains numeric arrays and one array with JSON, `about`. It co
 
 The size of the file does not grow with the length of the run. For each layer and step, it contains a row of 87 float64
 for each binade that has elements (about 20), and at most 1,024 sampled elements of each worker. Runs with many layers
-and workers have fewer sampled elements (`samples.py`).
+and workers have fewer sampled elements (`observer.py`).
 
 Legend: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
 """
@@ -95,49 +95,55 @@ class Observation:
         about: The facts about the run that the simulation needs: world_size, steps, steps_an_epoch, epochs, loss_scale,
             layers (the names of the parameters), modules (the descriptions of the layers, from `describe_layers`) and
             attends (whether the model calls scaled_dot_product_attention).
-        of_steps: The statistics as of_steps[step][role][layer]. Steps are counted from 0.
-        unseen: A sentence for each thing that could not be observed.
+        by_step: The statistics as by_step[step][role][layer]. Steps are counted from 0.
+        unobserved: A phrase for each thing that could not be observed.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
-    of_steps: dict[int, dict[str, dict[str, TensorStatistics]]] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
+    by_step: dict[int, dict[str, dict[str, TensorStatistics]]] = field(default_factory=dict)
+    unobserved: list[str] = field(default_factory=list)
 
     @property
     def steps(self) -> list[int]:
-        return sorted(self.of_steps)
+        return sorted(self.by_step)
 
     def of(self, role: str) -> dict[int, dict[str, TensorStatistics]]:
         """Return the statistics of a role as {step: {layer: TensorStatistics}}, without steps that lack the role."""
-        return {step: self.of_steps[step][role] for step in self.steps if role in self.of_steps[step]}
+        return {step: self.by_step[step][role] for step in self.steps if role in self.by_step[step]}
 
     def before(self, step: int) -> Observation:
         """Return the part of the observation before the given step, for a run that resumes from that step."""
         return Observation(
-            self.about, {s: seen for s, seen in self.of_steps.items() if s < step}, self.unseen
+            self.about, {s: statistics for s, statistics in self.by_step.items() if s < step}, self.unobserved
         )
 
     def save(self, path: Path) -> None:
         """Write the observation to a file atomically, so that readers see either the old or the new file."""
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, Any] = {}
         entries: dict[str, list[list[Any]]] = {}
         names: dict[str, list[str]] = {}
         for role in ROLES:
-            found = [(step, name, seen) for step, of in self.of(role).items() for name, seen in of.items()]
+            found = [
+                (step, name, statistics)
+                for step, of in self.of(role).items()
+                for name, statistics in of.items()
+            ]
             if not found:
                 continue
             layers = names[role] = list(dict.fromkeys(name for _, name, _ in found))
             place = {name: i for i, name in enumerate(layers)}
-            entries[role] = [_entry(step, place[name], seen) for step, name, seen in found]
-            arrays[f"{role}.binades"] = np.concatenate([seen.binades for *_, seen in found]).astype(np.int16)
-            arrays[f"{role}.rows"] = np.concatenate([seen.rows for *_, seen in found])
+            entries[role] = [_entry(step, place[name], statistics) for step, name, statistics in found]
+            arrays[f"{role}.binades"] = np.concatenate(
+                [statistics.binades for *_, statistics in found]
+            ).astype(np.int16)
+            arrays[f"{role}.rows"] = np.concatenate([statistics.rows for *_, statistics in found])
             for what in found[0][2].samples:
-                flat = [seen.samples[what].reshape(-1) for *_, seen in found]
+                flat = [statistics.samples[what].reshape(-1) for *_, statistics in found]
                 arrays[f"{role}.{what}"] = np.concatenate(flat).astype(np.float32)
         about = {
             "layout": OBSERVED_LAYOUT,
             "about": self.about,
-            "unseen": self.unseen,
+            "unseen": self.unobserved,
             "layers": names,
             "seen": entries,
         }
@@ -159,18 +165,18 @@ class Observation:
             about = json.loads(arrays["about"].tobytes())
             version = about["layout"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} holds no observation ({error})") from None
+            raise ValueError(f"{path} contains no observation ({error})") from None
         if version != OBSERVED_LAYOUT:
-            raise ValueError(f"{path} was written by another version of cpdrun: observe the run anew")
+            raise ValueError(f"{path} was written by another version of cpdrun. Observe the run again")
         try:
             found = cls(about["about"], {}, about["unseen"])
             for role, entries in about["seen"].items():
-                found._take(role, about["layers"][role], entries, arrays)
+                found._add_role(role, about["layers"][role], entries, arrays)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} holds no observation ({error})") from None
+            raise ValueError(f"{path} contains no observation ({error})") from None
         return found
 
-    def _take(
+    def _add_role(
         self, role: str, names: list[str], entries: list[list[Any]], arrays: dict[str, np.ndarray]
     ) -> None:
         row, at = 0, dict.fromkeys(("values", "extremes", "maxima"), 0)
@@ -182,25 +188,31 @@ class Observation:
                 at[what] += size
             here = slice(row, row + binades)
             rows = arrays[f"{role}.rows"][here]
-            seen = TensorStatistics(
+            statistics = TensorStatistics(
                 arrays[f"{role}.binades"][here], rows, zeros, nonfinite, largest, numel, samples
             )
-            self.of_steps.setdefault(step, {}).setdefault(role, {})[names[place]] = seen
+            self.by_step.setdefault(step, {}).setdefault(role, {})[names[place]] = statistics
             row += binades
 
 
-def merged(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
+def merge(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
     """Merge the statistics that the ranks recorded in one step, given in the order of the ranks."""
     whole: dict[str, dict[str, TensorStatistics]] = {}
     for part in parts:
         for role, layers in part.items():
             into = whole.setdefault(role, {})
-            for name, seen in layers.items():
-                into[name] = into[name].with_workers(seen) if name in into else seen
+            for name, statistics in layers.items():
+                into[name] = into[name].with_workers(statistics) if name in into else statistics
     return whole
 
 
-def _entry(step: int, place: int, seen: TensorStatistics) -> list[Any]:
-    shapes = {what: list(values.shape) for what, values in seen.samples.items()}
-    counts = [len(seen.binades), seen.zeros, seen.nonfinite, seen.largest, seen.numel]
+def _entry(step: int, place: int, statistics: TensorStatistics) -> list[Any]:
+    shapes = {what: list(values.shape) for what, values in statistics.samples.items()}
+    counts = [
+        len(statistics.binades),
+        statistics.zeros,
+        statistics.nonfinite,
+        statistics.largest,
+        statistics.numel,
+    ]
     return [step, place, *counts, shapes]

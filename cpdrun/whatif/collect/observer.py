@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import RunDir
 from cpdrun.whatif.collect.modules import OperandRecorder, describe_layers
-from cpdrun.whatif.collect.observation import Observation, merged
-from cpdrun.whatif.collect.snapshot import Snapshot
+from cpdrun.whatif.collect.moments import tables
+from cpdrun.whatif.collect.observation import Observation, TensorStatistics, merge
 
 if TYPE_CHECKING:
     from cpdrun.train.build import Parts
 
-OWN_WEIGHTS = "gradient, weight, update: each worker has weights of its own: not seen"
+
+OWN_WEIGHTS = "gradient, weight, update: each worker has its own weights"
 
 
 def observed_steps(observe: int, steps: int) -> list[int]:
@@ -47,7 +52,7 @@ def observed_steps(observe: int, steps: int) -> list[int]:
 class Observer:
     """Record the observation of one run on one rank.
 
-    The training loop calls `begin` and `end` around each step, and `keep` and `write` to store the observation. The
+    The training loop calls `begin` and `end` around each step, and `save_part` and `save` to write the observation. The
     learner calls `gradients` in each step.
 
     Args:
@@ -62,9 +67,9 @@ class Observer:
         shared: Whether all workers share the same weights. If not, gradients and weights are not observed.
         found: The observation so far. Only rank 0 has the observed steps.
         step: The step that is being observed; None between observed steps.
-        look: The snapshot of the step that is being observed.
+        snapshot: The snapshot of the step that is being observed.
         weights: Copies of the parameters before the step.
-        fresh: The observed steps that have not been written to a file yet.
+        unsaved: The observed steps that have not been written to a file yet.
         watched: The hooks that record the operands of layers; None if no step is observed.
     """
 
@@ -72,12 +77,13 @@ class Observer:
         self.workers, self.run = workers, run
         self.due = frozenset(observed_steps(config.get("observe", 0), parts.course.steps))
         self.parameters = trainable(parts.model) if self.due else {}
-        self.shared = parts.learner.shares_weights
+        learner: Any = parts.learner
+        self.shared = learner.shares_weights
         self.found = Observation()
         self.step: int | None = None
-        self.look = Snapshot(workers, 0)
+        self.snapshot = Snapshot(workers, 0)
         self.weights: list[Tensor] = []
-        self.fresh: list[int] = []
+        self.unsaved: list[int] = []
         self.watched: OperandRecorder | None = None
         if self.due:
             self.found.about = {
@@ -91,9 +97,9 @@ class Observer:
             }
             self.watched = OperandRecorder(parts.model, workers.mine.start == 0)
             if not self.shared:
-                self.found.unseen = [OWN_WEIGHTS]
+                self.found.unobserved = [OWN_WEIGHTS]
 
-    def goes_on(self, step: int) -> None:
+    def resume(self, step: int) -> None:
         """Prepare to start the run, or to resume it from `step`.
 
         At step 0, rank 0 deletes the files that an earlier attempt left in the folder of parts. At a later step, it
@@ -108,17 +114,18 @@ class Observer:
         whole, parts = self.run.observed, sorted(self.run.observed_parts.glob("*.npz"))
         for path in (*([whole] if whole.exists() or not parts else []), *parts):
             try:
-                self.found.of_steps |= Observation.load(path).before(step).of_steps
+                self.found.by_step |= Observation.load(path).before(step).by_step
             except (OSError, ValueError) as error:
-                print(f"observe: what was seen before step {step} is lost ({error})", flush=True)
+                print(f"observe: the observations before step {step} are lost ({error})", flush=True)
 
     def begin(self, step: int) -> None:
         """Start observing a step if it is due. Call this before the workers receive their batches."""
         if step not in self.due:
             return
-        self.step, self.look = step, Snapshot(self.workers, len(self.parameters))
+        self.step, self.snapshot = step, Snapshot(self.workers, len(self.parameters))
         if self.shared:
             self.weights = [p.detach().clone() for p in self.parameters.values()]
+        assert self.watched is not None
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
@@ -130,44 +137,173 @@ class Observer:
         """
         if self.step is None:
             return
-        self.look.gradients(list(self.parameters), stacks_WxP)
+        self.snapshot.record_gradients(list(self.parameters), stacks_WxP)
 
     def end(self) -> None:
         """Record weights, updates and operands after the optimizer's step. Collective in steps that are observed."""
         if self.step is None:
             return
-        looked: list[tuple[str, str, Tensor]] = []  # role, layer, values
+        tensors: list[tuple[str, str, Tensor]] = []  # role, layer, values
         if self.workers.rank == 0 and self.shared:
             of_layers = zip(self.parameters.items(), self.weights, strict=True)
             before = [(name, p.detach(), weight) for (name, p), weight in of_layers]
-            looked += [("weight", name, weight) for name, _, weight in before]
-            looked += [("update", name, after - weight) for name, after, weight in before]
+            tensors += [("weight", name, weight) for name, _, weight in before]
+            tensors += [("update", name, after - weight) for name, after, weight in before]
+        assert self.watched is not None
         operands = self.watched.close()
         self.found.about["attends"] = self.watched.attends
-        looked += [(role, name, x) for role, of in operands.items() for name, x in of.items()]
-        self.look.tensors(looked)
-        parts = self.workers.gather({self.workers.rank: self.look.seen})
+        tensors += [(role, name, x) for role, of in operands.items() for name, x in of.items()]
+        self.snapshot.record_tensors(tensors)
+        parts = self.workers.gather({self.workers.rank: self.snapshot.statistics})
         if parts:
-            self.found.of_steps[self.step] = merged(parts[rank] for rank in sorted(parts))
-        self.fresh.append(self.step)
+            self.found.by_step[self.step] = merge(parts[rank] for rank in sorted(parts))
+        self.unsaved.append(self.step)
         self.step, self.weights = None, []
 
-    def keep(self) -> None:
+    def save_part(self) -> None:
         """Write the steps that were observed since the last call to a separate file on rank 0.
 
         Call this when a checkpoint is written. A run that resumes from the checkpoint needs the file.
         """
-        if self.fresh and self.workers.rank == 0:
+        if self.unsaved and self.workers.rank == 0:
             new = Observation(
-                self.found.about, {s: self.found.of_steps[s] for s in self.fresh}, self.found.unseen
+                self.found.about, {s: self.found.by_step[s] for s in self.unsaved}, self.found.unobserved
             )
             self.run.observed_parts.mkdir(exist_ok=True)
-            new.save(self.run.observed_parts / f"{self.fresh[0]:012}.npz")
-        self.fresh = []
+            new.save(self.run.observed_parts / f"{self.unsaved[0]:012}.npz")
+        self.unsaved = []
 
-    def write(self) -> None:
+    def save(self) -> None:
         """Write the whole observation to the run's file on rank 0 when the run ends or stops."""
-        if self.found.of_steps and self.workers.rank == 0:
+        if self.found.by_step and self.workers.rank == 0:
             self.found.save(self.run.observed)
             shutil.rmtree(self.run.observed_parts, ignore_errors=True)
-        self.fresh = []
+        self.unsaved = []
+
+
+# The largest number of sampled elements of one layer, for each worker.
+MAX_SAMPLED_ELEMENTS = 1024
+
+# The largest number of sampled values of all layers and workers in one step, which take 8 MiB. With many workers and
+# layers, each layer has fewer sampled elements.
+MAX_SAMPLED_VALUES = 1 << 21
+
+# The number of neighboring elements in a run.
+RUN = 32
+
+
+def sample_size(numel: int, layers: int, workers: int) -> int:
+    """Return the number of sampled elements of a layer: a multiple of RUN, or all elements.
+
+    Args:
+        numel: The number of elements of the layer.
+        layers: The number of layers of the model.
+        workers: The number of workers.
+    """
+    most = min(MAX_SAMPLED_ELEMENTS, max(RUN, MAX_SAMPLED_VALUES // max(1, layers * workers) // RUN * RUN))
+    return min(numel, most)
+
+
+@lru_cache(maxsize=1024)
+def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
+    """Return the indices of a layer's sampled elements.
+
+    Args:
+        numel: The number of elements of the layer.
+        elements: The number of sampled elements, from `sample_size`.
+        device: The device of the result.
+
+    Returns:
+        (elements,) int64 in ascending order: elements / RUN evenly spaced runs, or all indices if `elements` is at
+        least `numel`. The tensor is cached and must not be changed.
+    """
+    if elements >= numel:
+        return torch.arange(numel, device=device)
+    runs = elements // RUN
+    all_runs = numel // RUN
+    first = torch.arange(runs, device=device) * all_runs // runs * RUN
+    return (first[:, None] + torch.arange(RUN, device=device)).reshape(-1)
+
+
+class Snapshot:
+    """Record the statistics of one step on one rank.
+
+    Args:
+        workers: The workers that this rank emulates.
+        layers: The number of parameters of the run, which determines the size of the samples.
+
+    Attributes:
+        statistics: The recorded statistics as statistics[role][layer].
+    """
+
+    def __init__(self, workers: Workers, layers: int) -> None:
+        self.workers, self.layers = workers, layers
+        self.statistics: dict[str, dict[str, TensorStatistics]] = {}
+
+    def record_gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
+        """Record the gradients of this rank's workers. Collective.
+
+        Args:
+            names: The names of the parameters.
+            stacks: For each parameter, the gradients of the workers, (W, ...), divided by N.
+        """
+        of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks]
+        found = self.statistics.setdefault("gradient", {})
+        for name, table, g_Wxn, sum_n in zip(
+            names, tables(of_layers), of_layers, self._sums(of_layers), strict=True
+        ):
+            found[name] = _statistics(table, g_Wxn, g_Wxn.shape[1], self._gradient_sample(g_Wxn, sum_n))
+
+    def record_tensors(self, tensors: Sequence[tuple[str, str, Tensor]]) -> None:
+        """Record tensors of other roles, each given as its role, layer and values."""
+        for (role, name, x), table in zip(tensors, tables([x for _, _, x in tensors]), strict=True):
+            values = self._sample(x.detach().reshape(-1))
+            self.statistics.setdefault(role, {})[name] = _statistics(
+                table, x.detach(), x.numel(), {"values": values}
+            )
+
+    def _places(self, numel: int, device: torch.device) -> Tensor:
+        return sample_places(numel, sample_size(numel, self.layers, self.workers.world_size), device)
+
+    def _sample(self, x_n: Tensor) -> np.ndarray:
+        return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
+
+    def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sum of each layer's gradients over all N workers, (n,). Collective.
+
+        The sum is used only to find its largest element.
+        """
+        sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
+        if self.workers.ranks > 1:
+            flat = self.workers.sum_of_disjoint(torch.cat(sums))
+            sums = list(flat.split([total.numel() for total in sums]))
+        return sums
+
+    def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
+        """Return the samples of this rank's workers for one layer (see `TensorStatistics.samples`).
+
+        `extremes` contains the element whose sum has the largest magnitude, because the upper levels of a reduction
+        order derive their shifts from it.
+        """
+        largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
+        # Index with a tensor. An int would return a view of a buffer that later steps overwrite.
+        where = largest_sum.argmax().reshape(1) if len(sum_n) else slice(0)
+        at = self._places(g_Wxn.shape[1], g_Wxn.device)
+        of_each = {
+            "values": g_Wxn[:, at],
+            "extremes": g_Wxn[:, where],
+            "maxima": torch.stack([largest_magnitude(g_n) for g_n in g_Wxn]),
+        }
+        return {what: values.float().cpu().numpy() for what, values in of_each.items()}
+
+
+def _statistics(
+    table: tuple[Tensor, Tensor], x: Tensor, numel: int, of_samples: dict[str, np.ndarray]
+) -> TensorStatistics:
+    binades, rows = table[0].numpy().astype(np.int16), table[1].numpy()
+    largest = float(largest_magnitude(x))
+    nonfinite = 0
+    if x.numel() and not bool(torch.isfinite(x.sum())):
+        nonfinite = int((~torch.isfinite(x)).sum())
+    zeros = x.numel() - nonfinite - round(rows[:, 0].sum())
+    return TensorStatistics(binades, rows, zeros, nonfinite, largest, numel, of_samples)

@@ -1,4 +1,9 @@
-"""The effects of a configuration on the tensors that a run observed: by role, by layer, by step and over all.
+"""Compute the effects of configurations on the tensors that a run observed: by role, layer and step, and over all.
+
+    python -m cpdrun.whatif.simulate.effects RUN_DIR CONFIGS.json OUT.json
+
+CONFIGS.json contains {name: resolved config}. The program writes {name: effects} to OUT.json. A config that is not
+compatible with the run gets {"error": message} in place of its effects. The figures are:
 
     underflow     The share of the nonzero finite values that are rounded to 0.
     saturation    The share of the nonzero finite values that exceed the largest value of the format.
@@ -11,7 +16,7 @@
     growth        sum_error divided by the error of the first addition, that of workers 0 and 1 alone.
     steps_cosine  For gradients, over all layers together: the cosine between the sums of all observed steps, added up,
                   and the exact sums. With error feedback, the workers' residuals are carried from each step to the next
-                  (`multi_step.py`).
+                  (`worker_sums.MultiStepSums`).
     steps         The number of steps that steps_cosine covers.
     update_lost   The share of the nonzero updates that leave the weight unchanged.
 
@@ -24,18 +29,24 @@ a sum is not finite.
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cpdrun.parent import die_with
+from cpdrun.record import RunDir, read_json, write_json
+from cpdrun.train.instantiate import BuildError
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
-from cpdrun.whatif.simulate import tensors as computed
-from cpdrun.whatif.simulate.gradients import Gradients
-from cpdrun.whatif.simulate.layer_effect import LayerEffect, RoleSimulator, figures
+from cpdrun.whatif.simulate.gradients import GradientSimulator, LayerEffect, RoleSimulator, figures
+from cpdrun.whatif.simulate.tensors import tensor_simulators
 
+MAX_CONFIGS_BYTES = 1 << 30
 FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
 
 
@@ -48,15 +59,15 @@ class Effects:
             are those of `FIGURES` that the role has. The figures of layers and of "all" also contain `exponents` (the
             number of values for each floor(log2 |x|)), `shift` (the mean shift; values are multiplied by 2^shift) and
             `format`.
-        said: A sentence for each part of the configuration that was not observed or that is computed differently than
-            in a run.
+        uncovered: A phrase for each part of the configuration that was not observed or that is computed differently
+            than in a run.
     """
 
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    uncovered: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        return {"role": self.roles, "said": self.said}
+        return {"role": self.roles, "uncovered": self.uncovered}
 
 
 def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
@@ -65,40 +76,24 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
     Raises:
         ValueError: The parts of the config are not compatible.
     """
-    found = Effects(said=list(observation.unseen))
-    for role, judge in simulators_by_role(observation, config, found.said).items():
+    found = Effects(uncovered=list(observation.unobserved))
+    gradients = GradientSimulator.of(observation, config, found.uncovered)
+    simulators: dict[str, RoleSimulator] = {} if gradients is None else {"gradient": gradients}
+    simulators |= tensor_simulators(observation, config, found.uncovered)
+    for role, simulate in simulators.items():
         parts = [
-            (step, name, seen, part)
+            (step, name, statistics, part)
             for step, layers in observation.of(role).items()
-            for (name, seen), part in zip(layers.items(), judge(step, layers), strict=True)
+            for (name, statistics), part in zip(layers.items(), simulate(step, layers), strict=True)
         ]
         if parts:
-            found.roles[role] = _of_role(parts)
-        if parts and isinstance(judge, Gradients):
-            found.roles[role]["all"] |= _nulled(judge.following.figures())
+            found.roles[role] = _role_figures(parts)
+    if gradients is not None and "gradient" in found.roles:
+        found.roles["gradient"]["all"] |= _nulled(gradients.multi_step.figures())
     return found
 
 
-def simulators_by_role(
-    observation: Observation, config: Mapping[str, Any], said: list[str]
-) -> dict[str, RoleSimulator]:
-    """Return the function that computes the effects on each role.
-
-    Args:
-        observation: The observed tensors.
-        config: The resolved configuration.
-        said: Receives a sentence for each part of the config that cannot be simulated.
-
-    Raises:
-        ValueError: The parts of the config are not compatible.
-    """
-    gradients = Gradients.of(observation, config, said)
-    return ({"gradient": gradients} if gradients else {}) | computed.tensor_simulators(
-        observation, config, said
-    )
-
-
-def _of_role(parts: list[tuple[int, str, TensorStatistics, LayerEffect]]) -> dict[str, Any]:
+def _role_figures(parts: list[tuple[int, str, TensorStatistics, LayerEffect]]) -> dict[str, Any]:
     layers = dict.fromkeys(name for _, name, *_ in parts)
     steps = dict.fromkeys(step for step, *_ in parts)
     return {
@@ -111,8 +106,8 @@ def _of_role(parts: list[tuple[int, str, TensorStatistics, LayerEffect]]) -> dic
 
 def _figures(parts: list[tuple[TensorStatistics, LayerEffect]]) -> dict[str, Any]:
     exponents: dict[int, float] = {}
-    for seen, _ in parts:
-        for k, count in zip(seen.binades.tolist(), seen.column("count").tolist(), strict=True):
+    for statistics, _ in parts:
+        for k, count in zip(statistics.binades.tolist(), statistics.column("count").tolist(), strict=True):
             exponents[k] = exponents.get(k, 0) + count
     shifts = [part.shift for _, part in parts]
     formats = dict.fromkeys(part.format for _, part in parts)
@@ -130,3 +125,42 @@ def _plain(parts: Iterable[LayerEffect]) -> dict[str, float | None]:
 
 def _nulled(found: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else float(np.float64(value)) for name, value in found.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m cpdrun.whatif.simulate.effects", description=__doc__.splitlines()[0]
+    )
+    for name in ("run_dir", "configs", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--parent", type=int, help="the process with which this one ends")
+    given = parser.parse_args(argv)
+    if given.parent is not None:
+        die_with(given.parent)
+    run = RunDir(given.run_dir)
+    configs = read_json(given.configs, MAX_CONFIGS_BYTES)
+    if not isinstance(configs, dict):
+        return _refused(f"{given.configs} must be a JSON object of resolved configs by name")
+    try:
+        observation = Observation.load(run.observed)
+    except FileNotFoundError:
+        return _refused(f"{run.path} was not observed. Train it with observe=16")
+    except (OSError, ValueError) as error:
+        return _refused(str(error))
+    found = {}
+    for name, config in configs.items():
+        try:
+            found[name] = effects(observation, config).as_json()
+        except (ValueError, BuildError) as error:  # the other configs may still be valid
+            found[name] = {"error": str(error)}
+    write_json(given.out, found)
+    return 0
+
+
+def _refused(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,14 +18,14 @@ Legend: K binades.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from custom_fp import Format
 
 from cpdrun.whatif.collect.moments import COLUMNS, OF_SPACING, SPACINGS
 from cpdrun.whatif.collect.observation import TensorStatistics
-from cpdrun.whatif.simulate.additive import Additive
 
 # The signal-to-noise ratio in dB if nothing is lost. It is larger than float32 can resolve.
 NO_ERROR_DB = 200.0
@@ -34,6 +34,18 @@ NO_ERROR_DB = 200.0
 _FLOAT32_BITS, _FLOAT32_LEAST = 23, -149
 # The column of the smallest spacing exponent for each moment.
 _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
+
+
+@dataclass(frozen=True)
+class Additive:
+    """A frozen dataclass whose fields are float sums. Instances can be added and weighted."""
+
+    def times(self, weight: float) -> Self:
+        """Return the sums multiplied by a weight."""
+        return type(self)(*(weight * getattr(self, f.name) for f in fields(self)))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -72,20 +84,20 @@ class RoundingError(Additive):
         }
 
 
-def rounding_error_of(seen: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
+def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
     """Compute the statistics of a table's elements, multiplied by 2^shift and rounded to a format.
 
     Args:
-        seen: The observed tensor.
+        statistics: The observed tensor.
         fmt: A scalar format.
         shift: The exponent of the scale.
     """
-    k_K = seen.binades.astype(np.int64)
+    k_K = statistics.binades.astype(np.int64)
     shifted_K = k_K + shift
     mantissa_K = fmt.mantissa_bits - np.maximum(0, fmt.emin - shifted_K)
-    count, magnitude, square = seen.rows[:, 0], seen.rows[:, 1], seen.rows[:, 2]
+    count, magnitude, square = statistics.rows[:, 0], statistics.rows[:, 1], statistics.rows[:, 2]
     of = {
-        name: seen.rows[
+        name: statistics.rows[
             np.arange(len(k_K)), _FIRST[name] + np.clip(mantissa_K, SPACINGS[0], SPACINGS[-1]) + 1
         ]
         for name in OF_SPACING

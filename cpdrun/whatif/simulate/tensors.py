@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import custom_fp
 import numpy as np
@@ -42,13 +42,12 @@ from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.loss_scale import DynamicLossScale, loss_scale_of
 from cpdrun.whatif.collect.modules import LayerDescription
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
-from cpdrun.whatif.collect.samples import RUN
-from cpdrun.whatif.simulate.gradients import loss_shift
-from cpdrun.whatif.simulate.layer_effect import LayerEffect, RoleSimulator
+from cpdrun.whatif.collect.observer import RUN
+from cpdrun.whatif.simulate.gradients import LayerEffect, RoleSimulator, loss_shift
 from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
 
 # The rules that may apply to a tensor, as pairs of a rule's role and product. The first rule that exists is used.
-_ASKED = {
+_RULES_OF_ROLE = {
     "weight": (("parameter", None), ("weight", FORWARD)),
     "activation": (("input", FORWARD), ("activation", None)),
     "output_gradient": (
@@ -61,14 +60,14 @@ _SEED = 20  # the seed of stochastic rounding of samples
 
 
 def tensor_simulators(
-    observation: Observation, config: Mapping[str, Any], said: list[str]
+    observation: Observation, config: Mapping[str, Any], uncovered: list[str]
 ) -> dict[str, RoleSimulator]:
     """Return the function that computes the effects on each role other than gradients.
 
     Args:
         observation: The observed tensors.
         config: The resolved configuration.
-        said: Receives a sentence for each part of the config that cannot be simulated.
+        uncovered: Receives a phrase for each part of the config that cannot be simulated.
 
     Raises:
         ValueError: The parts of the precision are not compatible.
@@ -76,13 +75,11 @@ def tensor_simulators(
     precision = made("precision", config["precision"])
     if not isinstance(precision, Formats):
         name = type(precision).__name__
-        said.append(
-            f"precision={name.lower()}: what it makes of weights, activations and gradients is not seen"
-        )
+        uncovered.append(f"precision={name.lower()}: effects on weights, activations and gradients")
         return {}
     gather = config["sync"].get("gather", "fp32")
     if gather != "fp32":
-        said.append(f"weight: what sync.gather={gather} makes of them is not seen")
+        uncovered.append(f"weight: rounding by sync.gather={gather}")
     layers = [LayerDescription.of(facts) for facts in observation.about["modules"]]
     precision.steps = observation.about["steps"]
     norms = [layer for layer in layers if precision.fp32_norms and layer.is_norm]
@@ -90,44 +87,44 @@ def tensor_simulators(
     holders = {name: layer for layer in layers for name in layer.parameters}
     by_name = {name: layer for layer in layers if layer.part is None for name in layer.names}
     found: dict[str, RoleSimulator] = {
-        role: _Operands(
+        role: _OperandSimulator(
             role,
             rules,
             holders if role == "weight" else by_name,
             loss_shift(observation.about, config) if role == "output_gradient" else 0,
         )
-        for role in _ASKED
+        for role in _RULES_OF_ROLE
     }
-    found["update"] = _Updates(observation, precision, rules, holders)
-    said.extend(_unseen(observation, config, layers, rules))
+    found["update"] = _UpdateSimulator(observation, precision, rules, holders)
+    uncovered.extend(_uncovered(observation, config, layers, rules))
     return found
 
 
-def _unseen(
+def _uncovered(
     observation: Observation, config: Mapping[str, Any], layers: Sequence[LayerDescription], rules: Rules
 ) -> Iterator[str]:
-    """Yield a sentence for each operand that rules round but that was not observed or is simulated differently."""
+    """Yield a phrase for each operand that rules round but that was not observed or is simulated differently."""
     kinds, delayed = set(), False
     for role in ("activation", "output_gradient"):
         watched = {name for of_step in observation.of(role).values() for name in of_step}
         for layer in layers:
-            asked = [(r, p) for r, p in _ASKED[role] if layer.takes(r)]
+            asked = [(r, p) for r, p in _RULES_OF_ROLE[role] if layer.takes(r)]
             roundings = [x for r, p in asked if (x := rules.of(layer, r, p, 0)) is not None]
             delayed |= any(rounding.history for rounding in roundings)
             if roundings and layer.part is not None:
-                kinds |= {"attention's products"} if observation.about["attends"] else set()
+                kinds |= {"attention"} if observation.about["attends"] else set()
             elif roundings and not watched.intersection(layer.names):
                 kinds.add(layer.kind)
     if kinds:
-        yield f"what rules round in {', '.join(sorted(kinds))} is not seen"
+        yield f"rounding in {', '.join(sorted(kinds))}"
     if delayed:
-        yield "delayed scales are judged as scales of the same step"
+        yield "delayed scales, which are simulated as scales of the same step"
     if isinstance(loss_scale_of(config["precision"].get("loss_scale", 1.0)), DynamicLossScale):
-        yield "output_gradient: a dynamic loss scale is judged at its first value, 2^16"
+        yield "output_gradient: changes of the dynamic loss scale, which is simulated at its first value, 2^16"
 
 
 @dataclass(frozen=True)
-class _Operands:
+class _OperandSimulator:
     """Compute the effects on weights, activations or output gradients.
 
     Attributes:
@@ -142,19 +139,21 @@ class _Operands:
     layers: Mapping[str, LayerDescription]
     larger: int
 
-    def __call__(self, step: int, seen: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
-        return [simulate_rounding(s, self._rounding(name, step), self.larger) for name, s in seen.items()]
+    def __call__(self, step: int, statistics: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
+        return [
+            simulate_rounding(s, self._rounding(name, step), self.larger) for name, s in statistics.items()
+        ]
 
     def _rounding(self, name: str, step: int) -> Rounding | None:
         if (layer := self.layers.get(name)) is None:
             return None
-        asked = ((r, p) for r, p in _ASKED[self.role] if layer.takes(r))
+        asked = ((r, p) for r, p in _RULES_OF_ROLE[self.role] if layer.takes(r))
         found = (self.rules.of(layer, role, product, step) for role, product in asked)
         return next((rounding for rounding in found if rounding is not None), None)
 
 
 @dataclass(frozen=True)
-class _Updates:
+class _UpdateSimulator:
     """Compute the effects on updates.
 
     Updates are rounded to the format of the optimizer's operations. If weights are stored in a format without a float32
@@ -172,11 +171,11 @@ class _Updates:
     rules: Rules
     holders: Mapping[str, LayerDescription]
 
-    def __call__(self, step: int, seen: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
+    def __call__(self, step: int, statistics: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
         fmt = self.precision.stepping.update
-        weights = self.observation.of_steps[step].get("weight", {})
+        weights = self.observation.by_step[step].get("weight", {})
         parts = []
-        for name, s in seen.items():
+        for name, s in statistics.items():
             part = simulate_rounding(s, Rounding(fmt) if fmt else None)
             holder, lost = self.holders.get(name), (0.0, float(np.count_nonzero(s.samples["values"])))
             kept = None if holder is None else self.rules.of(holder, "parameter", None, step)
@@ -200,30 +199,32 @@ class _Updates:
         return float((same & there).sum()), float(there.sum())
 
 
-def simulate_rounding(seen: TensorStatistics, rounding: Rounding | None, larger: int = 0) -> LayerEffect:
+def simulate_rounding(
+    statistics: TensorStatistics, rounding: Rounding | None, larger: int = 0
+) -> LayerEffect:
     """Compute the effects of a rounding on one observed tensor.
 
     The table is used for scalar formats with rounding to nearest and without a transform. Otherwise the sample is used.
 
     Args:
-        seen: The observed tensor.
+        statistics: The observed tensor.
         rounding: The rounding; None leaves the tensor in float32.
         larger: log2 of the factor by which the values are larger than the observed values.
     """
     if rounding is None:
-        return LayerEffect("fp32", 0, rounding_error_of(seen, Format.parse("fp32")), True)
+        return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)
     fmt = parse(rounding.format)
     if isinstance(fmt, Format) and rounding.word == NEAREST and rounding.hadamard is None:
         shift = larger
-        if rounding.aps and seen.largest:
-            shift = fmt.emax - custom_fp.max_exponent(torch.tensor([seen.largest]))
+        if rounding.aps and statistics.largest:
+            shift = fmt.emax - (custom_fp.max_exponent(torch.tensor([statistics.largest])) or 0)
         return LayerEffect(
-            fmt.name, shift, rounding_error_of(seen, fmt, shift), fmt.mantissa_bits <= 10 or fmt.is_fp32
+            fmt.name, shift, rounding_error_of(statistics, fmt, shift), fmt.mantissa_bits <= 10 or fmt.is_fp32
         )
-    x_n = torch.from_numpy(np.array(seen.samples["values"]).reshape(-1)) * 2.0**larger
-    share = seen.numel / max(1, len(x_n))
+    x_n = torch.from_numpy(np.array(statistics.samples["values"]).reshape(-1)) * 2.0**larger
+    share = statistics.numel / max(1, len(x_n))
     return LayerEffect(
-        fmt.name, 0, _sampled(x_n, math.ldexp(seen.largest, larger), rounding).times(share), False
+        fmt.name, 0, _sampled(x_n, math.ldexp(statistics.largest, larger), rounding).times(share), False
     )
 
 
@@ -242,7 +243,7 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
     with_largest = torch.cat([x_n, torch.tensor([largest])])
     seed = _seed(rounding)
     if rounding.aps:
-        shift = fmt.emax - (custom_fp.max_exponent(with_largest) or 0)
+        shift = cast(Format, fmt).emax - (custom_fp.max_exponent(with_largest) or 0)
         scaled = with_largest.double() * 2.0**shift
         rounded = custom_fp.quantize(scaled, fmt, rounding=rounding.word, seed=seed).double() * 2.0**-shift
     else:

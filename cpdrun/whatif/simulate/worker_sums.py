@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import torch
-from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
 from torch import Tensor
 
+from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.magnitudes import ThisStep
 from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.sums.scaling import ScalingRule, Shifts
@@ -29,7 +31,7 @@ from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations import summation_of
 from cpdrun.comm.sums.summations.base import Layers
 from cpdrun.comm.workers import Workers
-from cpdrun.whatif.simulate.additive import Additive
+from cpdrun.whatif.simulate.rounding_error import Additive
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class ObservedShifts(Shifts):
         level: Level,
         layers: Sequence[str],
         local: Callable[[], Sequence[Tensor]],
-        fmt: NumberFormat,
+        fmt: Format,
         workers: Workers,
     ) -> tuple[list[list[int]], int]:
         if level.first:
@@ -103,17 +105,17 @@ class _FixedShifts(ScalingRule):
     def __init__(self, shifts: dict[str, int]):
         self.shifts = shifts
 
-    def shift(self, layer: str, magnitude: float, summands: int, fmt: NumberFormat) -> int:
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
         return self.shifts[layer]
 
 
 def first_shifts(
-    how: Sum, rule: ScalingRule | None, names: Sequence[str], maxima_NxP: Tensor
+    reduction: Sum, rule: ScalingRule | None, names: Sequence[str], maxima_NxP: Tensor
 ) -> list[list[int]]:
     """Return the shifts with which the workers' gradients are rounded.
 
     Args:
-        how: The sum.
+        reduction: How gradients are summed.
         rule: The scaling rule; None for no scaling.
         names: The names of the layers.
         maxima_NxP: The observed largest magnitude of each worker in each layer.
@@ -122,13 +124,13 @@ def first_shifts(
         shifts[j][p] for group j of the first level and layer p.
     """
     workers = Workers(len(maxima_NxP))
-    level = how.ordering.levels(workers.world_size)[0]
+    level = reduction.ordering.levels(workers.world_size)[0]
     shifts = ObservedShifts(rule, maxima_NxP)
-    return shifts.of_level(level, names, lambda: [], how.fmt, workers)[0]
+    return shifts.of_level(level, names, lambda: [], cast(Format, reduction.fmt), workers)[0]
 
 
 def simulate_sums(
-    how: Sum,
+    reduction: Sum,
     rule: ScalingRule | None,
     names: Sequence[str],
     values: Sequence[np.ndarray],
@@ -139,7 +141,7 @@ def simulate_sums(
     """Compute the sums of several layers in one step, and their accuracy.
 
     Args:
-        how: The sum.
+        reduction: How gradients are summed.
         rule: The scaling rule; None for no scaling.
         names: The names of the layers.
         values: values[p] is (N, n) float32. The sampled gradients of layer p.
@@ -160,21 +162,23 @@ def simulate_sums(
         values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
     )
     stacks = [torch.from_numpy(np.ascontiguousarray(x)) for x in whole]
-    results = _run(how, ObservedShifts(rule, maxima_NxP), names, stacks, key)
-    shifts = first_shifts(how, rule, names, maxima_NxP)[0]
+    results = _run(reduction, ObservedShifts(rule, maxima_NxP), names, stacks, key)
+    shifts = first_shifts(reduction, rule, names, maxima_NxP)[0]
     first = [stack[:2].contiguous() for stack in stacks]
-    pair_how = replace(how, order="rank", group_size=None) if how.ordering.is_stated else how
+    pair_reduction = (
+        replace(reduction, order="rank", group_size=None) if reduction.ordering.is_stated else reduction
+    )
     given = Shifts(_FixedShifts(dict(zip(names, shifts, strict=True)))) if rule is not None else None
-    of_two = _run(pair_how, given, names, first, key) if n_workers > 1 else [s[0] for s in first]
+    of_two = _run(pair_reduction, given, names, first, key) if n_workers > 1 else [s[0] for s in first]
     found = [_squares(values[p], results[p].numpy(), of_two[p].numpy()) for p in range(len(names))]
     return found, [results[p].numpy()[: values[p].shape[1]] for p in range(len(names))]
 
 
 def _run(
-    how: Sum, shifts: Shifts | None, names: Sequence[str], stacks: Sequence[Tensor], key: tuple
+    reduction: Sum, shifts: Shifts | None, names: Sequence[str], stacks: Sequence[Tensor], key: tuple
 ) -> list[Tensor]:
     out = [torch.empty_like(stack[0]) for stack in stacks]
-    summation_of(how, Workers(len(stacks[0])), shifts).run(Layers(names, stacks, out, key))
+    summation_of(reduction, Workers(len(stacks[0])), shifts).run(Layers(names, stacks, out, key))
     return out
 
 
@@ -192,3 +196,103 @@ def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> S
             float(first_exact @ first_exact),
             float(((first - first_exact) ** 2).sum()),
         )
+
+
+@dataclass
+class MultiStepSums:
+    """Accumulate the sums of gradients over several steps for one configuration.
+
+    Attributes:
+        feedback: The residuals of the workers; None without error feedback.
+        came: The total of the computed sums of each layer, (n,) float64.
+        exact: The total of the exact sums of each layer, (n,) float64.
+        weights: The number of elements of each layer divided by the number of sampled elements; 0 for empty layers.
+        steps: The steps that have been added.
+    """
+
+    feedback: ErrorFeedback | None
+    came: dict[str, np.ndarray] = field(default_factory=dict)
+    exact: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+
+    def add(self, step: int, name: str, values_Nxn: np.ndarray, result_n: np.ndarray, numel: int) -> None:
+        """Add the sum of one layer in one step to the totals.
+
+        Args:
+            step: The step.
+            name: The name of the layer.
+            values_Nxn: The sampled gradients of the workers. n may be 0.
+            result_n: Their sum as the configuration computes it.
+            numel: The number of elements of the layer.
+        """
+        n = values_Nxn.shape[1]
+        exact = values_Nxn.astype(np.float64).sum(0)
+        self.steps.add(step)
+        self.weights[name] = numel / n if n else 0.0
+        self.came[name] = self.came.get(name, 0.0) + result_n.astype(np.float64)
+        self.exact[name] = self.exact.get(name, 0.0) + exact
+
+    def sum_with_feedback(
+        self,
+        reduction: Sum,
+        rule: ScalingRule | None,
+        names: Sequence[str],
+        values: Sequence[np.ndarray],
+        extremes: Sequence[np.ndarray],
+        maxima: Sequence[np.ndarray],
+        key: tuple,
+        numels: Sequence[int],
+    ) -> list[np.ndarray]:
+        """Return the sums of the compensated gradients, (n,) for each layer, and update the residuals.
+
+        The arguments are those of `worker_sums.simulate_sums`, and `numels` is the number of elements of each layer.
+        """
+        feedback = self.feedback
+        assert feedback is not None
+        carried = [
+            feedback.compensate(name, torch.from_numpy(x)) for name, x in zip(names, values, strict=True)
+        ]
+        largest = [
+            _largest(x_Nxn)
+            if x_Nxn.shape[1] == numel
+            else torch.maximum(torch.from_numpy(seen), _largest(x_Nxn))
+            for seen, x_Nxn, numel in zip(maxima, carried, numels, strict=True)
+        ]
+        stacks = carried
+        if rule is not None:  # append the element from which later levels derive their shifts
+            pairs = zip(carried, extremes, strict=True)
+            stacks = [torch.cat([x, torch.from_numpy(end)], 1).contiguous() for x, end in pairs]
+        out = [torch.empty_like(stack[0]) for stack in stacks]
+        summation = summation_of(
+            reduction, Workers(len(stacks[0])), ObservedShifts(rule, torch.stack(largest, 1))
+        )
+        shifts = summation.run(Layers(names, stacks, out, key)).shifts
+        for p, name in enumerate(names):
+            for w, carried_n in enumerate(carried[p]):
+                shift = shifts[summation.group_of(w)][p]
+                feedback.keep(name, w, carried_n, summation.sent_by(w, carried_n, name, shift, key))
+        return [total[: x.shape[1]].numpy() for total, x in zip(out, carried, strict=True)]
+
+    def figures(self) -> dict[str, float]:
+        """Return `steps_cosine` and `steps`; an empty dictionary if no step was added."""
+        if not self.steps:
+            return {}
+        products = {"came": 0.0, "exact": 0.0, "both": 0.0}
+        with np.errstate(invalid="ignore", over="ignore"):
+            for name, weight in self.weights.items():
+                came, exact = self.came[name], self.exact[name]
+                products["came"] += weight * float(came @ came)
+                products["exact"] += weight * float(exact @ exact)
+                products["both"] += weight * float(came @ exact)
+        norms = math.sqrt(products["came"] * products["exact"])
+        cosine = products["both"] / norms if 0 < norms < math.inf else math.nan
+        return {"steps_cosine": cosine, "steps": float(len(self.steps))}
+
+
+def _largest(x_Nxn: torch.Tensor) -> torch.Tensor:
+    """Return the largest finite magnitude of each worker, (N,); 0 if there is none.
+
+    Values that are not finite are ignored, as in the recorded maxima.
+    """
+    return x_Nxn.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if x_Nxn.shape[1] else x_Nxn.new_zeros(len(x_Nxn))

@@ -1,0 +1,259 @@
+"""Predict the seconds of a step for each method and network, to find the fastest method.
+
+    step = compute + exchange(pattern, bytes)
+
+`cpdrun doctor --calibrate` measures the compute time of one worker and the codec time of a value on one machine. The
+runs recorded the bytes. `patterns` computes the time of the exchange and assumes that no part of the
+exchange overlaps with the forward and backward pass. A plain sum in fp32, bf16 or fp16 needs no codec of cpdrun, so it
+costs as much as a ring or the direct exchange, whichever is faster.
+
+The seconds to the loss are the seconds of a step times the steps until the metric was first within the margin of the
+baseline's last value with the same seed. The steps come from the recorded curves, so they are as fine as the curves,
+which usually have one value per epoch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from cpdrun.costmodel import (
+    Calibration,
+    CalibrationError,
+    Codec,
+    Exchange,
+    Network,
+    NotCalibratedError,
+    exchange_s,
+    network,
+    network_names,
+    read_calibration,
+)
+from cpdrun.record import SweepDir
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.methods import by_setting, label, method_verdicts, reference
+from cpdrun.study.records import rows_of
+from cpdrun.study.study import Study
+
+# Two methods count as equally fast if their times differ by at most this share, which is about the error of the model
+# against measured times.
+MARGIN = 0.05
+MEASURED = "as measured between the ranks"  # the name of the measured network
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The prediction for one method on one network.
+
+    Attributes:
+        group: The runs of the method.
+        name: The name of the method.
+        network: The name of the network.
+        pattern: The pattern of the exchange, such as "ring".
+        compute_s: The compute time of a step in seconds.
+        exchange_s: The time of the exchange of a step in seconds.
+        steps_to_loss: The steps until the method reaches the loss, or NaN if the curves do not show it.
+        verdict: The verdict against the reference, or None if it is not known.
+    """
+
+    group: Group
+    name: str
+    network: str
+    pattern: str
+    compute_s: float
+    exchange_s: float
+    steps_to_loss: float
+    verdict: Verdict | None
+
+    @property
+    def step_s(self) -> float:
+        """The time of a step in seconds."""
+        return self.compute_s + self.exchange_s
+
+    @property
+    def to_loss_s(self) -> float:
+        """The time until the method reaches the loss in seconds, or NaN if the curves do not show it."""
+        return self.steps_to_loss * self.step_s
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The methods of one setting, such as a model and a number of workers, on every network.
+
+    Attributes:
+        facet: The setting.
+        cells: The prediction for each method and network.
+        missing: The reasons why methods have no prediction.
+    """
+
+    facet: Facet
+    cells: list[Cell]
+    missing: list[str]
+
+    @property
+    def networks(self) -> list[str]:
+        """The names of the networks."""
+        return list(dict.fromkeys(cell.network for cell in self.cells))
+
+    def on(self, network: str) -> list[Cell]:
+        """Return the cells of a network, fastest first."""
+        return sorted((c for c in self.cells if c.network == network), key=lambda cell: cell.step_s)
+
+    def winner(self, network: str) -> Cell | None:
+        """Return the fastest certified method, or the fastest certified plain sum if it is as fast up to MARGIN."""
+        able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
+        plain = [cell for cell in able if cell.group.method.is_plain]
+        if plain and plain[0].step_s <= (1 + MARGIN) * able[0].step_s:
+            return plain[0]
+        return able[0] if able else None
+
+    def plain(self, network: str) -> Cell | None:
+        """Return the fastest certified plain sum, or None if no plain sum is certified."""
+        certified = (cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED)
+        return next((cell for cell in certified if cell.group.method.is_plain), None)
+
+    def faster_but_open(self, network: str) -> list[Cell]:
+        """Return the open methods that are faster than the winner, or all open methods if there is no winner."""
+        winner = self.winner(network)
+        limit = math.inf if winner is None else winner.step_s
+        return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The predictions for a study.
+
+    Attributes:
+        panels: The predictions for each setting that has any.
+        calibration: The measurements on which the predictions are based.
+    """
+
+    panels: list[Panel]
+    calibration: Calibration
+
+
+def crossover(study: Study) -> Crossover:
+    """Return the predictions for a study.
+
+    Raises:
+        CalibrationError: The runs or the calibration lack the data that the prediction needs. The message is for the
+            user.
+    """
+    if study.sends_alike:
+        key = study.bits_axis.key
+        raise CalibrationError(
+            f"all runs send equally many bytes, because {key} does not change what is sent"
+        )
+    calibration = calibration_of(study)
+    networks = study.networks or known_networks(calibration)
+    panels = [panel(study, facet, calibration, networks) for facet in by_setting(study)]
+    kept = [one for one in panels if one.cells]
+    if not kept:
+        why = next((line for one in panels for line in one.missing), "no run has a value")
+        raise CalibrationError(f"nothing can be predicted: {why}")
+    return Crossover(kept, calibration)
+
+
+def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mapping[str, Network]) -> Panel:
+    """Return the predictions for one setting, grouped by method."""
+    cells, missing, against = [], [], reference(facet)
+    verdicts = method_verdicts(study, facet)
+    for group in facet.groups:
+        if not group.values:
+            continue
+        name = label(study, group)
+        try:
+            exchanges = list(exchanges_of(group, calibration))
+        except CalibrationError as error:
+            missing.append(f"{name}: {error}")
+            continue
+        steps, verdict = steps_to(study, group, against), verdicts.get(group)
+        for network_name, link in networks.items():
+            best = min(exchanges, key=lambda what: exchange_s(what, link))
+            compute_s, taken_s = calibration.workload.compute_s, exchange_s(best, link)
+            cells.append(Cell(group, name, network_name, best.pattern, compute_s, taken_s, steps, verdict))
+    return Panel(facet, cells, missing)
+
+
+def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
+    """Yield the exchange of a group's workers and, for a plain sum, also the same exchange as a ring.
+
+    Raises:
+        CalibrationError: The record lacks a figure, or the calibration has no codec of the method or another model.
+    """
+    method, workers, values = group.method, group.keys.get("world_size"), group.figures["parameters"]
+    if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
+        raise CalibrationError("its record lacks bytes a step, parameters or workers")
+    if method.pattern is None:
+        raise CalibrationError("its config does not say how its workers exchange")
+    if values != calibration.workload.values:
+        raise CalibrationError(
+            f"the calibration is of a model of {calibration.workload.values:,} values, not {values:,.0f}"
+        )
+    neighbours = group.figures["neighbours"]
+    what = Exchange(
+        method.pattern,
+        workers,
+        values,
+        group.wire_bytes,
+        _codec(method.format if method.compressor is None else method.compressor, calibration),
+        every=method.every,
+        gather=None if method.gather is None else _codec(method.gather, calibration),
+        layers=len(calibration.workload.numels) if method.aps else 0,
+        neighbours=int(neighbours) if math.isfinite(neighbours) else 0,
+    )
+    yield what
+    if method.is_plain:
+        yield replace(what, pattern="ring")
+
+
+def steps_to(study: Study, group: Group, against: Group | None) -> float:
+    """Return the steps until the metric is first within the margin of the reference, averaged over the group's runs.
+
+    The goal is the reference's last value with the same seed, or the reference's mean if it lacks that seed.
+
+    Returns:
+        The mean number of steps, or NaN if there is no reference, the group did not train, or any run has no curve or
+        does not reach the goal.
+    """
+    if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
+        return math.nan
+    sign = 1.0 if study.metric.higher_is_better else -1.0
+    found = []
+    for seed, run in zip(group.by_seed, group.runs, strict=True):
+        goal = sign * against.by_seed.get(seed, against.mean) - study.tolerance / study.metric.scale
+        reached = (
+            row.step
+            for row in rows_of(run)
+            if row.step and (value := row.metrics.get(study.metric.name)) is not None and sign * value >= goal
+        )
+        found.append(next(reached, math.nan))
+    return sum(found) / len(found) if found else math.nan
+
+
+def _codec(key: str, calibration: Calibration) -> Codec:
+    if (found := calibration.codecs.get(key) or calibration.compressors.get(key)) is None:
+        short = key if not key.startswith("{") else "its compressor"
+        raise CalibrationError(f"{short} is not calibrated: measure again with `cpdrun doctor --calibrate`")
+    return found
+
+
+def calibration_of(study: Study) -> Calibration:
+    """Return the calibration of the study's first sweep that has one.
+
+    Raises:
+        CalibrationError: A calibration cannot be read, or no sweep has one.
+    """
+    folders = {run.path.parent.parent for group in study.groups for run in group.runs}
+    for folder in sorted(folders):
+        if (found := read_calibration(SweepDir(folder).calibration)) is not None:
+            return found
+    raise NotCalibratedError("the sweep has no calibration; `cpdrun doctor --calibrate` makes one")
+
+
+def known_networks(calibration: Calibration) -> dict[str, Network]:
+    """Return the named networks and the measured network, the slowest first."""
+    known = {name: network(name) for name in network_names()}
+    if calibration.network is not None:
+        known[MEASURED] = calibration.network
+    return dict(sorted(known.items(), key=lambda item: item[1].bandwidth_bytes_per_s))

@@ -1,0 +1,211 @@
+"""Render the answers of a study from the templates: the first lines of a report, and the table of many facets."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from custom_fp.formats.synonyms import naming_notes
+
+from cpdrun.record import SweepDir
+from cpdrun.report.cost import COSTS
+from cpdrun.report.failures_text import failures_text, left_out_text
+from cpdrun.report.render import render_lines
+from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text
+from cpdrun.report.study_text import (
+    baseline_problem_text,
+    ignored_texts,
+    margin_text,
+    question_notes,
+    seeds_text,
+    tuned_sentences,
+)
+from cpdrun.report.tables import Shown, show_bits
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study import answers, facet_summary, methods, pareto
+from cpdrun.study.axes import axis_text, axis_title, short_titles
+from cpdrun.study.best_of import best_of
+from cpdrun.study.collect import ignored
+from cpdrun.study.completeness import completeness, mixed_code
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
+
+# The largest number of unreadable runs that get their own line.
+_MOST_NAMED = 12
+
+
+def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:
+    """Return the first lines of a report, and the table of facets, or None if there are few facets.
+
+    Args:
+        study: The study.
+        next_command: The command that adds pairs, or "".
+    """
+    ordinary = [facet for facet in study.facets if not facet.has_cases]
+    is_answered = any(not study.baseline_problem(facet) for facet in study.facets)
+    has_no_margin = bool(study.margin.problem) and is_answered
+    summarized = ordinary if len(ordinary) > answers.MOST_FACETS and not has_no_margin else []
+    known = [facet for facet in summarized if not study.baseline_problem(facet)]
+    shown = [facet for facet in study.facets if not has_no_margin and facet not in summarized]
+    lines = render_lines(
+        "headline.j2",
+        **_functions(study),
+        mixed=mixed_code(study),
+        has_no_margin=has_no_margin,
+        answers=[answers.facet_answer(study, facet) for facet in shown],
+        summaries=facet_summary.summarize(study, known),
+        axes=_axes(summarized),
+        n_summarized=len(summarized),
+        n_unanswered=len(summarized) - len(known),
+        first_problem=study.baseline_problem(summarized[0]) if summarized else None,
+        margin_and_origin=margin_text(study.margin, study.metric),
+        next_command=next_command,
+    )
+    lines += [*order_sentences(study), *tuned_sentences(study), *_best_of_sentences(study)]
+    return lines, _matrix(study, summarized) if summarized else None
+
+
+def _best_of_sentences(study: Study) -> list[str]:
+    """Return a warning that the table of the best means certifies nothing; an empty list if no axis is tuned."""
+    found = best_of(study)
+    if not found or study.margin.problem:
+        return []
+    tried = found[0].tried
+    return render_lines("best_of.j2", tried=tried, titles=list(short_titles(tried).values()))
+
+
+def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
+    """Return a sentence for each of the first facets and each cost whose front may have a knee.
+
+    Args:
+        study: The study.
+        asked: The keys in `COSTS` of the costs that the user named. For these costs, the sentence also says why there
+            is no knee. By default all costs are described.
+    """
+    lines = []
+    for facet in study.facets[: answers.MOST_FACETS]:
+        for cost in [COSTS[key] for key in asked] or COSTS.values():
+            costs, reasons = pareto.find_costs(facet, cost.find)
+            found = pareto.front_of(study, costs) if len(set(costs.values())) > 1 else None
+            is_interesting = found is not None and (len(found.groups) > 2 or cost.has_no_other)
+            if asked or is_interesting:
+                values = {"cost": cost, "found": found, "reasons": reasons, "at": _at(facet)}
+                lines += render_lines("costs.j2", **values, **_functions(study))
+    return lines
+
+
+def method_sentences(study: Study) -> list[str]:
+    """Return a sentence for each of the first settings: the method that sends the fewest bits and is certified."""
+    found = methods.fewest_bits(study)[: answers.MOST_FACETS]
+    return render_lines("methods.j2", found=found, bits=show_bits, **_functions(study))
+
+
+def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
+    """Return what the reader must know about the question and the runs, one fact a line."""
+    found = completeness(study, sweeps)
+    return [
+        *question_notes(study),
+        *naming_notes(study.runs.to_numpy().flat),
+        *render_lines("completeness.j2", study=study, found=found, seeds=_seeds_text, most_named=_MOST_NAMED),
+        *ignored_texts(ignored(study.runs)),
+    ]
+
+
+def counts(study: Study) -> list[str]:
+    """Return a sentence that counts the certified, refuted and open groups, or no sentence if no group is compared."""
+    return render_lines("counts.j2", study=study, counts=answers.count_kinds(study), ci=f"{study.ci:g}")
+
+
+def order_sentences(study: Study) -> list[str]:
+    """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
+    return render_lines("orders.j2", found=facet_summary.compare_orders(study), order=_order_text)
+
+
+def _functions(study: Study) -> dict[str, Any]:
+    """Return the functions that a template calls to show a group of the study."""
+
+    def gap(group: Group) -> str:
+        return gap_text(study.metric, study.judged[group].judgement)
+
+    def result(group: Group) -> str:
+        judged = study.judged[group]
+        return result_text(study.metric, judged.judgement, judged.failures, study.ci)
+
+    return {
+        "study": study,
+        "ci": f"{study.ci:g}",
+        "label": partial(methods.label, study),
+        "name": partial(pareto.name_of, study),
+        "names": lambda groups: [pareto.name_of(study, group) for group in groups],
+        "gap": gap,
+        "result": result,
+        "pairs": lambda group: pairs_text(study.judged[group].judgement.pairs),
+        "failures": lambda group: failures_text(study.failures(group)),
+        "failures_by_format": lambda groups: [failures_text(study.failures(g), g.name) for g in groups],
+        "failures_by_name": lambda groups: [
+            f"{g.full_name}, {failures_text(study.failures(g))}" for g in groups
+        ],
+        "left_out_by_name": lambda groups: [
+            f"{g.full_name}, {left_out_text(study.failures(g))}" for g in groups
+        ],
+        "outlook": outlook_text,
+        "outlook_of": lambda group: outlook_text(answers.group_outlook(study, group)),
+        "baseline_problem": lambda problem: baseline_problem_text(study, problem),
+    }
+
+
+def _matrix(study: Study, facets: list[Facet]) -> Shown:
+    """Return a table with a row for each facet, with few workers and short chains of additions first.
+
+    The columns are the keys of the facet, the longest chain of additions if it is recorded, the mean of the baseline,
+    and the answer for each way of scaling.
+    """
+    keys = list(facets[0].keys)
+    names = [name for name in facet_summary.scalings(study) if any(name in facet.ladders for facet in facets)]
+    has_lengths, rows = any(map(facet_summary.longest_chain, facets)), []
+    for facet in facet_summary.sort_facets(facets):
+        problem, length = study.baseline_problem(facet), facet_summary.longest_chain(facet)
+        lengths = [f"{length:.0f}" if length else "-"] if has_lengths else []
+        mean = "-" if facet.baseline is None else study.metric.show(facet.baseline.mean)
+        baseline = baseline_problem_text(study, problem) if problem else mean
+        cells = ["-" if problem else _cell(study, facet, name) for name in names]
+        rows.append([*(axis_text(facet.keys[key]) for key in keys), *lengths, baseline, *cells])
+    labels = [*map(axis_title, keys), *(["chain"] if has_lengths else [])]
+    return Shown([*labels, f"{study.baseline_name}, {study.metric.title}", *names], rows, len(labels))
+
+
+def _cell(study: Study, facet: Facet, scaling: str) -> str:
+    """Return the answer of a ladder with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+
+    An open format that is the most likely answer has the mark `?`.
+    """
+    if scaling not in facet.ladders:
+        return "-"
+    answer = study.answer(facet, scaling)
+    none = "none" if answer.verdict is Verdict.REFUTED else "-"
+    return f"{MARKS[answer.verdict]} {answer.group.title if answer.group else none}"
+
+
+def _order_text(facet: Facet) -> str:
+    """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
+    name = " ".join(
+        axis_text(facet.keys[key]) for key in facet_summary.ORDER if facet.keys.get(key) is not None
+    )
+    length = facet_summary.longest_chain(facet)
+    return f"{name} (chain {length:.0f})" if length else name
+
+
+def _seeds_text(seeds: Sequence[Any]) -> str:
+    """Return seeds in words. Seeds that are not whole numbers are all listed."""
+    if all(isinstance(seed, int) for seed in seeds):
+        return seeds_text(seeds)
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _at(facet: Facet) -> str:
+    return f", {facet.label}" if facet.label else ""
+
+
+def _axes(facets: list[Facet]) -> str:
+    *first, last = [axis_title(key) for key in facets[0].keys] if facets else [""]
+    return " and ".join(filter(None, [", ".join(first), last]))

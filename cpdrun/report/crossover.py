@@ -1,0 +1,116 @@
+"""Format the predicted step times as sentences, as a table and as numbers."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from cpdrun.costmodel.crossover import MARGIN, Cell, Crossover, Panel
+from cpdrun.report.render import render_lines
+from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
+
+
+def sentences(study: Study, found: Crossover) -> list[str]:
+    """Return where a plain sum is fastest, which methods are fastest elsewhere, and the assumptions."""
+    return render_lines(
+        "crossover.j2",
+        study=study,
+        panels=[_winners(panel) for panel in found.panels],
+        work=found.calibration.workload,
+        about=found.calibration.about,
+        margin=MARGIN,
+        ms=_ms,
+    )
+
+
+def _winners(panel: Panel) -> dict[str, Any]:
+    """Return what the sentences quote of a setting: winning plain sums, other winners, and faster open methods."""
+    winners = [cell for network in panel.networks if (cell := panel.winner(network)) is not None]
+    plain: dict[str, list[str]] = {}
+    for cell in winners:
+        if cell.group.method.is_plain:
+            plain.setdefault(cell.name, []).append(cell.network)
+    open_: dict[str, list[str]] = {}
+    for network in panel.networks:
+        for cell in panel.faster_but_open(network):
+            open_.setdefault(cell.name, []).append(network)
+    return {
+        "label": panel.facet.label,
+        "plain": {name: _listed(networks) for name, networks in plain.items()},
+        "others": [(cell, panel.plain(cell.network)) for cell in winners if not cell.group.method.is_plain],
+        "open": {name: _listed(networks) for name, networks in open_.items()},
+        "missing": panel.missing,
+    }
+
+
+def shown(study: Study, found: Crossover) -> Shown:
+    """Return a table with a row for each method, fewest bits first.
+
+    The columns are the milliseconds of a step on each network, with the winner marked, and the seconds to the
+    baseline's loss if any method's curves reach it.
+    """
+    networks, several = found.panels[0].networks, len(found.panels) > 1
+    in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
+    header = [*(["setting"] if several else []), "method", "bits a parameter a step", "verdict"]
+    header += [f"{network}, ms a step" for network in networks]
+    header += [f"{network}, s to the loss" for network in networks] if in_time else []
+    rows = []
+    for panel in found.panels:
+        by_method: dict[str, dict[str, Cell]] = {}
+        for cell in sorted(panel.cells, key=lambda cell: cell.group.bits_a_parameter):
+            by_method.setdefault(cell.name, {})[cell.network] = cell
+        for name, cells in by_method.items():
+            first = next(iter(cells.values()))
+            row = [*([panel.facet.label] if several else []), name]
+            row += [show_bits(first.group.bits_a_parameter), _verdict(first)]
+            row += [_marked(panel, cells[network]) for network in networks]
+            row += [_seconds(cells[network].to_loss_s) for network in networks] if in_time else []
+            rows.append(row)
+    return Shown(header, rows, 2 if several else 1)
+
+
+def numbers(study: Study, found: Crossover) -> pd.DataFrame:
+    """Return a table of numbers with a row for each method and network."""
+    rows = []
+    for panel in found.panels:
+        for cell in panel.cells:
+            rows.append(
+                {
+                    **panel.facet.keys,
+                    "method": cell.name,
+                    "network": cell.network,
+                    "pattern": cell.pattern,
+                    BITS_A_PARAMETER: cell.group.bits_a_parameter,
+                    "bytes_per_step": cell.group.wire_bytes,
+                    "compute_s": cell.compute_s,
+                    "exchange_s": cell.exchange_s,
+                    "step_s": cell.step_s,
+                    "steps_to_loss": cell.steps_to_loss,
+                    "seconds_to_loss": cell.to_loss_s,
+                    "verdict": str(cell.verdict or ""),
+                    "wins": cell is panel.winner(cell.network),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _verdict(cell: Cell) -> str:
+    return "-" if cell.verdict is None else f"{MARKS[cell.verdict]} {cell.verdict}"
+
+
+def _marked(panel: Panel, cell: Cell) -> str:
+    return f"{_ms(cell.step_s)} (fastest)" if cell is panel.winner(cell.network) else _ms(cell.step_s)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if math.isfinite(seconds) else "-"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

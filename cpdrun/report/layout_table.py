@@ -1,0 +1,108 @@
+"""A table in the layout of a paper, with chosen axes on its sides: `--rows format,aps --cols model`."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from custom_fp.words import did_you_mean
+
+from cpdrun.report.tables import Shown, column, show_means
+from cpdrun.study import ReportUsageError, formats
+from cpdrun.study.axes import axis_text, axis_title
+from cpdrun.study.collect import CORE_AXES, FORMAT, identity
+from cpdrun.study.group import Group
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import MARKS
+
+Key = tuple[str, ...]
+
+
+def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[pd.DataFrame, Shown]:
+    """Return a table of the metric, with a row and a column for each combination of values of the chosen axes.
+
+    If several groups would share a cell, further axes are added to the side until each has its own.
+
+    Args:
+        study: The study.
+        rows: The axes down the side, by the names of their columns in table.csv or by their titles, such as `workers`.
+        cols: The axes along the top.
+
+    Returns:
+        The means in the metric's own unit, and the table as text, in which each mean has the mark of its verdict.
+
+    Raises:
+        ReportUsageError: The study has no such axis, or an axis is named twice.
+    """
+    down, along = _chosen_axes(study, rows, cols)
+    top, side = _values(study, along), _values(study, down)
+    texts = dict(zip(study.groups, show_means(study), strict=True))
+    cells = {(_key(group, down), _key(group, along)): group for group in study.groups}
+    headings = [_heading(along, values) for values in top.values()]
+    numbers, shown = [], []
+    for here, values in side.items():
+        found = [cells.get((here, there)) for there in top]
+        labels = {column(axis): value for axis, value in zip(down, values, strict=True)}
+        means = {
+            heading or f"{study.metric.name}_mean": None if group is None else group.mean
+            for heading, group in zip(headings, found, strict=True)
+        }
+        numbers.append(labels | means)
+        marked = [
+            "" if group is None else f"{texts[group]} {_mark(study, group)}".rstrip() for group in found
+        ]
+        shown.append([*map(axis_text, values), *marked])
+    header = [*map(axis_title, down), *(heading or study.metric.title for heading in headings)]
+    return pd.DataFrame(numbers), Shown(header, shown, len(down))
+
+
+def _chosen_axes(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the axes down the side and along the top."""
+    axes = [*CORE_AXES, *study.axes]
+    columns = {column(axis): axis for axis in axes}
+    known = {axis_title(axis): axis for axis in axes} | columns | {"workers": "world_size"}
+    if not study.bits_axis.is_of_gradients:
+        known[FORMAT] = study.bits_axis.key
+    for name in (*rows, *cols):
+        if name not in known:
+            near, names = did_you_mean(name, known), ", ".join(dict.fromkeys([*columns, "workers"]))
+            raise ReportUsageError(f"no axis {name!r} for --rows and --cols{near}; there are: {names}")
+    down, along = [known[name] for name in rows], [known[name] for name in cols]
+    if len({*down, *along}) < len(down) + len(along):
+        raise ReportUsageError("--rows and --cols must not name an axis twice")
+    for axis in axes:
+        if _n_cells(study, [*down, *along, axis]) > _n_cells(study, [*down, *along]):
+            down.append(axis)
+    return down, along
+
+
+def _n_cells(study: Study, axes: list[str]) -> int:
+    return len({_key(group, axes) for group in study.groups})
+
+
+def _mark(study: Study, group: Group) -> str:
+    return MARKS[study.judged[group].verdict] if group in study.judged else ""
+
+
+def _values(study: Study, axes: list[str]) -> dict[Key, list]:
+    """Return the combinations of values of `axes`, sorted by the first axis first and with most bits first."""
+    found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
+
+    def order(item: tuple[Key, list]) -> list[tuple]:
+        return [_order(axis, value, study.bits_axis.key) for axis, value in zip(axes, item[1], strict=True)]
+
+    return dict(sorted(found.items(), key=order))
+
+
+def _order(axis: str, value: object, bits_axis: str) -> tuple:
+    if axis in (FORMAT, bits_axis):
+        return (0, *formats.widest_first(value))
+    return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))
+
+
+def _key(group: Group, axes: list[str]) -> Key:
+    return tuple(identity(group.keys[axis]) for axis in axes)
+
+
+def _heading(axes: list[str], values: list) -> str:
+    return ", ".join(
+        f"{axis_title(axis)} {axis_text(value)}" for axis, value in zip(axes, values, strict=True)
+    )

@@ -1,0 +1,33 @@
+"""The answer that `cpdrun sweep` prints at its end."""
+
+import math
+
+from cpdrun.record import SweepDir
+from cpdrun.report.answers_text import headline
+from cpdrun.report.render import render
+from cpdrun.study.answers import next_command
+from cpdrun.study.metric import Metric
+from cpdrun.study.seed_power import MOST_PAIRS, SeedPower
+from cpdrun.study.study import Study
+
+
+def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
+    """Return the first sentences of the report of a sweep, and which differences its seeds can settle."""
+    lines, _ = headline(study, next_command(study, [sweep]))
+    return lines if power is None else [*lines, seed_power_text(power, study.metric)]
+
+
+def seed_power_text(power: SeedPower, metric: Metric) -> str:
+    """Return which differences the seeds can settle, such as `3 seeds settle differences of 4.6 points.`."""
+
+    def show(value: float) -> str:
+        return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))
+
+    return render(
+        "seed_power.j2",
+        power=power,
+        margin=metric.show_tolerance(power.margin * metric.scale),
+        settles=show(power.settles) if math.isfinite(power.settles) else "",
+        test_set_settles=show(power.test_set_settles),
+        most_pairs=MOST_PAIRS,
+    )

@@ -1,0 +1,173 @@
+"""Joint verdicts on a ladder: candidates sorted by bit width, most bits first.
+
+A ladder consists of the candidates that are compared with one baseline and share a way of scaling. A width is the set
+of a ladder's candidates that have the same number of bits. A width is certified if one of its formats is certified. The
+next narrower width may be certified only then, so nothing is claimed below a width that is refuted or open, regardless
+of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a ladder share the error probability,
+and where a ladder may start. A width is refuted if all of its formats are refuted. This is wrong only if a good format
+is refuted, so each format may be refuted at the error probability of the whole ladder.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cpdrun.stats.evidence import NO_PRIOR, Judgement, Verdict, judge
+from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger
+from cpdrun.stats.pooled_spread import priors
+
+
+@dataclass(frozen=True)
+class PairedLadder:
+    """A ladder of candidates with their pairs.
+
+    Attributes:
+        asked: The names of the candidates, and the start of the ladder.
+        gaps: For each width and candidate the differences in the order of the seeds, as `evidence.differences` returns
+            them.
+        barred: For each width and candidate whether a run failed.
+        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+    """
+
+    asked: AskedLadder
+    gaps: Sequence[Sequence[Sequence[float]]]
+    barred: Sequence[Sequence[bool]]
+    most_pairs: int = 1000
+
+
+@dataclass(frozen=True)
+class Width:
+    """The candidates of one bit width.
+
+    Attributes:
+        judgements: The judgements of the candidates, the likeliest candidate first.
+        is_reached: Whether all widths before this one in its sequence are certified.
+        hypotheses: The hypotheses of the candidates, for the ledger.
+    """
+
+    judgements: tuple[Judgement, ...]
+    is_reached: bool
+    hypotheses: tuple[Hypothesis, ...] = ()
+
+    @property
+    def certified(self) -> int | None:
+        """The index of the first certified candidate; None if no candidate is certified or the width is not reached."""
+        found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
+        return found[0] if found and self.is_reached else None
+
+    def verdict_of(self, judgement: Judgement) -> Verdict:
+        """Return the verdict on a candidate of this width: certified only if all widths before it are."""
+        if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
+            return Verdict.OPEN
+        return judgement.verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the width: certified if a candidate is, and refuted if all candidates are."""
+        if self.certified is not None:
+            return Verdict.CERTIFIED
+        refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)
+        return Verdict.REFUTED if refuted else Verdict.OPEN
+
+
+def judge_ladders(
+    ladders: Sequence[PairedLadder],
+    metric: str,
+    margin: float,
+    *,
+    alpha: float,
+    ledger: Ledger,
+    resolution: float = 0.0,
+) -> list[list[Width]]:
+    """Return the verdicts of ladders that share the error probability of one ledger.
+
+    New hypotheses get a weight from the error probability that is left, and the priors that follow from the pairs so
+    far. The caller adds the new hypotheses to the ledger.
+
+    Args:
+        ladders: The ladders.
+        metric: The name of the metric.
+        margin: How much worse is still good enough, in the unit of the differences.
+        alpha: The error probability of the whole ledger.
+        ledger: The hypotheses that were tested before.
+        resolution: The step in which the metric counts, in the unit of the differences.
+
+    Returns:
+        The widths of each ladder, most bits first.
+    """
+    asked = ledger.ask(metric, [ladder.asked for ladder in ladders])
+    rows = [
+        (hypothesis.key, gaps)
+        for ladder, widths in zip(ladders, asked, strict=True)
+        for of_width, width in zip(ladder.gaps, widths, strict=True)
+        for gaps, hypothesis in zip(of_width, width, strict=True)
+    ]
+    fixed = priors(dict(rows), margin, resolution)
+
+    def with_prior(each: Hypothesis) -> Hypothesis:
+        return each if each.prior is not None else replace(each, prior=fixed.get(each.key))
+
+    return [
+        settle(
+            ladder.gaps,
+            margin,
+            [[*map(with_prior, width)] for width in widths],
+            alpha=alpha,
+            barred=ladder.barred,
+            resolution=resolution,
+            most_pairs=ladder.most_pairs,
+            start=ladder.asked.start,
+        )
+        for ladder, widths in zip(ladders, asked, strict=True)
+    ]
+
+
+def settle(
+    gaps: Sequence[Sequence[Sequence[float]]],
+    margin: float,
+    hypotheses: Sequence[Sequence[Hypothesis]],
+    *,
+    alpha: float,
+    barred: Sequence[Sequence[bool]],
+    resolution: float = 0.0,
+    most_pairs: int = 1000,
+    start: int = 0,
+) -> list[Width]:
+    """Return the widths of a ladder with their verdicts, most bits first.
+
+    Args:
+        gaps: For each width, most bits first, and each of its formats the differences in the order of the seeds, as
+            `evidence.differences` returns them. They are in the unit of `margin` and `resolution`.
+        margin: How much worse is still good enough.
+        hypotheses: The hypotheses of the same formats. A hypothesis whose prior is not fixed yet is tested without a
+            prior.
+        alpha: The error probability of the whole ledger.
+        barred: For each format whether a run failed. Such a format is never certified, even if it was certified before
+            the run failed. If it is the only one of its width, no narrower width is certified either.
+        resolution: The step in which the metric counts.
+        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+        start: The index of the width at which the ladder starts.
+    """
+    found: list[Width] = []
+    refute = alpha * max(math.fsum(each.weight for each in of_width) for of_width in hypotheses)
+    for i, (formats, of_width, bars) in enumerate(zip(gaps, hypotheses, barred, strict=True)):
+        judgements = tuple(
+            judge(
+                each,
+                margin,
+                certify=alpha * hypothesis.weight,
+                refute=refute,
+                confidence=1 - alpha,
+                resolution=resolution,
+                prior=hypothesis.prior or NO_PRIOR,
+                most_pairs=most_pairs,
+            )
+            for each, hypothesis in zip(formats, of_width, strict=True)
+        )
+        judgements = tuple(
+            replace(each, verdict=Verdict.OPEN) if bar and each.verdict is Verdict.CERTIFIED else each
+            for each, bar in zip(judgements, bars, strict=True)
+        )
+        is_reached = i <= start or found[-1].certified is not None
+        found.append(Width(judgements, is_reached, tuple(of_width)))
+    return found

@@ -1,0 +1,301 @@
+"""The answers of a study: the verdict on each ladder, and what a reader must know about its baseline and test set.
+
+A ladder consists of the candidates of one facet that share a way of scaling.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cpdrun.record import SweepDir, read_manifest
+from cpdrun.stats.evidence import Verdict
+from cpdrun.stats.failures import are_identical, identical_groups
+from cpdrun.study import formats
+from cpdrun.study.collect import sweep_names
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.outlook import Outlook, Prospect, outlook
+from cpdrun.study.records import FiniteTestSet
+from cpdrun.study.study import BaselineProblem, Study
+from cpdrun.study.verdicts import LadderAnswer
+
+# The largest number of facets that are answered one by one. More facets are summarized.
+MOST_FACETS = 3
+VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
+
+
+# ---- the answers for programs
+
+
+@dataclass(frozen=True)
+class LadderVerdict:
+    """The answer for the candidates of one facet that share a way of scaling, for programs.
+
+    The values after `bits` are null if no candidate is compared. Differences are in the metric's own unit.
+
+    Attributes:
+        facet: The values of the axes other than the format and its scaling.
+        scaling: How the gradients are scaled.
+        verdict: The verdict.
+        candidate: The certified format with the fewest bits, or else the one that is most likely to be
+            certified, or else the one with the best mean.
+        bits: The bits per value of the candidate.
+        pairs: The number of pairs.
+        mean: The mean difference to the baseline. Positive is better.
+        low: The lower end of its interval.
+        high: The upper end of its interval.
+        own_low: The lower end of the interval from the candidate's own pairs alone.
+        own_high: The upper end of this interval.
+        more: About how many further pairs settle an open question, or null if it cannot be said.
+        more_range: The range that holds for 80 % of questions.
+        runs_ended: The number of runs that have ended.
+        runs_failed: The number of runs that failed.
+        at_most_fail: The upper confidence limit of the share of runs that fail.
+        is_identical: Whether its runs equal the baseline's bit for bit, so that they are no evidence.
+    """
+
+    facet: str
+    scaling: str
+    verdict: Verdict
+    candidate: str | None = None
+    bits: float | None = None
+    pairs: int | None = None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    own_low: float | None = None
+    own_high: float | None = None
+    more: int | None = None
+    more_range: list[int] | None = None
+    runs_ended: int | None = None
+    runs_failed: int | None = None
+    at_most_fail: float | None = None
+    is_identical: bool | None = None
+
+
+def ladder_verdicts(study: Study) -> list[LadderVerdict]:
+    """Return the answer of each ladder whose baseline is fit to compare with."""
+    return [
+        _ladder_verdict(study, facet, name, study.answer(facet, name))
+        for facet in study.facets
+        if not study.baseline_problem(facet)
+        for name in facet.ladders
+    ]
+
+
+def _ladder_verdict(study: Study, facet: Facet, scaling: str, answer: LadderAnswer) -> LadderVerdict:
+    group = answer.certified or answer.likely or answer.best
+    if group is None:
+        return LadderVerdict(facet.label, scaling, answer.verdict)
+    judged = study.judged[group]
+    found, failed = judged.judgement, judged.failures
+    more = found.more if answer.judgement is None else answer.judgement.more
+    more = more if answer.verdict is Verdict.OPEN else None
+    return LadderVerdict(
+        facet.label,
+        scaling,
+        answer.verdict,
+        group.full_name,
+        group.bits,
+        found.pairs,
+        mean=finite(found.mean),
+        low=finite(found.low),
+        high=finite(found.high),
+        own_low=finite(found.own_low),
+        own_high=finite(found.own_high),
+        more=None if more is None else more.likely,
+        more_range=None if more is None else [more.low, more.high],
+        runs_ended=failed.ended,
+        runs_failed=failed.failed,
+        at_most_fail=failed.at_most(study.ci),
+        is_identical=_equals_baseline(facet, group),
+    )
+
+
+def _equals_baseline(facet: Facet, group: Group) -> bool:
+    """Return whether the runs of a group are equal to those of the baseline bit for bit."""
+    return facet.baseline is not None and are_identical(group.fingerprints, facet.baseline.fingerprints)
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None if it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
+    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
+
+    Returns:
+        The command. It is empty if there is no valid margin, if no verdict is open, if further pairs cannot settle any
+        open verdict, if there are several sweeps, or if the overrides cannot be read.
+    """
+    facets = [facet for facet in study.facets if not study.baseline_problem(facet)]
+    is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.ladders)
+    if study.margin.problem or not is_useful or len(sweep_names(sweeps)) != 1:
+        return ""
+    try:
+        typed = read_manifest(sweeps[0])["overrides"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if not isinstance(typed, list):
+        return ""
+    words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
+    return " ".join(["cpdrun search", *words]) if words else ""
+
+
+def _needs_pairs(study: Study, facet: Facet, scaling: str) -> bool:
+    answer = study.answer(facet, scaling)
+    if answer.verdict is not Verdict.OPEN:
+        return False
+    return answer.likely is None or ladder_outlook(study, answer).is_hopeful
+
+
+def group_outlook(study: Study, group: Group) -> Outlook:
+    """Return what further pairs can do for one candidate."""
+    return outlook(study.judged[group].judgement, study.tolerance / study.metric.scale, study.samples(group))
+
+
+def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
+    """Return what further pairs can do for the most likely candidate of a ladder."""
+    if answer.likely is None or answer.judgement is None:
+        return Outlook(Prospect.NO_PAIRS)
+    return outlook(answer.judgement, study.tolerance / study.metric.scale, study.samples(answer.likely))
+
+
+# ---- the answers for readers
+
+
+class Kind(StrEnum):
+    """The kind of answer that a ladder has."""
+
+    CERTIFIED = "certified"
+    OPEN = "open"
+    NOT_TESTED = "not tested"  # The certified candidate is equal to the baseline bit for bit.
+    REFUTED = "refuted"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The answer of one ladder, with the groups to show.
+
+    Attributes:
+        scaling: The way of scaling.
+        kind: The kind of answer.
+        answer: The answer.
+        outlook: What further pairs can do for the most likely candidate.
+        refuted: The best group of the widest refuted width, if the whole ladder is refuted.
+        has_narrower: Whether the ladder has narrower widths than that of `refuted`.
+        failed: The groups with failed runs.
+    """
+
+    scaling: str
+    kind: Kind
+    answer: LadderAnswer
+    outlook: Outlook
+    refuted: Group | None = None
+    has_narrower: bool = False
+    failed: list[Group] = field(default_factory=list)
+
+
+def count_kinds(study: Study) -> dict[Kind, int]:
+    """Return how many compared groups have each kind of answer."""
+    kinds = [
+        Kind.NOT_TESTED
+        if judged.verdict is Verdict.CERTIFIED
+        and (base := study.baseline_of(group)) is not None
+        and are_identical(group.fingerprints, base.fingerprints)
+        else Kind(judged.verdict)
+        for group, judged in study.judged.items()
+    ]
+    return {kind: kinds.count(kind) for kind in Kind if kind in kinds}
+
+
+@dataclass(frozen=True)
+class FacetAnswer:
+    """The answers of one facet.
+
+    Attributes:
+        facet: The facet.
+        problem: Why its baseline is not fit to compare with. None if it is fit.
+        best: The group with the best mean. It is shown if there is no baseline.
+        ladders: The answers of the ladders. Empty for a facet of named cases.
+        cases: The named cases by verdict, best mean first. Verdicts without a case are left out.
+        failed: The compared groups with failed runs.
+        left_out: The compared groups with pairs that were left out because the baseline's run failed.
+        identical: The sets of cells, by name, whose runs are equal bit for bit.
+        samples: The number of test samples. NaN if it is unknown.
+        margin_samples: The margin in test samples. NaN if it is unknown.
+        deciding: The certified or most likely candidate of the first ladder that has one.
+        other_test_set: The range of the deciding candidate's gap on another test set of the same size. None if it is
+            unknown.
+    """
+
+    facet: Facet
+    problem: BaselineProblem | None = None
+    best: Group | None = None
+    ladders: list[Ladder] = field(default_factory=list)
+    cases: dict[Verdict, list[Group]] = field(default_factory=dict)
+    failed: list[Group] = field(default_factory=list)
+    left_out: list[Group] = field(default_factory=list)
+    identical: list[list[str]] = field(default_factory=list)
+    samples: float = math.nan
+    margin_samples: float = math.nan
+    deciding: Group | None = None
+    other_test_set: FiniteTestSet | None = None
+
+    @property
+    def n_cases(self) -> int:
+        """The number of named cases."""
+        return sum(map(len, self.cases.values()))
+
+
+def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
+    """Return the answers of one facet."""
+    problem = study.baseline_problem(facet)
+    if problem is not None or facet.baseline is None:
+        with_value = [group for group in facet.groups if group.values]
+        best = max if study.metric.higher_is_better else min
+        shown = best(with_value, key=lambda group: group.mean) if with_value else None
+        return FacetAnswer(facet, problem, shown)
+    ladders = [] if facet.has_cases else [_ladder(study, facet, name) for name in facet.ladders]
+    judged = [group for groups in facet.ladders.values() for group in groups if group in study.judged]
+    cells = {study.baseline_name: facet.baseline.fingerprints} | {
+        group.full_name: group.fingerprints for groups in facet.strategies.values() for group in groups
+    }
+    samples = study.samples(facet.baseline)
+    answers = [study.answer(facet, name) for name in facet.ladders]
+    deciding = next((group for each in answers if (group := each.certified or each.likely) is not None), None)
+    other = None if deciding is None or not math.isfinite(samples) else study.finite_test_set(deciding)
+    return FacetAnswer(
+        facet,
+        ladders=ladders,
+        cases=_cases(study, judged) if facet.has_cases else {},
+        failed=[group for group in judged if study.failures(group).failed],
+        left_out=[group for group in judged if study.failures(group).left_out],
+        identical=identical_groups(cells),
+        samples=samples,
+        margin_samples=study.tolerance / study.metric.scale * samples,
+        deciding=deciding,
+        other_test_set=other if other is not None and math.isfinite(other.low) else None,
+    )
+
+
+def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
+    answer, groups = study.answer(facet, scaling), facet.ladders[scaling]
+    is_identical = answer.certified is not None and _equals_baseline(facet, answer.certified)
+    kind = Kind.NOT_TESTED if is_identical else Kind(answer.verdict)
+    refuted, has_narrower = None, False
+    if kind is Kind.REFUTED:
+        width = [g for g in groups if (formats.bits(g.format) or math.inf) == answer.refuted_bits]
+        refuted = max(width, key=lambda group: study.judged[group].judgement.mean)
+        has_narrower = len(width) < len(groups)
+    failed = [group for group in groups if study.failures(group).failed]
+    return Ladder(scaling, kind, answer, ladder_outlook(study, answer), refuted, has_narrower, failed)
+
+
+def _cases(study: Study, groups: Sequence[Group]) -> dict[Verdict, list[Group]]:
+    """Return the named cases by verdict, best mean first."""
+    ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
+    cases = {each: [g for g in ordered if study.judged[g].verdict is each] for each in VERDICTS}
+    return {verdict: chosen for verdict, chosen in cases.items() if chosen}

@@ -1,0 +1,107 @@
+"""Compare the best mean of each format over a tuned axis, such as optim.lr, chosen after looking at the runs.
+
+A facet with one learning rate compares formats at a value that may suit only one of them. A fair comparison gives each
+format and the baseline its own value. This module chooses the value with the best mean over the compared seeds
+(`cpdrun.stats.means`). This choice makes every row look better than it is, so the table certifies nothing.
+`cpdrun search` with search.tune chooses the value on other seeds and certifies.
+
+Tuned axes are the keys of `optim` that have numbers: lr, momentum and weight_decay. They are tuned for each training
+anyway and do not change its cost, so nobody asks how many bits one of their values needs. Any other axis is part of the
+question: batch_size and world_size change the cost and number of steps, another model is another training, and another
+optimizer or Nesterov's momentum is another method.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.stats.means import choose
+from cpdrun.study.collect import identity
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.study import Study
+
+SECTION = "optim"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best groups for one combination of the axes that are not tuned.
+
+    Attributes:
+        facet: The best group of each format and way of scaling, and of the baseline.
+        baseline: The best group of the baseline, or None if it has no value or did not train.
+        tried: The values of each tuned axis, in ascending order.
+    """
+
+    facet: Facet
+    baseline: Group | None
+    tried: dict[str, list[Any]]
+
+    def values(self, group: Group) -> dict[str, Any]:
+        """Return the values of the tuned axes of a group."""
+        return {key: group.keys[key] for key in self.tried}
+
+
+def tuned_axes(study: Study) -> list[str]:
+    """Return the axes of the study that are tuned."""
+    return [
+        axis
+        for axis in study.facet_axes
+        if axis.split(".")[0] == SECTION and all(_is_number(group.keys[axis]) for group in study.groups)
+    ]
+
+
+def best_of(study: Study) -> list[Best]:
+    """Return the best groups for each combination of the axes that are not tuned; an empty list if no axis is tuned."""
+    axes = tuned_axes(study)
+    families: dict[tuple[str, ...], list[Facet]] = {}
+    for facet in study.facets if axes else []:
+        keys = tuple(identity(value) for key, value in facet.keys.items() if key not in axes)
+        families.setdefault(keys, []).append(facet)
+    return [_best(study, facets, axes) for facets in families.values() if len(facets) > 1]
+
+
+def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
+    """Return the best groups of facets that differ only in the tuned axes."""
+    arms: dict[tuple[str, ...], list[Group]] = {}
+    for group in (group for facet in facets for group in facet.groups):
+        arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
+    better = study.metric.higher_is_better
+    groups = [
+        of[choose([list(group.ended.values()) for group in of], higher_is_better=better)]
+        for of in arms.values()
+    ]
+    tried = {axis: _values(facets, axis) for axis in axes}
+    keys = {key: value for key, value in facets[0].keys.items() if key not in axes}
+    facet = Facet(keys, groups)
+    usable = facet.baseline is not None and study.may_be_within(facet.baseline)
+    return Best(facet, facet.baseline if usable else None, tried)
+
+
+def gap_to_best(study: Study, best: Best, group: Group) -> float:
+    """Return the mean gap to the best baseline, or NaN for the baseline itself and for a group without pairs.
+
+    The gap has no interval, because an interval ignores that both groups were chosen after looking at their runs.
+    """
+    if best.baseline is None or group is best.baseline or not group.values:
+        return math.nan
+    return study.compare(group, best.baseline).mean
+
+
+def _values(facets: Sequence[Facet], axis: str) -> list[Any]:
+    return sorted({group.keys[axis] for facet in facets for group in facet.groups})
+
+
+def other_axes(study: Study) -> list[str]:
+    """Return the axes of a study that are neither tuned nor the axis of bits."""
+    tuned = tuned_axes(study)
+    return [
+        axis
+        for axis in ("aps", "world_size", *study.axes)
+        if axis not in tuned and axis != study.bits_axis.key
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

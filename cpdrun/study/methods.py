@@ -1,0 +1,119 @@
+"""Compare the groups of a study that differ in how workers exchange gradients, and find the cheapest method."""
+
+from dataclasses import dataclass
+
+from cpdrun.stats.evidence import Verdict
+from cpdrun.study.axes import axis_text, short_titles
+from cpdrun.study.collect import CASE, FORMAT
+from cpdrun.study.group import GOSSIP, WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.grouping import make_facets
+from cpdrun.study.study import Study
+
+# The sections of a config that belong to the method.
+_OF_METHODS = ("sync", "compressor", "scaling")
+_NAMES = (CASE, FORMAT, "aps")
+
+
+def by_setting(study: Study) -> list[Facet]:
+    """Return the groups of the study by setting. The groups of a setting differ only in their method.
+
+    They share, for example, the model, the number of workers and the data.
+    """
+    return make_facets(
+        study.groups, [axis for axis in study.facet_axes if not is_of_method(axis)], study.bits_axis
+    )
+
+
+def is_of_method(axis: str) -> bool:
+    """Return whether an axis belongs to the method, which includes the format and the named case."""
+    return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
+
+
+def reference(facet: Facet) -> Group | None:
+    """Return the baseline of a facet of `by_setting`; if there are several baselines, one that is a plain sum."""
+    found = [group for group in facet.all_groups if group.is_baseline and group.values]
+    return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)
+
+
+def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
+    """Return the verdict of each method against the reference. The reference itself counts as certified.
+
+    These are the study's own verdicts if the study compares all methods with the reference. If a method has another
+    baseline, such as a compressor with its own fp32 runs, all methods are judged against the reference here and share
+    the error.
+    """
+    against = reference(facet)
+    if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
+        return {}
+    others = [group for group in facet.groups if group is not against]
+    if all(study.baseline_of(group) is against for group in others):
+        judged = study.judged
+    else:
+        judged = study.judge([(against, [group]) for group in others])
+    return {against: Verdict.CERTIFIED} | {g: judged[g].verdict for g in others if g in judged}
+
+
+@dataclass(frozen=True)
+class FewestBits:
+    """The method of a setting that sends the fewest bits per parameter and step and is certified.
+
+    Attributes:
+        facet: The setting.
+        baseline: The baseline of the setting.
+        certified: The certified method. None if none that sends less than the baseline is certified.
+        open: The open methods that send fewer bits than the certified one, fewest bits first.
+    """
+
+    facet: Facet
+    baseline: Group
+    certified: Group | None
+    open: list[Group]
+
+
+def fewest_bits(study: Study) -> list[FewestBits]:
+    """Return the method with the fewest certified bits of each setting with named cases or several families of methods.
+
+    For formats alone, the answers of the study say it.
+    """
+    facets = [facet for facet in by_setting(study) if _has_methods(facet)]
+    return [found for facet in facets if (found := _fewest_bits(study, facet)) is not None]
+
+
+def _has_methods(facet: Facet) -> bool:
+    """Return whether a facet compares named cases or methods other than formats with and without APS."""
+    families = {group.method.family for group in facet.groups if not group.is_baseline}
+    return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
+
+
+def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
+    against, verdicts = reference(facet), method_verdicts(study, facet)
+    if against is None or not against.bits_a_parameter > 0:
+        return None
+    less = [group for group in verdicts if 0 < group.bits_a_parameter < against.bits_a_parameter]
+    less.sort(key=lambda group: group.bits_a_parameter)
+    certified = next((group for group in less if verdicts[group] is Verdict.CERTIFIED), None)
+    rank = len(less) if certified is None else less.index(certified)
+    open_ = [group for group in less[:rank] if verdicts[group] is Verdict.OPEN and study.may_be_within(group)]
+    return FewestBits(facet, against, certified, open_)
+
+
+def label(study: Study, group: Group) -> str:
+    """Return the name of a group's method, such as `e4m3, APS` or `fp32, top-k, keep 0.01`.
+
+    It is the name of a named case. Otherwise it consists of the format, the family and the settings of the method that
+    vary in the study.
+    """
+    if group.case is not None:
+        return group.strategy
+    family = group.method.family
+    axes = [axis for axis in study.axes if is_of_method(axis) and axis not in _NAMES]
+    values = {axis: axis_text(group.keys[axis]) for axis in axes}
+    titles = short_titles(axes)
+    parts = [group.name, *(["APS"] if group.aps else [])]
+    parts += [] if family in (WITH_APS, WITHOUT_APS) else [family]
+    for axis, text in values.items():
+        if not axis.endswith("_target_"):
+            parts += [f"{titles[axis]} {text}"] if text != "-" else []
+        elif family == GOSSIP:  # Gossip has several rules, so the name of the rule is needed.
+            parts.append(text)
+    return ", ".join(parts)

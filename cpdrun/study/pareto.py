@@ -1,0 +1,142 @@
+"""The Pareto front of the means against a cost, its knee, and which of its differences the seeds resolve."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpdrun.study.group import Facet, Group
+from cpdrun.study.methods import label
+from cpdrun.study.study import Study
+
+# The costs of the groups whose cost is known, and the reasons why the other groups have none.
+Found = tuple[dict[Group, float], list[str]]
+# The cost, which is above 0, and the quality, of which more is better.
+Point = tuple[float, float]
+
+# The knee must lie further above the chord than this height. A smaller height is a rounding error.
+_ABOVE = 1e-9
+
+
+@dataclass(frozen=True)
+class Front:
+    """The groups of a facet that no other group beats in both cost and metric.
+
+    Attributes:
+        groups: The groups of the front, cheapest first. The last group has the best metric.
+        cost: The cost of each group of the facet whose cost is known.
+        knee: The knee of the front, or None if the front has no knee or `is_told` is False.
+        is_told: Whether any cheaper group of the front differs from the best group by more than the spread of the
+            seeds, so that the interval of their difference excludes 0.
+        like_knee: The other groups of the front that the seeds do not distinguish from the knee.
+    """
+
+    groups: list[Group]
+    cost: Mapping[Group, float]
+    knee: Group | None
+    is_told: bool
+    like_knee: list[Group] = field(default_factory=list)
+
+    def times_less(self, group: Group) -> tuple[float, Group]:
+        """Return by which factor a group costs less than the most expensive group of the front, and that group."""
+        dearest = max(self.groups, key=lambda each: self.cost[each])
+        return self.cost[dearest] / self.cost[group], dearest
+
+
+def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
+    """Return the front of the groups that trained. Groups that diverged or did not learn are left out.
+
+    Args:
+        study: The study.
+        costs: The cost of each group whose cost is known.
+    """
+    trained = [group for group in costs if study.may_be_within(group)]
+    sign = 1.0 if study.metric.higher_is_better else -1.0
+    points = [(costs[group], sign * group.mean) for group in trained]
+    chosen = front(points)
+    found = [trained[i] for i in chosen]
+    at = knee([points[i] for i in chosen])
+    is_told = any(differs(study, group, found[-1]) for group in found[:-1])
+    at_knee = found[at] if at is not None and is_told else None
+    others = [group for group in found if at_knee is not None and group is not at_knee]
+    like_knee = [group for group in others if at_knee is not None and not differs(study, group, at_knee)]
+    return Front(found, costs, at_knee, is_told, like_knee)
+
+
+def differs(study: Study, one: Group, other: Group) -> bool:
+    """Return whether the interval of the difference of two groups, computed from their own pairs, excludes 0."""
+    found = study.compare(one, other)
+    return found.low > 0 or found.high < 0
+
+
+def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
+    """Return the costs of the groups of a facet that have a value, and the reasons why some have none."""
+    return find([group for group in facet.all_groups if group.values])
+
+
+def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Found]]) -> list[dict[str, Any]]:
+    """Return the front, cheapest first, and its knee for each facet and each cost that varies within the facet.
+
+    Args:
+        study: The study.
+        costs: The functions that find the costs of groups, by the key of the cost.
+    """
+    rows: list[dict[str, Any]] = []
+    for facet in study.facets:
+        for key, find in costs.items():
+            known, _ = find_costs(facet, find)
+            if len(set(known.values())) < 2:
+                continue
+            found = front_of(study, known)
+            points = [
+                {"name": name_of(study, group), "cost": known[group], study.metric.name: group.mean}
+                for group in found.groups
+            ]
+            knee_name = None if found.knee is None else name_of(study, found.knee)
+            rows.append({"facet": facet.label, "cost": key, "front": points, "knee": knee_name})
+    return rows
+
+
+def name_of(study: Study, group: Group) -> str:
+    """Return the name of a group without commas, such as `e3m2 with APS`, because names are listed with commas."""
+    name = study.baseline_name if group.is_baseline else label(study, group)
+    return name.replace(", APS", " with APS").replace(", ", " ")
+
+
+def front(points: Sequence[Point]) -> list[int]:
+    """Return the indices of the points that no other point beats, cheapest first.
+
+    One point beats another if it costs no more and has no less quality, unless the two points are equal.
+    """
+    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
+    best = float("-inf")
+    chosen: list[int] = []
+    for i in order:
+        if points[i][1] > best or (chosen and points[i] == points[chosen[-1]]):
+            best = points[i][1]
+            chosen.append(i)
+    return chosen
+
+
+def knee(points: Sequence[Point]) -> int | None:
+    """Return the index of the knee of a front, or None if no point lies above the chord.
+
+    The knee is the point that lies furthest above the chord between the ends of the front. Both coordinates are scaled
+    to the range 0 to 1 over the front. Cost is measured as a logarithm, because costs are compared as ratios and drawn
+    on a logarithmic axis. This is the maximum of the difference curve of Satopaa, Albrecht, Irwin and Raghavan,
+    "Finding a 'Kneedle' in a Haystack" (ICDCS workshops 2011, section III), without smoothing. Up to a factor, it is
+    also the greatest distance from the chord of Das, "On characterizing the 'knee' of the Pareto curve" (Structural
+    Optimization 18, 1999).
+
+    Args:
+        points: The points of the front, cheapest first. A front of fewer than three points has no knee.
+    """
+    if len(points) < 3 or points[0][0] == points[-1][0] or points[0][1] == points[-1][1]:
+        return None
+    (first, low), (last, high) = points[0], points[-1]
+    above = [
+        (quality - low) / (high - low) - math.log(cost / first) / math.log(last / first)
+        for cost, quality in points
+    ]
+    best = max(range(len(points)), key=lambda i: above[i])
+    return best if above[best] > _ABOVE else None

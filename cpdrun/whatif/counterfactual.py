@@ -1,0 +1,165 @@
+"""What a run's configuration, and each change of it, do to the tensors that a run observed.
+
+The figures come from a process that has torch (`cpdrun.whatif.effects`). The error of a sum of gradients is split into
+parts by undoing one more thing at a time:
+
+    range      the same mantissa with 8 exponent bits: no value underflows or overflows
+    additions  in addition, partial sums are not rounded, only the values that are sent and the final sum
+    mantissa   the rest
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpdrun.record import RunDir, read_config
+from cpdrun.study import formats
+from cpdrun.study.metric import Metric
+from cpdrun.study.run_comparison import RunComparison
+from cpdrun.study.study import Study
+from cpdrun.whatif.changes import GRADIENT, Change, change
+from cpdrun.whatif.damage import strictness
+from cpdrun.whatif.effects import is_observed
+from cpdrun.whatif.forecast import Forecast, Subject, what_if
+
+OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
+USUAL_TOLERANCE = 0.5  # percentage points of accuracy
+ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
+Figures = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """The effects of a run's own configuration and of its changes on observed tensors.
+
+    Attributes:
+        observed: The run whose tensors were observed.
+        own: The forecast of the run's own configuration.
+        changes: The changes whose effects could be computed, with their forecasts.
+        parts: The parts of the sum's error by cause (see the module's docstring).
+        uncovered: A phrase for each part of the configuration that the effects do not cover.
+    """
+
+    observed: RunDir
+    own: Forecast
+    changes: list[tuple[Change, Forecast]]
+    parts: dict[str, float]
+    uncovered: list[str]
+
+    @property
+    def role(self) -> str:
+        """The role with the largest damage."""
+        return max(ROLES, key=lambda role: damage(self.own, role))
+
+
+def observed_run_for(
+    study: Study | None, run: RunDir, comparison: RunComparison, config: Mapping[str, Any]
+) -> RunDir | None:
+    """Return the observed run to use: the baseline's of the same seed, or another with the same kind of gradients.
+
+    The run itself comes last, because it observed tensors that its own rounding has changed. None if no run was
+    observed.
+    """
+    first = [comparison.baseline] if comparison.baseline is not None else []
+    others = (
+        [] if study is None else [one for group in study.groups if group.is_baseline for one in group.runs]
+    )
+    predicted = list(run.sweep.prediction.runs())
+    fitting = (one for one in (*first, *predicted, *others) if is_observed(one) and _is_like(one, config))
+    return next(fitting, run if is_observed(run) else None)
+
+
+def compute_counterfactual(
+    observed: RunDir, config: Mapping[str, Any], changes: Sequence[Change], run: RunDir, strict: float
+) -> Counterfactual | None:
+    """Compute the effects of a configuration and of its changes. None if the observation does not cover it.
+
+    Args:
+        observed: The observed run.
+        config: The configuration of the run to diagnose.
+        changes: Changes of that configuration.
+        run: The run to diagnose, whose sweep keeps the computed effects.
+        strict: The strictness of the margin, from `strictness_for`.
+
+    Raises:
+        NoEffectsError: The effects cannot be computed.
+    """
+    configs = {OWN: config} | {str(i): one.config for i, one in enumerate(changes)} | _undone(config)
+    subjects = [Subject(name, name, 0.0, dict(one)) for name, one in configs.items()]
+    found = what_if([(observed, subjects)], strict, sweep=run.sweep)
+    known = {name: forecast for name, forecast in found.items() if forecast.effects["role"]}
+    if OWN not in known:
+        return None
+    changed = [(one, known[str(i)]) for i, one in enumerate(changes) if str(i) in known]
+    uncovered = list(known[OWN].effects["uncovered"])
+    return Counterfactual(observed, known[OWN], changed, _parts(known), uncovered)
+
+
+def damage(forecast: Forecast, role: str) -> float:
+    """Return the damage to a role in [0, 1]: 1 minus the cosine with the exact tensor, or the share of lost updates.
+
+    0 if nothing is known.
+    """
+    figures = forecast.figures(role)
+    if role == "update":
+        return number(figures, "update_lost", 0.0)
+    if role == GRADIENT:
+        return 1 - number(figures, "cosine", 0.0) if "cosine" in figures else 0.0
+    noise = 10 ** (-number(figures, "snr_db", 200.0) / 10)
+    return 1 - 1 / math.sqrt(1 + noise)
+
+
+def number(figures: Figures, name: str, default: float = math.nan) -> float:
+    """Return a figure by its name, or `default` if there is none."""
+    value = figures.get(name)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
+    """Return the layers with the largest error, worst first: of the sum, of the signal, or by lost updates."""
+    key, sign = {"gradient": ("sum_error", -1), "update": ("update_lost", -1)}.get(role, ("snr_db", 1))
+    known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]
+    return sorted(known, key=lambda one: sign * number(one[1], key))[:most]
+
+
+def strictness_for(study: Study | None, comparison: RunComparison) -> float:
+    """Return the strictness of the study's margin, or else that of half a point of accuracy."""
+    if study is None:
+        return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)
+    classes = comparison.group.num_classes if comparison.group is not None else math.nan
+    return strictness(study.metric, study.tolerance or USUAL_TOLERANCE, classes)
+
+
+def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the configs that split the error of a sum; none for a format without exponent bits of its own."""
+    fmt = formats.parse(config["format"])
+    if fmt is None or fmt.exponent_bits is None or fmt.has_scales or config["world_size"] < 2:
+        return {}
+    wide = {"format": f"e8m{fmt.code_bits - fmt.is_signed - fmt.exponent_bits}", "aps": False}
+    exact = wide | {"sync.requantise": "once", "sync.kahan": False}
+    changes = {RANGE: change(config, "", wide), ADDITIONS: change(config, "", exact)}
+    return {name: one.config for name, one in changes.items() if one is not None}
+
+
+def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
+    """Split the error of the sum. Errors may cancel each other; a negative part counts as 0."""
+    errors = [
+        number(forecasts[name].figures(GRADIENT), "sum_error")
+        for name in (OWN, RANGE, ADDITIONS)
+        if name in forecasts
+    ]
+    if len(errors) < 3 or not all(map(math.isfinite, errors)):
+        return {}
+    own, wide, exact = errors
+    return {"range": max(0.0, own - wide), "additions": max(0.0, wide - exact), "mantissa": exact}
+
+
+def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
+    """Return whether a run has the settings of `config` that determine gradients, such as workers, model and data."""
+    try:
+        other = read_config(one)
+    except (OSError, ValueError):
+        return False
+    keys = ("world_size", "batch_size", "model", "data", "norm", "task", "script")
+    return all(other.get(key) == config.get(key) for key in keys)

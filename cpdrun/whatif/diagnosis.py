@@ -1,0 +1,307 @@
+"""Diagnose why one run is worse than its baseline, and find changes of its configuration that would lose less.
+
+The facts come from the records of its sweep and from the tensors that a run of the sweep observed. A change is measured
+in a finished run, computed on observed tensors, or estimated from recorded exponents. `cpdrun.report.diagnosis` renders
+the result.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpdrun.config.script import is_script
+from cpdrun.errors import UserError
+from cpdrun.record import Result, RunDir, State, SweepDir, garbage, read_config, state_of
+from cpdrun.study import ReportError
+from cpdrun.study.gradient_sums import (
+    Cause,
+    Reason,
+    find_reason,
+    gradient_statistics,
+    longest_chain,
+    represented_binades,
+    workers_per_scale,
+)
+from cpdrun.study.reader import read_study
+from cpdrun.study.records import rows_of
+from cpdrun.study.run_comparison import (
+    Neighbor,
+    RunComparison,
+    RunVerdict,
+    compare_run,
+    find_neighbors,
+    is_improvement,
+)
+from cpdrun.study.study import Study
+from cpdrun.whatif.changes import GRADIENT, UPDATE, Change, changes_of_products, changes_of_sums
+from cpdrun.whatif.counterfactual import (
+    Counterfactual,
+    compute_counterfactual,
+    damage,
+    number,
+    observed_run_for,
+    strictness_for,
+)
+from cpdrun.whatif.effects import NoEffectsError
+from cpdrun.whatif.forecast import Forecast
+
+MEASURED, OBSERVED, ESTIMATED = "measured", "observed", "estimated"
+MAX_FIXES = 8
+MIN_DAMAGE_GAIN = 0.02  # a change that reduces the damage by less is no fix
+MIN_LOGIT_GAIN = 0.1  # nor is one that reduces the forecast's logit by less
+SMALLEST_GAIN = 1e-6  # puts a fix last
+# An estimated fix represents at least so many powers of two of a layer's gradients. e3m0 with APS represents as many of
+# 8 workers' gradients and equals fp32.
+MIN_BINADES = 2
+REPRESENTED = "powers of two represented of those that a layer's gradients span"
+IN_SERIES = "rounded additions in series"
+
+
+class CannotDiagnoseError(UserError):
+    """A run has not begun, or its record cannot be read."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of the configuration that loses less.
+
+    Attributes:
+        words: key=value, as they are typed.
+        basis: `measured` in a finished run of the same seed, `observed`: computed on the tensors that a run observed,
+            or `estimated` from the exponents that the run recorded.
+        figure: The name of the figure that improves: a share, a ratio or a count.
+        before: That figure now; NaN if unknown.
+        after: That figure with the change; NaN if unknown.
+        neighbor: The finished run, for a measured fix.
+        change: The change, for the other fixes.
+        forecast: The forecast of the changed configuration, for an observed fix.
+        span: The number of powers of two that a layer's gradients span, for an estimated fix of the range.
+    """
+
+    words: tuple[str, ...]
+    basis: str
+    figure: str
+    before: float
+    after: float
+    neighbor: Neighbor | None = None
+    change: Change | None = None
+    forecast: Forecast | None = None
+    span: float = math.nan
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A run, how it compares with its baseline, and why.
+
+    Attributes:
+        study: The study of its sweep; None if no run has finished or the runs cannot be compared.
+        reason: The main reason why its sums of gradients are wrong.
+        counterfactual: What its configuration, and each change of it, do to observed tensors; None if no run was
+            observed.
+        problem: Why there is no counterfactual although a run was observed.
+        fixes: Changes that lose less, best first.
+    """
+
+    run: RunDir
+    config: Mapping[str, Any]
+    state: State
+    result: Result | None
+    study: Study | None
+    comparison: RunComparison
+    reason: Reason
+    counterfactual: Counterfactual | None = None
+    problem: str = ""
+    fixes: list[Fix] = field(default_factory=list)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.comparison.verdict is RunVerdict.BASELINE
+
+
+def diagnose(run: RunDir) -> Diagnosis:
+    """Return why a run is worse than its baseline, and what would lose less.
+
+    Raises:
+        CannotDiagnoseError: The run has not begun, or its record cannot be read.
+    """
+    config, state = _read(run)
+    reason = find_reason(gradient_statistics(rows_of(run)))
+    study = _read_study(run.sweep)
+    comparison = compare_run(study, run) if study is not None else _alone()
+    counterfactual, problem = _counterfactual(study, run, comparison, config, reason)
+    fixes = [] if study is None else measured_fixes(_neighbors(study, run, comparison), reason)
+    fixes += _computed_fixes(config, reason, counterfactual, {fix.words for fix in fixes})
+    is_worse = comparison.verdict is RunVerdict.WORSE
+    if not is_worse and (comparison.verdict is not RunVerdict.OPEN or is_script(config)):
+        fixes = [fix for fix in fixes if fix.basis == MEASURED]
+    return Diagnosis(
+        run=run,
+        config=config,
+        state=state,
+        result=run.result(),
+        study=study,
+        comparison=comparison,
+        reason=reason,
+        counterfactual=counterfactual,
+        problem=problem,
+        fixes=fixes[:MAX_FIXES],
+    )
+
+
+def _read(run: RunDir) -> tuple[dict[str, Any], State]:
+    try:
+        config, state = read_config(run), state_of(run)
+    except (OSError, ValueError) as error:
+        raise CannotDiagnoseError(f"{run.name}: {run.config.name} cannot be read: {error}") from None
+    if state is State.PENDING:
+        raise CannotDiagnoseError(f"{run.name} has not begun: there is nothing to explain yet")
+    if state is State.DONE and run.result() is None:
+        raise CannotDiagnoseError(garbage(run))
+    return config, state
+
+
+def _read_study(sweep: SweepDir) -> Study | None:
+    """Return the study of a sweep; None if no run has ended or the runs cannot be compared."""
+    try:
+        return read_study([sweep])
+    except ReportError:
+        return None
+
+
+def _alone() -> RunComparison:
+    return RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False)
+
+
+def _neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
+    if comparison.verdict is RunVerdict.BASELINE:
+        return []
+    found = find_neighbors(study, run, comparison)
+    return [one for one in found if is_improvement(study, comparison, one)]
+
+
+def _computed_fixes(
+    config: dict[str, Any],
+    reason: Reason,
+    counterfactual: Counterfactual | None,
+    measured: set[tuple[str, ...]],
+) -> list[Fix]:
+    """Return fixes that no finished run has tried: computed on observed tensors, or else estimated."""
+    if counterfactual is not None:
+        return [fix for fix in observed_fixes(counterfactual) if fix.words not in measured]
+    if not reason.statistics.layers or is_script(config):
+        return []
+    changes = [change for change in changes_of_sums(config) if change.words not in measured]
+    return estimated_fixes(reason, Change("", (), config), changes)
+
+
+def _counterfactual(
+    study: Study | None, run: RunDir, comparison: RunComparison, config: dict[str, Any], reason: Reason
+) -> tuple[Counterfactual | None, str]:
+    """Return the counterfactual, or None and why it cannot be computed although a run was observed."""
+    if comparison.verdict is RunVerdict.BASELINE:
+        return None, ""
+    observed = observed_run_for(study, run, comparison, config)
+    if observed is None:
+        return None, ""
+    changes = [*changes_of_sums(config, _layers_to_spare(reason)), *changes_of_products(config)]
+    strict = strictness_for(study, comparison)
+    try:
+        return compute_counterfactual(observed, config, changes, run, strict), ""
+    except (NoEffectsError, OSError) as error:
+        return None, str(error)
+
+
+def _layers_to_spare(reason: Reason) -> list[str]:
+    """Return the layers to try in fp32: the two worst, or the first and the last if all layers lose the same."""
+    layers = reason.statistics.layers
+    if len({(one.sum_error, one.underflow) for one in layers}) == 1:
+        weights = [one.name for one in layers if one.name.endswith("weight")] or [one.name for one in layers]
+        return list(dict.fromkeys([weights[0], weights[-1]]))
+    return [one.name for one in reason.worst[:2]]
+
+
+def measured_fixes(neighbors: Sequence[Neighbor], reason: Reason) -> list[Fix]:
+    """Return the settings of neighbors that lost less."""
+    before = reason.statistics.sum_error
+    return [
+        Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
+        for one in neighbors
+    ]
+
+
+def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
+    """Return the changes that lose less on observed tensors, best first."""
+    own = counterfactual.own
+    gains = [(_gain(own, *changed), *changed) for changed in counterfactual.changes]
+    better = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])
+    return [_observed_fix(own, change, forecast) for _, change, forecast in better]
+
+
+def estimated_fixes(reason: Reason, own: Change, changes: Sequence[Change]) -> list[Fix]:
+    """Return the changes that the recorded exponents show to lose less, best first. `own` changes nothing."""
+    fixes = [fix for change in changes for fix in _estimate(reason, own, change)]
+    return sorted(fixes, key=_ratio, reverse=True)
+
+
+def is_error_feedback(change: Change) -> bool:
+    """Return whether a change turns on error feedback, whose gain comes in later steps only."""
+    return any(word.startswith("sync.error_feedback") for word in change.words)
+
+
+def is_unbiased(change: Change) -> bool:
+    """Return whether a change makes the rounding of sums unbiased, so that errors average out over steps."""
+    return "sync.rounding=stochastic" in change.words
+
+
+def gain_over_steps(own: Forecast, forecast: Forecast) -> float:
+    """Return by how much the cosine of the sum over all observed steps rises."""
+    before, after = (number(each.figures(GRADIENT), "steps_cosine", 0.0) for each in (own, forecast))
+    return after - before
+
+
+def _gain(own: Forecast, change: Change, forecast: Forecast) -> float:
+    """Return how much less a change loses; 0 for no gain. For gradients the forecast counts, too."""
+    if is_error_feedback(change):
+        # a run has more steps than were observed, so what gives nothing back in these may do so in others
+        gain = gain_over_steps(own, forecast)
+        return max(gain, SMALLEST_GAIN) if damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
+    of_forecast = own.logit - forecast.logit if change.role == GRADIENT else 0.0
+    gain = damage(own, change.role) - damage(forecast, change.role)
+    if is_unbiased(change):
+        gain = max(gain, gain_over_steps(own, forecast))
+    return max(of_forecast, gain) if gain > MIN_DAMAGE_GAIN or of_forecast > MIN_LOGIT_GAIN else 0.0
+
+
+def _observed_fix(own: Forecast, change: Change, forecast: Forecast) -> Fix:
+    if is_error_feedback(change):
+        figure, role = "steps_cosine", GRADIENT
+    else:
+        figure, role = {GRADIENT: "cosine", UPDATE: "update_lost"}.get(change.role, "snr_db"), change.role
+    unknown = 0.0 if role == GRADIENT else math.nan
+    before, after = (number(each.figures(role), figure, unknown) for each in (own, forecast))
+    return Fix(change.words, OBSERVED, figure, before, after, change=change, forecast=forecast)
+
+
+def _estimate(reason: Reason, own: Change, change: Change) -> Iterator[Fix]:
+    before, after = _represented(reason, own), _represented(reason, change)
+    if before is not None and after is not None and after[0] >= max(MIN_BINADES, before[0] + 0.5):
+        yield Fix(change.words, ESTIMATED, REPRESENTED, before[0], after[0], change=change, span=after[1])
+        return
+    was, now = (longest_chain(one.config["sync"], one.config["world_size"]) for one in (own, change))
+    if reason.cause is Cause.ADDITIONS and was is not None and now is not None and now < was:
+        yield Fix(change.words, ESTIMATED, IN_SERIES, was, now, change=change)
+
+
+def _represented(reason: Reason, change: Change) -> tuple[float, float] | None:
+    config = change.config
+    workers = workers_per_scale(config["sync"], config["world_size"])
+    return represented_binades(reason.statistics, config["format"], workers, scaled=config["aps"])
+
+
+def _ratio(fix: Fix) -> float:
+    """Return the factor by which a fix improves its figure, 0 if it is unknown."""
+    if not (math.isfinite(fix.before) and math.isfinite(fix.after)):
+        return 0.0
+    low, high = sorted((fix.before, fix.after))
+    return (high + 1) / (low + 1)
