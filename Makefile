@@ -83,7 +83,7 @@ pip_install = $(BIN)/python -m pip install --log $(LOG) --constraint constraints
 version_check = import sys; sys.version_info >= (3, 11) or sys.exit(f"This is Python {sys.version}")
 create_venv = $(PYTHON) -c '$(version_check)' && $(PYTHON) -m venv .venv
 
-install_custom_fp = $(pip_install) --verbose --editable ./kernels
+install_custom_fp = $(pip_install) --editable ./kernels
 install_cpdrun = $(pip_install) --editable '.$(EXTRAS)'
 
 $(RUNTIME): SIZE := 6
