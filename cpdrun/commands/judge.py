@@ -18,7 +18,7 @@ DOCUMENTS = {"judge": "cpdrun.commands.judge_document:JudgeDocument"}
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge = commands.add_parser(
         "judge",
-        help="the verdict for results from anywhere: CSV, JSON lines or stdin",
+        help="judge results from anywhere: CSV, JSON lines or stdin",
         description="Say of every arm of a table whether it is at most a margin worse than the baseline, or better "
         "than it, and how sure that is. The table has an arm, a seed and a value in each row, or one column per arm.",
         epilog="Example: cpdrun judge results.csv --baseline fp32 --margin 2%%",
