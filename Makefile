@@ -15,6 +15,8 @@ COMPILED := .venv/lib/python*/site-packages/custom_fp/_native.*
 FILES := build/python_files
 $(shell mkdir -p build; find kernels/custom_fp -name '*.py' | LC_ALL=C sort >$(FILES).new; \
 	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
+# An older installation of cpdrun contains custom_fp. It is removed first, because removing it later would delete custom_fp.
+OLD := $(wildcard .venv/lib/python*/site-packages/_editable_skbc_cpdrun.pth)
 SOURCES := $(FILES) $(shell find kernels -name CMakeLists.txt -not -path '*/build/*') $(shell find kernels/custom_fp/csrc -type f)
 
 .PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims proofs area clean retry
@@ -93,6 +95,7 @@ $(DEV): EXTRAS := [dev]
 # Without compiled code, look for a compiler each time.
 $(RUNTIME) $(DEV): $(REQUIREMENTS) $(SOURCES) $(if $(wildcard $(COMPILED)),,retry)
 	@$(if $(wildcard $(BIN)/pip),,$(call step,Step 1 of 3: create .venv with $(PYTHON) (3.11 or newer is needed),$(create_venv)))
+	@$(if $(OLD),$(BIN)/python -m pip uninstall --quiet --yes cpdrun)
 	@$(call step,Step 2 of 3: install PyTorch (3 GB to download) and compile custom_fp (up to five minutes),$(install_custom_fp))
 	@$(if $(filter $(REQUIREMENTS),$?),$(call step,Step 3 of 3: install cpdrun and other libraries ($(SIZE) GB on disk in total),$(install_cpdrun)))
 	@touch $(RUNTIME) $@
