@@ -157,9 +157,9 @@ def details(study: Study) -> pd.DataFrame:
 def brief(study: Study) -> Shown:
     """Return the table of `means`, shortened for a terminal of 80 columns.
 
-    The columns `APS` and `workers` are left out if all of their values are equal. `n` is left out, because `failed` says
-    how many runs ended. The interval from a group's own spread is reduced to its half-width. Intervals contain no
-    spaces, so that no line breaks within an interval.
+    `APS` and `workers` are left out if they have one value in all rows. `n` is left out, because `failed` says how many
+    runs ended. The interval from a group's own spread is reduced to its half-width. Intervals contain no spaces, so
+    that no line breaks within an interval.
     """
     table = _means(study, is_short=True)
     same = {
