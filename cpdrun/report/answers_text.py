@@ -42,7 +42,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
     """Return the first lines of a report, and the table of its facets.
 
     If the study has more than `MOST_FACETS` facets without named cases, the lines summarize these facets, and the table
-    shows their answers. Otherwise, the lines give each facet's answer, and the table is None.
+    shows their answers. Otherwise, each facet has its own lines, and the table is None.
 
     Args:
         study: The study.
@@ -108,9 +108,10 @@ def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
 
 
 def method_sentences(study: Study) -> list[str]:
-    """Return a sentence for each setting that names the certified method that sends the fewest bits.
+    """Return a sentence for each setting that names the certified method with the fewest bits, if there is one.
 
-    The groups of a setting differ only in their method. Only the first `MOST_FACETS` settings get a sentence.
+    The groups of a setting differ only in their method. Settings that compare only formats have no sentence, because
+    their answers already name the format. At most `MOST_FACETS` settings have a sentence.
     """
     found = methods.fewest_bits(study)[: answers.MOST_FACETS]
     return render_lines("methods.j2", found=found, bits=show_bits, **_functions(study))
@@ -215,7 +216,7 @@ def _order_text(facet: Facet) -> str:
 
 
 def _seeds_text(seeds: Sequence[Any]) -> str:
-    """Return a text that names the seeds, such as `seeds 1000 to 1004`. Seeds that are no integers are all listed."""
+    """Return a text that names the seeds, such as `seeds 1000 to 1004`. Seeds that are not integers are all listed."""
     if all(isinstance(seed, int) for seed in seeds):
         return seeds_text(seeds)
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

@@ -15,10 +15,10 @@ from cpdrun.study.study import Study
 
 
 def shown(study: Study) -> Shown | None:
-    """Return the table as text, with each format and gradient scaling at its best values of the tuned axes.
+    """Return the table as text, or None if no axis is tuned.
 
-    There is a row for each combination of format, gradient scaling, and the axes that are not tuned. If no axis is
-    tuned, return None.
+    There is a row for each combination of a format, a gradient scaling, and values of the axes that are not tuned. The
+    row shows the values of the tuned axes that gave the best mean.
     """
     found = best_of(study)
     if not found:

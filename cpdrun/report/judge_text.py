@@ -25,7 +25,7 @@ def judge_sentences(
         margin: The margin in the metric's unit.
         judged: The candidates with their verdicts and numbers.
         session: The session after this call, or None if there is no session.
-        decision_words: The word for the decision that follows from each verdict.
+        decision_words: The texts for the decisions about ideas, keyed by the verdict on the idea.
     """
     return render_lines(
         "judge.j2",

@@ -1,8 +1,8 @@
 """Define the style of all pictures. Each strategy has one color, one marker, and one dash in every picture.
 
 The colors are those of Okabe and Ito, which readers with common kinds of color blindness can distinguish. In a
-grayscale printout, the markers and dashes distinguish the strategies. Pictures fit a column of a paper (3.5 in), with
-letters of 7 to 8 pt.
+grayscale printout, the markers and dashes distinguish the strategies. Sizes are chosen for a
+paper's column (3.5 in), in which labels have 7 to 8 pt.
 """
 
 from collections.abc import Iterable

@@ -15,7 +15,7 @@ MARK, PART, NAME = "hover-", "part-", "name-"
 _BETWEEN = "\n"
 # The smallest scale, for phones. Letters of 7 pt are then 9 px high, and the user scrolls wide pictures.
 _LEAST_PX_PER_PT = 1.25
-# The largest scale. It is above 1, because a picture made for a column of a paper would be small on a page.
+# The largest scale. It enlarges pictures, because they are made for a paper's column and would be small on a page.
 _PX_PER_PT = 2.4
 
 
@@ -25,7 +25,7 @@ def hover(artist: Artist, text: str, of: str = "") -> None:
     Args:
         artist: The artist.
         text: The text to show.
-        of: The description of the artist's group. By default it is `text`.
+        of: The description of the artist's group. By default, it is `text`.
     """
     artist.set_gid(MARK + _hex(text, of or text))
 

@@ -14,14 +14,17 @@ from cpdrun.study.study import Study
 def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
     """Return the first lines of a sweep's report.
 
-    If `power` is given, a last line says how small a difference the seeds of the sweep can settle.
+    If `power` is given, the last line says how small a difference can be for the sweep's seeds to decide it.
     """
     lines, _ = headline(study, next_command(study, [sweep]))
     return lines if power is None else [*lines, seed_power_text(power, study.metric)]
 
 
 def seed_power_text(power: SeedPower, metric: Metric) -> str:
-    """Return how small a difference the seeds can settle, such as `3 seeds settle differences of 4.6 points.`."""
+    """Return a sentence with the smallest differences that the seeds can decide.
+
+    For example `3 seeds settle differences of 4.6 points.`.
+    """
 
     def show(value: float) -> str:
         return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))

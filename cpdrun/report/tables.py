@@ -119,10 +119,10 @@ def details(study: Study) -> pd.DataFrame:
     `vs_baseline_high`. The interval from `own_low` to `own_high` uses only the group's own pairs. Both intervals are
     valid after any number of pairs. If the pairs do not determine an end, it is empty.
 
-    `verdict` is based on the same evidence. For an open verdict, `more_pairs` estimates how many further pairs would
-    decide it, with the range from `more_pairs_low` to `more_pairs_high`. `runs_failed` counts the runs that failed,
-    diverged, or did not learn. `at_most_fail` is the upper confidence limit of the failure rate as a share, with the
-    confidence of the report.
+    `verdict` is based on the same evidence. For an open verdict, `more_pairs` is the expected number of further
+    pairs that decide it. The number lies between `more_pairs_low` and `more_pairs_high` in 80 % of searches.
+    `runs_failed` counts the runs that failed, diverged, or did not learn. `at_most_fail` is the upper confidence limit
+    of the failure rate as a share, with the confidence of the report.
 
     The other columns are counts: the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
     If the records have them, they include the multiply-accumulates and bit operations of a step, and the mean number of
@@ -336,7 +336,7 @@ def _size_texts(title: str, counts: list[float]) -> list[str]:
 
 
 def show_bits(bits: float, digits: int = 3) -> str:
-    """Return bits per parameter and step, such as `32`, `8.01` or `0.125`. NaN and inf become `-`.
+    """Return bits per parameter and step, such as `32`, `8.01`, or `0.125`. NaN and inf become `-`.
 
     Args:
         bits: The number of bits.

@@ -34,8 +34,8 @@ class Report:
 
     Attributes:
         content: The answer, the notes, and the tables.
-        table: The columns of table.csv.
-        details: The columns of details.csv.
+        table: The table of table.csv.
+        details: The table of details.csv.
         files: The paths of the written files.
     """
 
@@ -80,8 +80,8 @@ def write_report(
 ) -> Report:
     """Write the report on `sweeps`, and print its answer and its table.
 
-    The report on one sweep is written to the sweep's report folder. The report on several sweeps is written to the
-    report folder of `A+B`, which is next to the first sweep.
+    The report on one sweep A is written to the folder `A/report`. The report on several sweeps A and B is written to
+    the folder `A+B/report`, next to the first sweep.
 
     Files of an earlier report are replaced. If this report has no content for such a file, the file is removed. Files
     in formats other than `formats` are not touched.
@@ -128,8 +128,8 @@ def _check(names: Sequence[str], known: Sequence[str], problem: str) -> None:
 def _folders(content: Content) -> tuple[Path, Path]:
     """Return the folder of the sweep and the folder of its report.
 
-    The report on a metric other than the default has its own folder, so that it does not overwrite the report on the
-    default metric.
+    The report on a metric other than the default has its own folder in the report folder, so that it does not overwrite
+    the report on the default metric.
     """
     sweeps, study = list(sweep_names(content.sweeps).values()), content.study
     sweep = sweeps[0]
@@ -200,7 +200,7 @@ def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> l
 
 
 def _print_answer(console: Console, content: Content) -> None:
-    """Print the answer, the tables and the notes, in this order."""
+    """Print the answer, the tables, and the notes, in this order."""
     study = content.study
     _print_lines(console, [*content.answer, *content.costs], style="bold")
     for shown in [content.matrix, *(table.shown for table in (content.best, content.layout) if table)]:

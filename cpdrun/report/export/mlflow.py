@@ -58,5 +58,5 @@ def _write_run(client: MlflowClient, experiment: str, run: RunDir, config: dict)
 
 
 def _name(text: str) -> str:
-    """Return a name that MLflow allows: other characters become underscores, and 250 characters are kept."""
+    """Return a name that MLflow allows. Other characters become underscores, and the name is cut to 250 characters."""
     return re.sub(r"[^\w./ :-]", "_", text, flags=re.ASCII)[:250]

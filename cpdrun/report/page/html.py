@@ -1,7 +1,8 @@
 """Make report.html, which contains the whole report in one file and needs no network.
 
 The template page.html.j2 escapes all text, because names and configs come from users. The page's content security
-policy allows only the page's own script, and forbids the page to load anything.
+policy allows only the page's own script, and forbids requests to the network. Only a page that follows a running sweep
+may request its updates from its own server.
 """
 
 import base64
@@ -58,8 +59,8 @@ class Row:
     """A row of a table on the page.
 
     Attributes:
-        cells: The cells, as pairs of the text and the number by which the cell is sorted and filtered. If the number is
-            None, the text is used instead.
+        cells: The cells. Each is a pair of its text and the number by which the page sorts and filters it. If the
+            number is None, the page uses the text instead.
         style: The CSS class, or "".
         group: The number of the row's group in the table of means, or None.
     """

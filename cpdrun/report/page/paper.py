@@ -39,7 +39,7 @@ def table(study: Study) -> str:
     r"""Return a LaTeX table with its caption. It needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
 
     If a column has the same value in every row, the column is left out, and the caption gives the value. Verdicts are
-    written as a word, without a mark.
+    written as words, without their marks.
     """
     shown, left_out = _without_constants(full(study))
     words = {f"{MARKS[verdict]} {verdict}": str(verdict) for verdict in Verdict}

@@ -89,7 +89,7 @@ def _states(sweep: SweepDir) -> list[tuple[str, str]]:
 class LivePage:
     """The page of some sweeps. Several threads can read it.
 
-    The page is made so rarely that making it takes at most a fifth of the time, because the runs need the processor.
+    The runs need the processor, so the page is made only so often that making it takes at most a fifth of the time.
 
     Args:
         sweeps: The sweeps.
@@ -107,7 +107,8 @@ class LivePage:
     def read(self) -> tuple[str, str]:
         """Return the version and the text of the page.
 
-        If a run has changed its state, the page is made again, unless it was last made too short a time ago.
+        If a run has changed its state, the page is made again. Shortly after the page was made, the states are not
+        checked.
         """
         with self._lock:
             began_s = time.monotonic()

@@ -38,7 +38,7 @@ class Axis:
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
     def apply_to_x(self, axes: Axes, values: Collection[float], *, at_values: bool = False) -> None:
-        """Set the scale, the ticks and the label of the x axis of a panel.
+        """Set the scale, the ticks, and the label of a panel's x axis.
 
         Args:
             axes: The panel.

@@ -21,7 +21,7 @@ _ROW_IN = 0.17
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet.
+    """Draw the cases, with a panel for each facet, and return the figure.
 
     Raises:
         NotDrawnError: No case has a value.

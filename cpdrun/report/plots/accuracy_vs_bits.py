@@ -40,7 +40,7 @@ _MOST_LETTERS_UPRIGHT = 60
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet.
+    """Draw the metric against the bit width, with a panel for each facet, and return the figure.
 
     Raises:
         NotDrawnError: No format other than the baseline has a value.

@@ -1,8 +1,8 @@
 """Plot how the evidence on each format grew with the number of pairs of runs.
 
-Evidence is the log10 of an e-value. Positive evidence supports "within the margin": the format is at most the margin
-worse than the baseline. Negative evidence supports "worse by more than the margin". An e-value is the factor by which a
-bet on one of these statements has multiplied its stake.
+Evidence is the log10 of an e-value, with a sign that says which statement it supports. Positive evidence supports
+"within the margin": the format is at most the margin worse than the baseline. Negative evidence supports "worse by more
+than the margin". The e-value is the factor by which a bet on the supported statement has multiplied its stake.
 
 Dashed lines show the evidence that is enough for a verdict. A format is certified when its line first crosses the upper
 dashed line, and refuted when its line first crosses the lower one.
@@ -29,7 +29,9 @@ _MOST = 8.0
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet in which a candidate has more than one pair.
+    """Draw the evidence against the pairs, and return the figure.
+
+    There is a panel for each facet in which a candidate has more than one pair.
 
     Raises:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.

@@ -250,7 +250,7 @@ def draw_tensors(study: Study) -> Figure:
     """Draw the observed tensors, with a row for each role, and return the figure.
 
     Raises:
-        NotDrawnError: No run was observed, or no format has a range of exponents.
+        NotDrawnError: No run was observed, or the runs round to no format that has a range of exponents.
     """
     observed = _first_observed(study)
     source = _narrowest(study)
@@ -302,10 +302,10 @@ def _narrowest(study: Study) -> Group | None:
 
 
 def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits | None:
-    """Return the range to draw for a role, or None if no format has a range of exponents.
+    """Return the range to draw for a role, or None if there is no format that has a range of exponents.
 
-    It is the range of the format to which the run rounds the role. If the run does not round the role, it is the range
-    of the run's gradient format or else of the group's format.
+    If the run rounds the role, the range is that of the role's format. Otherwise, it is the range of the run's gradient
+    format. If this format has no range of exponents, it is the range of the group's format.
 
     Args:
         role: The role, such as "weight".

@@ -2,8 +2,8 @@
 
 The cost model (`cpdrun.costmodel`) makes the prediction from the calibration that `cpdrun doctor --calibrate` wrote to
 the sweep's folder. The model assumes weak scaling, and a direct exchange after the backward pass, as in cpdrun's
-training loop. The plot shows calibrated formats of the study: one for each bit width, and with APS if the study has one
-with APS.
+training loop. The plot shows the formats of the study that were calibrated, with one format for each bit width. Formats
+with APS are preferred.
 """
 
 from matplotlib.axes import Axes
