@@ -1,7 +1,7 @@
-"""Texts, tables, plots and pages that show what the other packages computed.
+"""Show the results of the other packages as texts, tables, plots, and pages.
 
-Only `cpdrun.commands` and `cpdrun.api` import this package. Importing it costs little; pandas and matplotlib are
-imported with `write_report`.
+Only `cpdrun.commands` and `cpdrun.api` import this package. The import is fast, because pandas and matplotlib are
+imported only when `write_report` is first used.
 """
 
 from typing import TYPE_CHECKING, Any

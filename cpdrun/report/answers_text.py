@@ -1,4 +1,8 @@
-"""Render the answers of a study from the templates: the first lines of a report, and the table of many facets."""
+"""Render the answers of a study from the templates: the first lines of a report, and the table of many facets.
+
+A facet is a set of groups that differ only in format and gradient scaling. A ladder is the list of one facet's
+candidates that share a gradient scaling.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,16 +34,19 @@ from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
-# The largest number of unreadable runs that get their own line.
+# At most this many unreadable runs get a line of their own.
 _MOST_NAMED = 12
 
 
 def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:
-    """Return the first lines of a report, and the table of facets, or None if there are few facets.
+    """Return the first lines of a report, and the table of its facets.
+
+    If the study has more than `MOST_FACETS` facets without named cases, the lines summarize these facets, and the table
+    shows their answers. Otherwise, each facet has its own lines, and the table is None.
 
     Args:
         study: The study.
-        next_command: The command that adds pairs, or "".
+        next_command: The search command that adds pairs, or "" if there is none.
     """
     ordinary = [facet for facet in study.facets if not facet.has_cases]
     is_answered = any(not study.baseline_problem(facet) for facet in study.facets)
@@ -66,7 +73,10 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
 
 
 def _best_of_sentences(study: Study) -> list[str]:
-    """Return a warning that the table of the best means certifies nothing; an empty list if no axis is tuned."""
+    """Return the warning that the table of the best means certifies nothing.
+
+    The list is empty if no axis is tuned or if the study has no valid margin.
+    """
     found = best_of(study)
     if not found or study.margin.problem:
         return []
@@ -75,12 +85,15 @@ def _best_of_sentences(study: Study) -> list[str]:
 
 
 def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
-    """Return a sentence for each of the first facets and each cost whose front may have a knee.
+    """Return the sentences that describe the Pareto front of the metric against each cost.
+
+    Each of the first `MOST_FACETS` facets has its own fronts.
 
     Args:
         study: The study.
-        asked: The keys in `COSTS` of the costs that the user named. For these costs, the sentence also says why there
-            is no knee. By default all costs are described.
+        asked: The costs that the user named, as keys of `COSTS`. Each of them gets a sentence, which says why if there
+            is no front or no knee. By default, only informative fronts are described: those with more than two
+            groups, and those of costs that no other sentence mentions (`Cost.has_no_other`).
     """
     lines = []
     for facet in study.facets[: answers.MOST_FACETS]:
@@ -95,13 +108,17 @@ def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
 
 
 def method_sentences(study: Study) -> list[str]:
-    """Return a sentence for each of the first settings: the method that sends the fewest bits and is certified."""
+    """Return a sentence for each setting that names the certified method with the fewest bits, if there is one.
+
+    The groups of a setting differ only in their method. Settings that compare only formats have no sentence, because
+    their answers already name the format. At most `MOST_FACETS` settings have a sentence.
+    """
     found = methods.fewest_bits(study)[: answers.MOST_FACETS]
     return render_lines("methods.j2", found=found, bits=show_bits, **_functions(study))
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
-    """Return what the reader must know about the question and the runs, one fact a line."""
+    """Return the notes on what is compared, and on missing, failed, and left-out runs. Each item is one note."""
     found = completeness(study, sweeps)
     return [
         *question_notes(study),
@@ -112,17 +129,20 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
 
 
 def counts(study: Study) -> list[str]:
-    """Return a sentence that counts the certified, refuted and open groups, or no sentence if no group is compared."""
+    """Return a sentence that counts the certified, refuted, and open groups. If no group is compared, return []."""
     return render_lines("counts.j2", study=study, counts=answers.count_kinds(study), ci=f"{study.ci:g}")
 
 
 def order_sentences(study: Study) -> list[str]:
-    """Return a sentence for each bit width that is certified in one order of summation and refuted in another order."""
+    """Return a sentence for each certified format whose bit width is refuted in another order of summation."""
     return render_lines("orders.j2", found=facet_summary.compare_orders(study), order=_order_text)
 
 
 def _functions(study: Study) -> dict[str, Any]:
-    """Return the functions that a template calls to show a group of the study."""
+    """Return the study, its confidence level, and the functions with which the templates show its groups.
+
+    The mapping is keyed by the names that the templates use.
+    """
 
     def gap(group: Group) -> str:
         return gap_text(study.metric, study.judged[group].judgement)
@@ -155,10 +175,10 @@ def _functions(study: Study) -> dict[str, Any]:
 
 
 def _matrix(study: Study, facets: list[Facet]) -> Shown:
-    """Return a table with a row for each facet, with few workers and short chains of additions first.
+    """Return the table of answers, with a row for each facet.
 
-    The columns are the keys of the facet, the longest chain of additions if it is recorded, the mean of the baseline,
-    and the answer for each way of scaling.
+    The columns are the facet's keys, its longest chain of rounded additions (if recorded), the baseline's mean, and the
+    answer for each gradient scaling. The rows with few workers and short chains come first.
     """
     keys = list(facets[0].keys)
     names = [name for name in facet_summary.scalings(study) if any(name in facet.ladders for facet in facets)]
@@ -175,9 +195,9 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 
 
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
-    """Return the answer of a ladder with its mark, such as `✓ e3m0 (4 bits)` or `✗ none`.
+    """Return a ladder's answer with the mark of its verdict, such as `✓ e3m0 (4 bits)` or `✗ none`.
 
-    An open format that is the most likely answer has the mark `?`.
+    If the verdict is open, the mark is `?`, and the answer is the format that is most likely to be certified.
     """
     if scaling not in facet.ladders:
         return "-"
@@ -187,7 +207,7 @@ def _cell(study: Study, facet: Facet, scaling: str) -> str:
 
 
 def _order_text(facet: Facet) -> str:
-    """Return the order of summation with the longest chain of additions, such as `tree (chain 6)`."""
+    """Return a facet's order of summation and the length of its longest chain of additions: `tree (chain 6)`."""
     name = " ".join(
         axis_text(facet.keys[key]) for key in facet_summary.ORDER if facet.keys.get(key) is not None
     )
@@ -196,7 +216,7 @@ def _order_text(facet: Facet) -> str:
 
 
 def _seeds_text(seeds: Sequence[Any]) -> str:
-    """Return seeds in words. Seeds that are not whole numbers are all listed."""
+    """Return a text that names the seeds, such as `seeds 1000 to 1004`. Seeds that are not integers are all listed."""
     if all(isinstance(seed, int) for seed in seeds):
         return seeds_text(seeds)
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

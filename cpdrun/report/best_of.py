@@ -1,4 +1,4 @@
-"""The table of the best mean of each format over a tuned axis, such as optim.lr (`cpdrun.study.best_of`)."""
+"""The table that shows each format at its best value of a tuned axis, such as optim.lr (`cpdrun.study.best_of`)."""
 
 import math
 
@@ -15,7 +15,11 @@ from cpdrun.study.study import Study
 
 
 def shown(study: Study) -> Shown | None:
-    """Return a table with a row for each format and way of scaling at its best value; None if no axis is tuned."""
+    """Return the table as text, or None if no axis is tuned.
+
+    There is a row for each combination of a format, a gradient scaling, and values of the axes that are not tuned. The
+    row shows the values of the tuned axes that gave the best mean.
+    """
     found = best_of(study)
     if not found:
         return None
@@ -49,7 +53,8 @@ def shown(study: Study) -> Shown | None:
 def numbers(study: Study) -> pd.DataFrame:
     """Return the table of `shown` as numbers.
 
-    Means and differences are in the metric's own unit. A positive difference is better than the baseline.
+    Means and differences are in the metric's own unit. A positive difference means that the row is better than the
+    baseline.
     """
     rows = []
     for best in best_of(study):

@@ -1,6 +1,7 @@
-"""The content of a report: the answer, the notes and the tables about the runs of some sweeps.
+"""The content of a report: the answer, the notes, and the tables about the runs of some sweeps.
 
-Nothing is drawn, printed or written here. `cpdrun.report.write` does that, and `cpdrun.report.page` makes HTML.
+This module draws, prints, and writes nothing. `cpdrun.report.write` prints the content and writes the files, and
+`cpdrun.report.page` makes the pictures and the HTML page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,22 +29,22 @@ class ReportOptions:
     """What a report compares and describes.
 
     Attributes:
-        metric: The metric to compare. By default it is the metric that a search of these runs asked for, or else the
-            metric by which the dataset is judged.
-        ci: The confidence level of the intervals in percent. By default it is the level that a search of these runs
-            used, or else 95.
-        tolerance: The margin, which is how much worse than the baseline is still good enough. It is a number in the
-            unit in which the metric is shown, or a percentage such as "2%" of the baseline's value or improvement,
-            whichever is smaller. By default it is the margin that a search of these runs used, or else 0.5 points of a
-            share and 2 % of any other metric.
-        baseline: The values that identify the baseline by key, such as {"format": "bf16"}. By default these are the
-            values that a search of these runs asked for, or else fp32.
-        rows: The axes of the rows of an additional table.
-        cols: The axes of the columns of that table.
-        networks: The networks of the predicted speed-up and step times, by name or as yaml files. By default these are
-            all named networks and the calibrated one.
-        costs: The costs whose Pareto fronts are described in sentences: bytes, kept, bitops, area. By default these are
-            all costs that differ.
+        metric: The metric to compare. If a search made these runs, the default is the search's metric. Otherwise, it is
+            the metric by which the dataset is judged.
+        ci: The confidence level of the intervals in percent. If a search made these runs, the default is the search's
+            level. Otherwise, it is 95.
+        tolerance: The margin: how much worse than the baseline is still good enough. A number is in the unit in which
+            the metric is shown. A percentage such as "2%" refers to the baseline's value or to its improvement,
+            whichever is smaller. If a search made these runs, the default is the search's margin. Otherwise, it is 0.5
+            points for a share and 2 % for any other metric.
+        baseline: The values that identify the baseline, keyed by config key, such as {"format": "bf16"}. If a search
+            made these runs, the default is the search's baseline. Otherwise, it is fp32.
+        rows: The axes along the rows of an additional table.
+        cols: The axes along the columns of the additional table.
+        networks: The networks for which speed-ups and step times are predicted. Each is a name or the path of a yaml
+            file. The default is every named network and the calibrated one.
+        costs: The costs whose Pareto fronts are described in sentences: bytes, kept, bitops, area. By default, the
+            sentences describe every informative front.
     """
 
     metric: str | None = None
@@ -67,14 +68,14 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table that is written to files of its own.
+    """A table that has its own files.
 
     Attributes:
         name: The name of the files without a suffix.
         title: The heading.
         numbers: The table as numbers.
         shown: The table as text.
-        sentences: The sentences about the table.
+        sentences: The sentences that describe the table.
     """
 
     name: str
@@ -90,16 +91,17 @@ class Content:
 
     Attributes:
         study: The study that the report is about.
-        sweeps: The sweeps.
-        verdicts: The answer of each ladder. A ladder holds the candidates of one facet that share a way of scaling.
-        next_command: The search command that adds pairs. It is empty if more pairs settle nothing or the command is not
-            known.
-        answer: The sentences of the answer, the verdicts first.
+        sweeps: The sweeps whose runs were read.
+        verdicts: The answer of each ladder. A ladder is the list of one facet's candidates that share a gradient
+            scaling.
+        next_command: The search command that adds pairs. It is empty if further pairs would decide no open verdict, or
+            if the command is not known.
+        answer: The sentences of the answer. The verdicts come first.
         costs: The sentences about the costs.
-        notes: What is missing, failed, mixed or left out, one note an item.
-        matrix: The table of the answers if there are many facets, or None.
-        best: The table of each format at its best tuned value, or None.
-        layout: The table with the requested axes along its sides, or None.
+        notes: The notes on missing, failed, and left-out runs and on mixed versions. Each item is one note.
+        matrix: The table of the answers, or None if there are few facets.
+        best: The table that shows each format at its best value of the tuned axes, or None if no axis is tuned.
+        layout: The table with the requested axes, or None if none were requested.
         crossover: The table of the predicted step times, or None if they cannot be predicted.
         fronts: The Pareto front and its knee for each cost that varies within a facet.
     """
@@ -122,7 +124,7 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
     """Read the runs of some sweeps and return the content of their report.
 
     Raises:
-        ReportError: There is nothing to report, or the question cannot be asked.
+        ReportError: There is nothing to report, or the runs do not allow the requested comparison.
         ReportUsageError: An option has a value that is not allowed.
     """
     options.check()
@@ -170,11 +172,11 @@ def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTabl
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:
-    """Return which method is fastest on which network.
+    """Return the table of the predicted step times, which shows the fastest method on each network.
 
     Returns:
-        The prediction and "", or None and the reason why nothing can be predicted. The reason is "" if the user asked
-        for no prediction, which means that there is no calibration and no network was named.
+        The table and "". If nothing can be predicted, None and the reason. The reason is "" if the user did not ask for
+        a prediction, which means that no sweep has a calibration and no network was named.
     """
     try:
         found = crossover(study)

@@ -9,18 +9,18 @@ from cpdrun.study.answers import LadderVerdict
 
 @dataclass
 class ReportDocument:
-    """The results of a report, and the files that it wrote.
+    """The results of a report and the paths of its files.
 
     Attributes:
-        verdicts: The answer of each facet and scaling.
-        next_command: The search that adds pairs to open questions.
-        sentences: The answer.
-        notes: What is missing, failed, mixed or left out.
-        table: A row for each group of runs that differ only in their seed.
+        verdicts: The answer for each facet and gradient scaling.
+        next_command: The search command that adds pairs for open verdicts, or null if there is none.
+        sentences: The sentences of the answer, followed by the sentences about costs.
+        notes: The notes on missing, failed, and left-out runs and on mixed versions.
+        table: The rows of details.csv, one for each group of runs that differ only in their seed.
         fronts: The Pareto front and its knee for each cost that varies within a facet.
         crossover: The predicted step times. Empty if they cannot be predicted.
-        files: The paths of the files.
-        layout: The rows of the table with the requested axes. Empty if none was requested.
+        files: The paths of the written files.
+        layout: The rows of the table with the requested axes. Empty if no axes were requested.
     """
 
     verdicts: list[LadderVerdict]
@@ -36,12 +36,12 @@ class ReportDocument:
 
 @dataclass
 class PlotRow:
-    """A plot that a report may have.
+    """A plot that a report can contain.
 
     Attributes:
-        name: The name of the plot and of its files.
+        name: The name of the plot, which is also the name of its files.
         title: The heading.
-        needs: What the runs must have for the plot to be drawn.
+        needs: The data that the runs must have for the plot to be drawn.
     """
 
     name: str
@@ -51,10 +51,10 @@ class PlotRow:
 
 @dataclass
 class PlotsDocument:
-    """All plots that a report may have.
+    """All plots that a report can contain.
 
     Attributes:
-        plots: The plots by name.
+        plots: The plots, sorted by name.
     """
 
     plots: list[PlotRow]

@@ -1,4 +1,4 @@
-"""Texts about failed runs and about runs that are equal bit for bit. This module imports no pandas."""
+"""Texts about failed runs and about runs that are equal bit for bit. This module does not import pandas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,15 @@ from cpdrun.stats.failures import FailureCounts, identical_groups
 
 
 def failures_text(counts: FailureCounts, candidate: str = "") -> str:
-    """Return a text such as `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`; "" if none failed."""
+    """Return the number of failed runs with their causes; "" if no run failed.
+
+    For example `3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)`. Runs that ended with an error of their own
+    count as failed, but the parentheses do not list them.
+
+    Args:
+        counts: The numbers of failed runs.
+        candidate: The candidate's name to insert into the text, or "" to name no candidate.
+    """
     if not counts.failed:
         return ""
     causes = (
@@ -22,7 +30,14 @@ def failures_text(counts: FailureCounts, candidate: str = "") -> str:
 
 
 def failure_bound_text(counts: FailureCounts, confidence: float) -> str:
-    """Return a text such as `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`."""
+    """Return the number of failed runs and the upper confidence limit of the failure rate.
+
+    For example `0 of 9 runs failed (with 95 % confidence at most 28 % fail)`. The limit is left out if it is unknown.
+
+    Args:
+        counts: The numbers of failed runs.
+        confidence: The confidence of the limit in percent.
+    """
     told, bound = failures_text(counts) or f"0 of {counts.ended} runs failed", counts.at_most(confidence)
     if bound is None:
         return told
@@ -30,7 +45,10 @@ def failure_bound_text(counts: FailureCounts, confidence: float) -> str:
 
 
 def left_out_text(counts: FailureCounts) -> str:
-    """Return a text such as `2 pairs left out because the baseline's run failed`; "" if no pair is left out."""
+    """Return the number of pairs that are left out, such as `2 pairs left out because the baseline's run failed`.
+
+    If no pair is left out, return "".
+    """
     pairs = f"{counts.left_out} pair{'s' if counts.left_out != 1 else ''}"
     return f"{pairs} left out because the baseline's run failed" if counts.left_out else ""
 
@@ -39,7 +57,7 @@ def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
     """Return a sentence for each group of cells whose runs are equal bit for bit.
 
     Args:
-        cells: The fingerprints of each cell's runs by seed, by the name of the cell.
+        cells: For each cell name, the fingerprints of the cell's runs, keyed by seed.
     """
     sentences = []
     for *names, last in identical_groups(cells):

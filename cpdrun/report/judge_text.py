@@ -1,4 +1,4 @@
-"""The sentences of `cpdrun judge`. This module imports neither numpy nor pandas."""
+"""Render the sentences that `cpdrun judge` prints. This module imports neither numpy nor pandas."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,14 +18,14 @@ def judge_sentences(
     session: SessionState | None,
     decision_words: Mapping[Verdict, str],
 ) -> list[str]:
-    """Return the question, the verdict on each candidate with its numbers, the session, and the assumptions.
+    """Return the sentences about the comparison, each candidate's verdict, the session, and the assumptions.
 
     Args:
-        question: The question.
+        question: The comparison that the user requested.
         margin: The margin in the metric's unit.
-        judged: The verdicts.
-        session: The session after this call. None without a session.
-        decision_words: The words for the decisions about ideas, by verdict.
+        judged: The candidates with their verdicts and numbers.
+        session: The session after this call, or None if there is no session.
+        decision_words: The texts for the decisions about ideas, keyed by the verdict on the idea.
     """
     return render_lines(
         "judge.j2",

@@ -1,4 +1,4 @@
-"""A table in the layout of a paper, with chosen axes on its sides: `--rows format,aps --cols model`."""
+"""A table of the metric whose rows and columns the user chooses, as in a paper: `--rows format,aps --cols model`."""
 
 from collections.abc import Sequence
 
@@ -17,17 +17,19 @@ Key = tuple[str, ...]
 
 
 def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[pd.DataFrame, Shown]:
-    """Return a table of the metric, with a row and a column for each combination of values of the chosen axes.
+    """Return a table of the metric with the chosen axes along its rows and columns.
 
-    If several groups would share a cell, further axes are added to the side until each has its own.
+    There is a row for each combination of the values of `rows`, and a column for each combination of the values of
+    `cols`. If several groups would share a cell, further axes are added to the rows until each group has its own cell.
 
     Args:
         study: The study.
-        rows: The axes down the side, by the names of their columns in table.csv or by their titles, such as `workers`.
-        cols: The axes along the top.
+        rows: The axes along the rows. An axis is named by its column in table.csv or by its title, such as `workers`.
+        cols: The axes along the columns, named in the same way.
 
     Returns:
-        The means in the metric's own unit, and the table as text, in which each mean has the mark of its verdict.
+        The table of the means in the metric's own unit, and the table as text. In the text, each mean is followed by
+        the mark of its verdict.
 
     Raises:
         ReportUsageError: The study has no such axis, or an axis is named twice.
@@ -55,7 +57,7 @@ def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
 
 
 def _chosen_axes(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the axes down the side and along the top."""
+    """Return the axes along the rows, with the axes that had to be added, and the axes along the columns."""
     axes = [*CORE_AXES, *study.axes]
     columns = {column(axis): axis for axis in axes}
     known = {axis_title(axis): axis for axis in axes} | columns | {"workers": "world_size"}
@@ -83,7 +85,7 @@ def _mark(study: Study, group: Group) -> str:
 
 
 def _values(study: Study, axes: list[str]) -> dict[Key, list]:
-    """Return the combinations of values of `axes`, sorted by the first axis first and with most bits first."""
+    """Return the combinations of values of `axes`, sorted axis by axis. Formats are sorted widest first."""
     found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
 
     def order(item: tuple[Key, list]) -> list[tuple]:

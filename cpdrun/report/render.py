@@ -1,7 +1,7 @@
-"""Rendering of sentences from the templates in `cpdrun/report/templates`.
+"""Render sentences from the templates in `cpdrun/report/templates`.
 
-A template receives plain values, such as the dataclasses of `cpdrun.study`, and contains all the words. Paragraphs are
-separated by an empty line. Each paragraph becomes one line of output, so long sentences may be wrapped in the template.
+A template contains the wording and receives plain values, such as the dataclasses of `cpdrun.study`. An empty line
+separates paragraphs. Each paragraph becomes one line of output, so a template can wrap long sentences.
 """
 
 import math
@@ -19,23 +19,25 @@ def render_lines(template: str, **values: Any) -> list[str]:
 
     Args:
         template: The name of a file in `cpdrun/report/templates`, such as `headline.j2`.
-        values: The values that the template uses. A value that the template uses but that is not given is an error.
+        values: The values that the template uses, keyed by name. If one is missing, jinja2 raises UndefinedError.
     """
     text = _environment().get_template(template).render(**values)
     return [line for paragraph in re.split(r"\n\s*\n", text) if (line := " ".join(paragraph.split()))]
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template with one paragraph, or none, and return it as one line."""
+    """Render a template and return its text as one line; "" if the text is empty."""
     return " ".join(render_lines(template, **values))
 
 
 def render_file(template: str, **values: Any) -> str:
-    """Render a template and return it with its line breaks and one line break at its end.
+    """Render a template as the content of a file.
+
+    The line breaks of the template are kept, and the text ends with one line break.
 
     Args:
         template: The name of a file in `cpdrun/report/templates`, such as `table.tex.j2`.
-        values: The values that the template uses.
+        values: The values that the template uses, keyed by name.
     """
     return _environment().get_template(template).render(**values).strip("\n") + "\n"
 
@@ -46,19 +48,22 @@ def count(number: int, noun: str, plural: str = "") -> str:
     Args:
         number: The number.
         noun: The noun in the singular.
-        plural: The noun in the plural, if it is not formed with an "s".
+        plural: The noun in the plural, if it is irregular. By default, an "s" is added.
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
-    """Join the first few items of a list, and say how many more there are."""
+    """Join the first `most` items, and add the number of the items that were left out: `a, b, and 3 more`."""
     more = len(items) - most
     return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def share(value: float) -> str:
-    """Return a share in [0, 1] as text: `97 %`, `0.3 %`, `none`."""
+    """Return a share in [0, 1] as a percentage, such as `97 %` or `0.3 %`.
+
+    A share of 0 becomes `none`, and a share that is not finite becomes `an unknown share`.
+    """
     if not math.isfinite(value):
         return "an unknown share"
     if value == 0:
@@ -68,7 +73,7 @@ def share(value: float) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a text with a capital first letter. The other letters are kept."""
+    """Return a text with its first letter in upper case. The other letters keep their case."""
     return text[:1].upper() + text[1:]
 
 

@@ -1,4 +1,4 @@
-"""Texts for one result: its gap and interval, its failed runs, and the number of further pairs that it needs."""
+"""Texts for one result: the gap with its interval, the failed runs, and the number of further pairs it needs."""
 
 import math
 from typing import TYPE_CHECKING
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 
 def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
-    """Return the gap with its interval, the interval on the candidate's own spread, and the limit of the failure rate.
+    """Return the gap to the baseline with its interval, the number of pairs, and the limit of the failure rate.
 
     For example `−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95 %
-    confidence at most 63 % fail)`. The interval on the candidate's own spread, which uses no prior from other
-    candidates, is left out if it equals the first interval.
+    confidence at most 63 % fail)`.
+
+    The first interval also uses the spread of other candidates. The interval `on its own spread` uses only the
+    candidate's pairs. If both intervals are equal, the second one is left out.
 
     Args:
         metric: The metric.
-        judgement: What the pairs show.
+        judgement: The gap, the intervals, and the number of pairs.
         failures: The numbers of failed runs.
-        confidence: The confidence of the limit of the failure rate, in per cent.
+        confidence: The confidence of the failure rate's limit, in percent.
     """
     pairs = pairs_text(judgement.pairs)
     own = ""
@@ -40,7 +42,10 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
 
 
 def gap_text(metric: Metric, judgement: Judgement) -> str:
-    """Return the gap with its interval, such as `−0.50 points [−7.5, +3.8]`; `-` without pairs."""
+    """Return the gap to the baseline with its interval, such as `−0.50 points [−7.5, +3.8]`.
+
+    If both ends of the interval are infinite, return the gap alone. If there are no pairs, return `-`.
+    """
     if not judgement.pairs:
         return "-"
     gap = metric.show_gap(judgement.mean) + metric.points
@@ -48,19 +53,19 @@ def gap_text(metric: Metric, judgement: Judgement) -> str:
 
 
 def own_interval_text(metric: Metric, judgement: Judgement) -> str:
-    """Return the interval from the candidate's own pairs alone, or `unknown`."""
+    """Return the interval that uses only the candidate's own pairs; `unknown` if both of its ends are infinite."""
     if math.isinf(judgement.own_low) and math.isinf(judgement.own_high):
         return "unknown"
     return metric.show_ends(judgement.own_low, judgement.own_high)
 
 
 def is_unknown(judgement: Judgement) -> bool:
-    """Return whether the pairs leave both ends of the interval open."""
+    """Return whether both ends of the interval are infinite, because there are too few pairs."""
     return math.isinf(judgement.low) and math.isinf(judgement.high)
 
 
 def more_text(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> str:
-    """Return how many further pairs are likely to settle an open question, or why no number can be given.
+    """Return how many further pairs are likely to decide an open verdict, or why no number can be given.
 
     The arguments are those of `cpdrun.study.outlook.outlook`.
     """
@@ -68,19 +73,19 @@ def more_text(judgement: Judgement, margin: float = math.nan, samples: float = m
 
 
 def outlook_text(found: Outlook) -> str:
-    """Return how many further pairs are likely to settle an open question, or why no number can be given."""
+    """Return how many further pairs are likely to decide an open verdict, or why no number can be given."""
     from cpdrun.report.render import render
 
     return render("outlook.j2", outlook=found, most=MOST_ADVISED)
 
 
 def pairs_text(pairs: int, kind: str = "") -> str:
-    """Return `1 pair` or `3 pairs`, with `kind` before the noun."""
+    """Return the number of pairs with the noun: `1 pair`, `3 pairs`. `kind` is written before the noun."""
     return f"{pairs} {kind}pair{'s' if pairs != 1 else ''}"
 
 
 def describe_group(study: "Study", group: "Group") -> str:
-    """Return one line about a group.
+    """Return a group's description in one line: its name, its mean, and its result.
 
     For example `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open`.
     """

@@ -1,4 +1,4 @@
-"""Texts for the parts of a study: the margin, baselines, tuned values, the question, and settings without effect."""
+"""Texts about a study: its margin, baselines, tuned values, and comparison, and the settings that had no effect."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 
 def margin_text(margin: Margin, metric: Metric) -> str:
-    """Return, for example, `0.5 points (the default for shares)`, or only the origin while the value is unknown."""
+    """Return the margin with its origin, such as `0.5 points (the default for shares)`.
+
+    If the margin's value is not known yet (NaN), return only the origin.
+    """
     if margin.shown != margin.shown:
         return margin.origin
     return f"{metric.show_tolerance(margin.shown)} ({margin.origin})"
 
 
 def baseline_problem_text(study: "Study", problem: "BaselineProblem") -> str:
-    """Return why a baseline is not fit to compare with, such as `fp32 itself diverged in 2 of 3 runs`."""
+    """Return why nothing can be compared with a baseline, such as `fp32 itself diverged in 2 of 3 runs`."""
     name, metric, group = study.baseline_name, study.metric, problem.group
     kind = str(problem.kind)
     if kind == "not finished" or group is None:
@@ -49,7 +52,10 @@ def baseline_problem_text(study: "Study", problem: "BaselineProblem") -> str:
 
 
 def tuned_sentences(study: "Study") -> list[str]:
-    """Return a sentence for each tuning that says how values were chosen and which were chosen for each group."""
+    """Return a sentence for each tuning. It says how the values were chosen, and which values each group got.
+
+    A tuning with a single combination of values has no sentence, because nothing was chosen.
+    """
     found = []
     for tune in {repr(tune): tune for tune in study.tuned.by_sweep.values()}.values():
         if len(tune.arms()) < 2:
@@ -63,31 +69,32 @@ def tuned_sentences(study: "Study") -> list[str]:
 def choice_text(
     tried: Mapping[str, Sequence[Any]], seeds: Sequence[int], each: Sequence[str], aside: str
 ) -> str:
-    """Return a sentence that says how the tuned values were chosen, and which values were chosen.
+    """Return the text that says how the tuned values were chosen, and which values were chosen.
 
     Args:
-        tried: The values tried for each key.
-        seeds: The seeds that chose.
-        each: The chosen values of each group, in words.
-        aside: A phrase that says what the choosing seeds are excluded from, such as "in no number here".
+        tried: The tried values, keyed by config key.
+        seeds: The seeds whose runs were used to choose the values.
+        each: A text for each group with its chosen values.
+        aside: A phrase that says where these seeds are not used, such as "in no number here".
     """
     tuned = f"{tried_text(tried)} was chosen for each by the mean over {seeds_text(seeds)}, {aside}"
     return f"{tuned}. Chosen: {'; '.join(each)}."
 
 
 def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
-    """Return the tuned keys and the values tried: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
+    """Return the tuned keys with their tried values: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
     titles = short_titles(tried)
     return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, of))})" for key, of in tried.items())
 
 
 def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool = False) -> str:
-    """Return the chosen values as a suffix for a name, ` at lr 0.1, momentum 0`; "" without values.
+    """Return the chosen values as a suffix of a name: ` at lr 0.1, momentum 0`. If there are no values, return "".
 
     Args:
-        values: The chosen value of each key.
-        tried: The values tried for each key.
-        ends: Whether to mark a value that is the largest or the smallest tried: `lr 0.2 (largest tried)`.
+        values: The chosen values, keyed by config key.
+        tried: The tried values, keyed by config key.
+        ends: Whether to mark a chosen value if it is the largest or the smallest tried value:
+            `lr 0.2 (largest tried)`.
     """
     titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
     texts = [f"{titles[key]} {tuned_text(values[key], of.get(key))}" for key in tried if key in values]
@@ -95,14 +102,14 @@ def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, en
 
 
 def tuned_text(value: Any, end: str | None) -> str:
-    """Return a chosen value, such as `0.1`, or `0.2 (largest tried)` if `end` is "largest"."""
+    """Return a chosen value as text, such as `0.1`. If `end` is "largest", return `0.2 (largest tried)`."""
     return axis_text(value) + (f" ({end} tried)" if end else "")
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Return seeds in words: `seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`.
+    """Return a text that names the seeds: `seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`.
 
-    Seeds that are not consecutive are all listed.
+    Three or more seeds that are not consecutive are all listed.
     """
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
@@ -117,11 +124,11 @@ def _chosen_text(group: "Group", values: Mapping[str, Any], tune: Tune) -> str:
     return f"{plain(name)}{at}" if at else ""
 
 
-# ---- notes on the question
+# ---- notes on what is compared
 
 
 def question_notes(study: "Study") -> list[str]:
-    """Return notes on the question, such as which parts of it come from a search, and on what is compared."""
+    """Return the notes on what is compared, such as the baseline, and the settings that come from a search."""
     key = study.bits_axis.key
     uses = Counter(study.tuned.runs[USE].dropna()) if study.tuned.by_sweep else Counter()
     return render_lines(
@@ -134,7 +141,11 @@ def question_notes(study: "Study") -> list[str]:
 
 
 def counting_rule(group: str) -> str:
-    """Return a sentence that says how the bits of a choice of a config group are counted."""
+    """Return the sentence that says how many bits a choice of a config group counts as.
+
+    Args:
+        group: The name of the config group, such as `recipe`.
+    """
     if group == RECIPE:
         return (
             "A recipe has the bits of the narrowest format in which matrix products read activations or gradients, or "
@@ -147,7 +158,7 @@ def counting_rule(group: str) -> str:
 
 
 def sends_alike_text(study: "Study") -> str:
-    """Return why all groups send equally many bytes; "" if the bytes may differ."""
+    """Return why all groups send the same number of bytes. If the numbers can differ, return ""."""
     key = study.bits_axis.key
     return (
         f"all runs send equally many bytes, because {key} does not change what is sent"
@@ -157,7 +168,7 @@ def sends_alike_text(study: "Study") -> str:
 
 
 def ignored_texts(settings: Iterable[IgnoredSetting]) -> list[str]:
-    """Return a line for each setting of a script that changed nothing."""
+    """Return a sentence for each setting of a script that changed no metric."""
     return [_ignored_text(setting) for setting in settings]
 
 

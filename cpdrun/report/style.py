@@ -1,7 +1,8 @@
-"""Define the style of all pictures, with one color, marker and dash for each strategy.
+"""Define the style of all pictures. Each strategy has one color, one marker, and one dash in every picture.
 
-The colors are those of Okabe and Ito, which readers with common kinds of color blindness can distinguish. Markers and
-dashes also distinguish the strategies in a grayscale printout. Sizes are for a column of a paper (3.5 in) at 7 to 8 pt.
+The colors are those of Okabe and Ito, which readers with common kinds of color blindness can distinguish. In a
+grayscale printout, the markers and dashes distinguish the strategies. Sizes are chosen for a
+paper's column (3.5 in), in which labels have 7 to 8 pt.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpdrun.study.study import Study
 
-# The width of a column of a two-column paper.
+# The width of one column in a two-column paper.
 COLUMN_IN = 3.5
 PNG_DPI = 300
 
@@ -36,7 +37,7 @@ class Style:
 
     @property
     def ink(self) -> str:
-        """The color of small text that belongs to the line, which is dark enough to read."""
+        """The color for small text that belongs to the line. It is dark enough to read on white."""
         return ink(self.color)
 
 
@@ -45,7 +46,7 @@ WITH_APS = Style("with APS", "#0072B2", "o", "solid")
 WITHOUT_APS = Style("without APS", "#D55E00", "s", (0, (4, 1.5)))
 
 
-# The color, marker and dash of other strategies than the two above, assigned in the order of their names.
+# The color, marker, and dash of further strategies. They are assigned to the strategies in the order of their names.
 _OTHERS: tuple[tuple[str, str, str | tuple], ...] = (
     ("#009E73", "^", "solid"),
     ("#CC79A7", "v", (0, (6, 1, 1, 1))),
@@ -57,7 +58,10 @@ OTHER_COLORS = [WITH_APS.color, WITHOUT_APS.color, *(color for color, _, _ in _O
 
 
 def strategy_styles(study: "Study") -> dict[str, Style]:
-    """Return the look of each strategy of a study by name. The strategy without scaling is last."""
+    """Return the style of each strategy of a study, keyed by the strategy's name.
+
+    Scaling rules come first, sorted by name. They are followed by `with APS` and `without APS`.
+    """
     names = {group.strategy for group in study.groups if not group.is_baseline}
     usual = {look.label: look for look in (WITH_APS, WITHOUT_APS)}
     others = cycle(_OTHERS)
@@ -69,15 +73,18 @@ def strategy_styles(study: "Study") -> dict[str, Style]:
 
 
 def shades(count: int) -> list[str]:
-    """Return colors for an ordered series, dark first, which differ in grayscale and for color-blind readers."""
+    """Return `count` colors for an ordered series, from dark to light.
+
+    Readers can distinguish the colors in grayscale and with common kinds of color blindness.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis"](0.15 + 0.6 * i / max(count - 1, 1))) for i in range(count)]
 
 
-# The looks of the families of methods (cpdrun.study.group) by name. The colors are those of Okabe and Ito and two
-# of Tol's, and each marker occurs once.
+# The styles of the method families (cpdrun.study.group), keyed by name. The colors are those of Okabe and Ito, and two
+# of Tol. Each family has its own marker.
 METHODS = {
     look.label: look
     for look in (
@@ -98,9 +105,10 @@ METHODS = {
 
 
 def method_styles(families: Iterable[str]) -> dict[str, Style]:
-    """Return the look of each family of methods, first those in `METHODS`.
+    """Return the style of each method family, keyed by name.
 
-    Other families are gray and share four markers, so more than four of them cannot be distinguished.
+    The families in `METHODS` come first. Other families are gray and share four markers, so a picture can distinguish
+    at most four of them.
     """
     names, others = set(families), cycle(("8", "H", "1", "2"))
     rest = {name: Style(name, "#999999", next(others), "solid") for name in sorted(names - METHODS.keys())}
@@ -109,10 +117,10 @@ def method_styles(families: Iterable[str]) -> dict[str, Style]:
 
 @cache
 def readable(color: str, background: str, least: float) -> str:
-    """Return a color with a contrast of at least `least` on `background`.
+    """Return `color`, changed as little as necessary for a contrast of at least `least` with `background`.
 
-    The result is `color` itself (#rrggbb), or `color` made darker on a light background or lighter on a dark one, in
-    steps of 5 %, until the contrast is high enough.
+    If the contrast is too low, the color is mixed with black on a light background, or with white on a dark background,
+    in steps of 5 %. Colors are written as #rrggbb.
     """
     away = 0.0 if luminance(background) > 0.18 else 1.0
     parts = _parts(color)
@@ -125,7 +133,7 @@ def readable(color: str, background: str, least: float) -> str:
 
 
 def ink(color: str) -> str:
-    """Return a line's color for small text on white, with the contrast of 4.5 that WCAG 2.2 requires."""
+    """Return a line's color, darkened for small text on white to the contrast of 4.5 that WCAG 2.2 requires."""
     return readable(color, "#ffffff", 4.5)
 
 
@@ -145,15 +153,15 @@ def _parts(color: str) -> list[float]:
     return [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
-# The font of the name of a line.
+# The font in which a plot names its lines and points.
 NAME: dict[str, Any] = {"fontweight": "bold", "fontsize": 6.5}
-# The font size of a number at a point, in points.
+# The font size of the number next to a point, in typographic points.
 FIGURE_SIZE = 5.5
 CAPTION: dict[str, Any] = {"fontsize": 5.5, "color": "#666666"}
 HEADING: dict[str, Any] = {"color": "#333333"}
 
 RC: Any = {
-    "font.family": "DejaVu Sans",  # matplotlib includes this font, so pictures are the same on every machine.
+    "font.family": "DejaVu Sans",  # matplotlib includes this font, so pictures are equal on every machine.
     "font.size": 7,
     "axes.labelsize": 7.5,
     "axes.titlesize": 7.5,

@@ -1,8 +1,8 @@
-"""Conversion of figures to SVG, in which a point shows its text when the mouse points at it.
+"""Convert figures to SVGs whose points show a text when the mouse points at them.
 
-matplotlib writes only the id of an artist to an SVG. `hover`, `part_of` and `name_of` store in that id which text the
-artist shows and to which groups it belongs. A group is identified by its description (`describe_group`), by which the
-page finds the row of the group.
+Of the data attached to an artist, matplotlib writes only the id to an SVG. `hover`, `part_of`, and `name_of` therefore
+store the artist's text and groups in its id. A group is identified by its description (`describe_group`), which the
+page uses to find the group's row.
 """
 
 import html
@@ -13,9 +13,9 @@ from matplotlib.artist import Artist
 
 MARK, PART, NAME = "hover-", "part-", "name-"
 _BETWEEN = "\n"
-# The smallest scale, for phones. Letters of 7 pt are then 9 px high, and a wide picture is scrolled.
+# The smallest scale, for phones. Letters of 7 pt are then 9 px high, and the user scrolls wide pictures.
 _LEAST_PX_PER_PT = 1.25
-# The largest scale. Without it, a picture made for a column of a paper would be small on a page.
+# The largest scale. It enlarges pictures, because they are made for a paper's column and would be small on a page.
 _PX_PER_PT = 2.4
 
 
@@ -25,23 +25,29 @@ def hover(artist: Artist, text: str, of: str = "") -> None:
     Args:
         artist: The artist.
         text: The text to show.
-        of: The description of the artist's group. By default it is `text`.
+        of: The description of the artist's group. By default, it is `text`.
     """
     artist.set_gid(MARK + _hex(text, of or text))
 
 
 def part_of(artist: Artist, *texts: str) -> None:
-    """Make `artist` part of the groups with the descriptions `texts`. It fades if any group is filtered out."""
+    """Mark `artist` as a part of the groups with the descriptions `texts`.
+
+    The page fades the artist if the reader filters out any of these groups.
+    """
     artist.set_gid(PART + _hex(*texts))
 
 
 def name_of(artist: Artist, *texts: str) -> None:
-    """Make `artist` the name of the groups with the descriptions `texts`. It fades if all groups are filtered out."""
+    """Mark `artist` as the name of the groups with the descriptions `texts`.
+
+    The page fades the artist if the reader filters out all of these groups.
+    """
     artist.set_gid(NAME + _hex(*texts))
 
 
 def texts_of(mark: str) -> list[str]:
-    """Return the texts in an id. An id of `hover` has the shown text, then the description of the group."""
+    """Return the texts that an id stores. If `hover` made the id, these are the shown text and the description."""
     return bytes.fromhex(mark.partition("-")[2]).decode().split(_BETWEEN)
 
 
@@ -50,9 +56,9 @@ def _hex(*texts: str) -> str:
 
 
 def standalone(rendered: str) -> str:
-    """Return the text of an SVG file from the SVG that matplotlib wrote.
+    """Return the content of an SVG file, made from the SVG that matplotlib wrote.
 
-    Browsers show the <title> of a point after a moment.
+    The text of a point becomes its <title>, which browsers show when the mouse rests on the point.
     """
     return _resolve(
         rendered, lambda tip, of: f"<g><title>{html.escape(tip)}</title>", lambda texts, kind: "<g>"
@@ -60,17 +66,18 @@ def standalone(rendered: str) -> str:
 
 
 def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, int]) -> str:
-    """Return an SVG element for a page, without an XML head and with ids that no other picture of the page has.
+    """Return a picture as an SVG element for the page, without an XML head.
 
-    Points have the class `point` and the attribute `data-tip`. Points and parts of groups have the numbers of their
-    groups as `data-group`, and names of groups have the numbers as `data-names`. The tab key stops only at the first
-    point of a picture. The page's script moves from point to point with the arrow keys.
+    Points have the class `point` and their text as `data-tip`. Points and parts of groups have the numbers of their
+    groups as `data-group`. Names of groups have these numbers as `data-names`.
+
+    The tab key stops only at a picture's first point. From there, the arrow keys move from point to point.
 
     Args:
         rendered: The SVG that matplotlib wrote.
-        prefix: The prefix that makes ids unique.
-        description: The name of the picture for screen readers.
-        groups: The number of each group by its description.
+        prefix: The prefix that makes the ids unique on the page.
+        description: The picture's name for screen readers.
+        groups: The numbers of the groups, keyed by description.
     """
     first = iter(("0",))
 

@@ -1,4 +1,4 @@
-"""The answer that `cpdrun sweep` prints at its end."""
+"""Render the answer that `cpdrun sweep` prints when its runs have ended."""
 
 import math
 
@@ -12,13 +12,19 @@ from cpdrun.study.study import Study
 
 
 def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
-    """Return the first sentences of the report of a sweep, and which differences its seeds can settle."""
+    """Return the first lines of a sweep's report.
+
+    If `power` is given, the last line says how small a difference can be for the sweep's seeds to decide it.
+    """
     lines, _ = headline(study, next_command(study, [sweep]))
     return lines if power is None else [*lines, seed_power_text(power, study.metric)]
 
 
 def seed_power_text(power: SeedPower, metric: Metric) -> str:
-    """Return which differences the seeds can settle, such as `3 seeds settle differences of 4.6 points.`."""
+    """Return a sentence with the smallest differences that the seeds can decide.
+
+    For example `3 seeds settle differences of 4.6 points.`.
+    """
 
     def show(value: float) -> str:
         return metric.show_tolerance(float(f"{value * metric.scale:.2g}"))

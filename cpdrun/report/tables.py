@@ -1,4 +1,7 @@
-"""Make the tables of means, as numbers and as text, with a row for each combination of axes averaged over its seeds."""
+"""Make the tables of means, as numbers and as text.
+
+A row is a group: the runs that have the same values on all axes and differ only in their seed.
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from cpdrun.study.search_record import USE
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
-# The figures of what a worker keeps in memory, by heading.
+# The names in `Group.figures` of what a worker keeps in memory, keyed by column heading.
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 OWN_SPREAD = "own spread"
@@ -26,7 +29,8 @@ _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
 
-# The largest number of decimals that `show_means` adds to those of a share, and of significant digits of a cost.
+# `show_means` adds at most `_MORE_DECIMALS` decimals to a share. A cost has at most `_MOST_SIZE_DIGITS` significant
+# digits.
 _MORE_DECIMALS = 2
 _MOST_SIZE_DIGITS = 6
 
@@ -45,7 +49,7 @@ _OF_VERDICT = (
     "runs_failed",
     "at_most_fail",
 )
-# The names of columns that are not axes. An axis with such a name is written as `config.NAME`.
+# The names of the columns that are not axes. An axis that has one of these names gets the column `config.NAME`.
 OWN = {
     "sweep",
     "bits",
@@ -76,7 +80,7 @@ class Shown:
     Attributes:
         header: The headings.
         rows: The cells of each row.
-        n_labels: The number of leading columns that identify a row. The other columns are figures.
+        n_labels: The number of leading columns that identify a row. The other columns are numbers or verdicts.
     """
 
     header: list[str]
@@ -85,14 +89,17 @@ class Shown:
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """Return the columns of table.csv.
+    """Return the table of table.csv, with a row for each group.
 
-    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, diverged, and
-    bits_per_parameter_per_step if a record has it. `format` is what is compared, such as the recipe in a sweep of
-    recipes. If the gradients' format then varies too, it is in the column `config.format`.
+    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, and diverged. If a record
+    has the number, there is also the column bits_per_parameter_per_step.
+
+    `format` holds what is compared. In a sweep of recipes, for example, it is the recipe, and the gradients' format is
+    in the column `config.format` if it varies.
 
     Means and standard deviations over the seeds are in the metric's own unit (a fraction from 0 to 1 for an accuracy).
-    `n` counts the seeds. `diverged` counts the runs that diverged, whose measured values are part of the mean.
+    `n` counts the seeds. `diverged` counts the diverged runs. If a diverged run has a measured value, the value is part
+    of the mean.
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
     table["bits"] = _whole_if_possible(table["bits"])
@@ -102,21 +109,24 @@ def frame(study: Study) -> pd.DataFrame:
 
 
 def details(study: Study) -> pd.DataFrame:
-    """Return the columns of `frame`, and everything else that is known about each group.
+    """Return the table of details.csv: the columns of `frame`, and everything else that is known about each group.
 
-    `baseline` says what a row is compared with. It is empty for the baseline itself and if there is no baseline.
-    `vs_baseline` is the mean gap over `pairs`. It is positive if the format is better, also for a metric of which lower
-    values are better. Its interval goes from `vs_baseline_low` to `vs_baseline_high`. `own_low` and `own_high` are the
-    ends of the interval from the group's own pairs alone. Both intervals are valid after every number of pairs. An end
-    is empty if the pairs do not determine it.
+    `baseline` names the group that a row is compared with. It is empty for the baseline itself, and if there is no
+    baseline.
 
-    `verdict` is based on the same evidence. `more_pairs` is about how many further pairs would settle an open verdict,
-    and `more_pairs_low` and `more_pairs_high` are its range. `runs_failed` counts the runs that failed, diverged or did
-    not learn. At most a share of `at_most_fail` of runs fails, with the confidence of the report.
+    `vs_baseline` is the mean gap to the baseline over `pairs` pairs. A positive gap always means that the group is
+    better, even for a metric whose lower values are better. The gap's interval goes from `vs_baseline_low` to
+    `vs_baseline_high`. The interval from `own_low` to `own_high` uses only the group's own pairs. Both intervals are
+    valid after any number of pairs. If the pairs do not determine an end, it is empty.
+
+    `verdict` is based on the same evidence. For an open verdict, `more_pairs` is the expected number of further
+    pairs that decide it. The number lies between `more_pairs_low` and `more_pairs_high` in 80 % of searches.
+    `runs_failed` counts the runs that failed, diverged, or did not learn. `at_most_fail` is the upper confidence limit
+    of the failure rate as a share, with the confidence of the report.
 
     The other columns are counts: the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
-    If a record has them, there are also the multiply-accumulates and the bit operations of a step, and the mean number
-    of transistors of a multiply-accumulate unit (cost/axes.py).
+    If the records have them, they include the multiply-accumulates and bit operations of a step, and the mean number of
+    transistors in a multiply-accumulate unit (`cpdrun.costmodel.costs`).
     """
     rows = []
     for group in study.groups:
@@ -145,11 +155,11 @@ def details(study: Study) -> pd.DataFrame:
 
 
 def brief(study: Study) -> Shown:
-    """Return the table of `means` for a terminal of 80 columns, with some columns left out or shortened.
+    """Return the table of `means`, shortened for a terminal of 80 columns.
 
-    APS and workers are left out if they are the same in every row. `n` is left out because `failed` says how many runs
-    ended. The interval from a group's own spread is shown as a half-width. Intervals contain no spaces, so that lines
-    do not break within an interval.
+    `APS` and `workers` are left out if they have one value in all rows. `n` is left out, because `failed` says how many
+    runs ended. The interval from a group's own spread is reduced to its half-width. Intervals contain no spaces, so
+    that no line breaks within an interval.
     """
     table = _means(study, is_short=True)
     same = {
@@ -166,10 +176,11 @@ def brief(study: Study) -> Shown:
 
 
 def means(study: Study) -> Shown:
-    """Return a row for each group: its mean, its gap to the baseline with both intervals, failures and verdict.
+    """Return the table of means, with a row for each group.
 
-    The bits of a hybrid run, parts of which are exchanged in fp32, are shown as `4 + 32`. The interval from the group's
-    own spread is left out if it equals the interval of the gap in every row.
+    A row shows the group's mean, its gap to the baseline with both intervals, its failed runs, and its verdict. In a
+    hybrid run, parts of the model are exchanged in fp32, so its bits are shown as `4 + 32`. If the interval from the
+    group's own spread equals the interval of the gap in every row, its column is left out.
     """
     return _means(study, is_short=False)
 
@@ -195,7 +206,10 @@ def _means(study: Study, is_short: bool) -> Shown:
 
 
 def show_means(study: Study) -> list[str]:
-    """Return the mean of each group as text, with enough decimals to tell each group from its baseline."""
+    """Return the mean of each group as text.
+
+    The means have as many decimals as are needed to distinguish each group from its baseline, up to a limit.
+    """
     scale, digits = study.metric.scale, study.metric.digits
     most = digits + (_MORE_DECIMALS if study.metric.is_fraction else 0)
     pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baseline_of(g)) is not None]
@@ -206,7 +220,7 @@ def show_means(study: Study) -> list[str]:
 
 
 def has_own_spread(study: Study) -> bool:
-    """Return whether the interval from a group's own spread differs from the interval of the gap in any row."""
+    """Return whether the interval from any group's own spread differs from the interval of its gap."""
     found = [judged.judgement for judged in study.judged.values()]
     return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
 
@@ -221,9 +235,10 @@ def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
 
 
 def _failed(study: Study, group: Group) -> str:
-    """Return how many runs failed, diverged or were stopped because they did not learn, such as `1 of 3`.
+    """Return how many of the ended runs failed, such as `1 of 3`.
 
-    If no run failed but the mean is no better than a guess, return `did not learn`.
+    Runs that diverged or that were stopped because they did not learn count as failed. If no run failed but the mean is
+    no better than a guess, return `did not learn`.
     """
     if group.values and not group.diverged and not study.failures(group).failed and not study.learnt(group):
         return "did not learn"
@@ -232,9 +247,10 @@ def _failed(study: Study, group: Group) -> str:
 
 
 def count_failed(study: Study, group: Group) -> int:
-    """Return how many runs failed, diverged or were stopped because they did not learn.
+    """Return the number of failed runs.
 
-    If no run failed but the mean is no better than a guess, all finished runs count.
+    Runs that diverged or that were stopped because they did not learn count as failed. If no run failed but the mean is
+    no better than a guess, all finished runs count as failed.
     """
     if group in study.judged and study.failures(group).failed:
         return study.failures(group).failed
@@ -250,9 +266,9 @@ def _verdict(study: Study, group: Group) -> str:
 
 
 def runs(study: Study) -> pd.DataFrame:
-    """Return the columns of runs.csv, with a row for each finished run, from which the means can be recomputed.
+    """Return the table of runs.csv, with a row for each finished run. The means can be recomputed from it.
 
-    The columns are the axes, the seed, how the run ended, and all metrics.
+    The columns are the sweep, the run's name, the axes, the seed, how the run ended, and all metrics.
     """
     done = finished(study.runs)
     done = done.assign(**{FORMAT: done[study.bits_axis.key], f"config.{FORMAT}": done[FORMAT]})
@@ -266,7 +282,7 @@ def runs(study: Study) -> pd.DataFrame:
 
 
 def _chain(study: Study) -> dict[str, list[str]]:
-    """Return the column with the longest chain of rounded additions by its heading; empty if no record has it."""
+    """Return the column of the longest chains of rounded additions as {heading: cells}; {} if no record has them."""
     lengths = [group.longest_chain for group in study.groups]
     if not _known(lengths):
         return {}
@@ -274,7 +290,7 @@ def _chain(study: Study) -> dict[str, list[str]]:
 
 
 def full(study: Study) -> Shown:
-    """Return the table for a page: `means` with the columns of `size_counts`."""
+    """Return the table for the page: the columns of `means`, followed by the columns of `size_counts`."""
     table, sizes = means(study), size_counts(study)
     columns = [_size_texts(name, counts) for name, counts in sizes.items()]
     rows = [[*row, *(column[i] for column in columns)] for i, row in enumerate(table.rows)]
@@ -282,10 +298,10 @@ def full(study: Study) -> Shown:
 
 
 def size_counts(study: Study) -> dict[str, list[float]]:
-    """Return the columns of costs for `full` by heading, with a number for each group.
+    """Return the cost columns of `full`, keyed by heading, with a number for each group.
 
-    These are the bytes and the bits per parameter that a worker sends. The bytes that a worker keeps, bit operations
-    and transistors are included if they differ between groups.
+    They include the bytes that a worker sends, and the bits that it sends per parameter if a record has them. If they
+    differ between groups, they also include the bytes that a worker keeps, the bit operations, and the transistors.
     """
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
     if _known(bits := _bits_a_parameter(study)):
@@ -308,7 +324,7 @@ def _bits_a_parameter(study: Study) -> list[float]:
 
 
 def _size_texts(title: str, counts: list[float]) -> list[str]:
-    """Return the cells of a column of costs, with enough digits to tell different costs apart."""
+    """Return the cells of a cost column, with enough digits to distinguish different costs, up to a limit."""
     shows = {_BITS_TITLE: show_bits, _OPERATIONS_TITLE: show_count}
     if title == _AREA_TITLE:
         return [show_transistors(count) for count in counts]
@@ -320,7 +336,7 @@ def _size_texts(title: str, counts: list[float]) -> list[str]:
 
 
 def show_bits(bits: float, digits: int = 3) -> str:
-    """Return bits per parameter and step, such as `32`, `8.01` or `0.125`. NaN and inf become `-`.
+    """Return bits per parameter and step, such as `32`, `8.01`, or `0.125`. NaN and inf become `-`.
 
     Args:
         bits: The number of bits.
@@ -334,12 +350,12 @@ def _known(counts: list[float]) -> list[float]:
 
 
 def column(axis: str) -> str:
-    """Return the name of an axis's CSV column, such as `config.bits` for a setting whose name is in `OWN`."""
+    """Return the name of an axis's CSV column. If the axis has a name in `OWN`, such as bits, it is `config.bits`."""
     return "sweep" if axis == SWEEP else f"config.{axis}" if axis in OWN else axis
 
 
 def _numbers(study: Study, group: Group) -> dict:
-    """Return the row of a group in `frame`."""
+    """Return a group's row in the table of `frame`, keyed by column."""
     row = {FORMAT: group.keys[FORMAT] if study.bits_axis.is_of_gradients else group.name, "bits": group.bits}
     axes = {"config.format" if axis == FORMAT else column(axis): group.keys[axis] for axis in _axes(study)}
     row |= axes | {"n": len(group.values)}
@@ -349,7 +365,7 @@ def _numbers(study: Study, group: Group) -> dict:
 
 
 def _judged(study: Study, group: Group) -> dict:
-    """Return the columns that describe a group's verdict, with None for unknown values."""
+    """Return the values of the columns `_OF_VERDICT` for a group. Unknown values are None."""
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
@@ -368,7 +384,10 @@ def _judged(study: Study, group: Group) -> dict:
 
 
 def _axes(study: Study) -> list[str]:
-    """Return the axes that identify a row, without `format` if it is the column of what is compared."""
+    """Return the axes that identify a row, in addition to what is compared.
+
+    They include the gradients' format if it varies and is not itself what is compared.
+    """
     held = (
         not study.bits_axis.is_of_gradients and len({str(group.keys[FORMAT]) for group in study.groups}) > 1
     )
@@ -377,13 +396,16 @@ def _axes(study: Study) -> list[str]:
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
-    """Return the cells that identify a group: its format, its bits and its values on the axes."""
+    """Return the cells that identify a group: its name, its bits, and its values on the axes."""
     bits = group.bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
 
 
 def _whole_if_possible(bits: pd.Series) -> pd.Series:
-    """Return bits as integers if all are whole numbers. A format with scales can have a fraction, such as 8.25 bits."""
+    """Return a column of bits as integers if all of them are whole numbers, and unchanged otherwise.
+
+    A format with scales can have a fractional number of bits, such as 8.25.
+    """
     numbers = bits.astype("Float64")
     return numbers if (numbers.dropna() % 1 != 0).any() else numbers.astype("Int64")

@@ -1,4 +1,4 @@
-"""Run `cpdrun report`: read the runs of some sweeps, write the tables, the plots and the page, and print the answer."""
+"""Make a report: read the runs of some sweeps, print the answer, and write the tables, the plots, and the page."""
 
 import json
 import re
@@ -33,9 +33,9 @@ class Report:
     """The content of a report and the files that were written.
 
     Attributes:
-        content: What the report says.
-        table: The columns of table.csv.
-        details: The columns of details.csv.
+        content: The answer, the notes, and the tables.
+        table: The table of table.csv.
+        details: The table of details.csv.
         files: The paths of the written files.
     """
 
@@ -46,7 +46,7 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """The answer, followed by the sentences about costs."""
+        """The sentences of the answer, followed by the sentences about costs."""
         return [*self.content.answer, *self.content.costs]
 
     @property
@@ -55,7 +55,7 @@ class Report:
         return next((file for file in self.files if file.name == PAGE), None)
 
     def document(self) -> ReportDocument:
-        """Return the document of the report for programs."""
+        """Return the report as the document that `cpdrun report --json` prints."""
         crossover, layout = self.content.crossover, self.content.layout
         return ReportDocument(
             verdicts=self.content.verdicts,
@@ -80,20 +80,23 @@ def write_report(
 ) -> Report:
     """Write the report on `sweeps`, and print its answer and its table.
 
-    The report on one sweep goes into the report folder of the sweep. The report on several sweeps goes into the folder
-    `A+B` next to the first sweep. A file of an earlier report is replaced, or removed if this report lacks its content.
-    Files in formats other than `formats` are not touched.
+    The report on one sweep A is written to the folder `A/report`. The report on several sweeps A and B is written to
+    the folder `A+B/report`, next to the first sweep.
+
+    Files of an earlier report are replaced. If this report has no content for such a file, the file is removed. Files
+    in formats other than `formats` are not touched.
 
     Args:
         sweeps: The sweeps to read.
-        options: What to compare and to describe.
-        formats: Kinds of tables, `html` for the page, and kinds of pictures. If no kind of picture is named, png and
-            svg are written.
+        options: What the report compares and describes. By default, every option has its default.
+        formats: The formats of the files: csv, md, tex, or parquet for tables, html for the page, and png, svg, or pdf
+            for pictures. If no picture format is given, pictures are written as png and svg.
         export_to: The tools to export to: tensorboard, mlflow, wandb.
-        console: Where to print. By default this is a new console on standard output.
+        console: The console to print to. By default, it is a new console on standard output.
 
     Raises:
-        ReportError: There is nothing to report, the question cannot be asked, or a file cannot be written.
+        ReportError: There is nothing to report, the runs do not allow the requested comparison, or a file cannot be
+            written.
         ReportUsageError: An argument has a value that is not allowed.
     """
     _check(formats, FORMATS, "unknown report format {}")
@@ -125,7 +128,8 @@ def _check(names: Sequence[str], known: Sequence[str], problem: str) -> None:
 def _folders(content: Content) -> tuple[Path, Path]:
     """Return the folder of the sweep and the folder of its report.
 
-    The report on a metric other than the default one has its own folder, so that neither report overwrites the other.
+    The report on a metric other than the default has its own folder in the report folder, so that it does not overwrite
+    the report on the default metric.
     """
     sweeps, study = list(sweep_names(content.sweeps).values()), content.study
     sweep = sweeps[0]
@@ -138,10 +142,10 @@ def _folders(content: Content) -> tuple[Path, Path]:
 def _write_tables(
     content: Content, folder: Path, table: pd.DataFrame, details: pd.DataFrame, kinds: Sequence[str]
 ) -> list[Path]:
-    """Write the tables in each of `kinds` and return the paths.
+    """Write the tables in each format of `kinds` and return the paths.
 
-    table.csv has only the columns of `tables.frame`, on which other programs rely. With it come details.csv, which has
-    all columns, and runs.csv, which has a row for each run. The Markdown table also has the answer, the matrix and the
+    Other programs read table.csv, so it has only the columns of `tables.frame`. It is accompanied by details.csv, which
+    has all columns, and runs.csv, which has a row for each run. table.md also contains the answer, the matrix, and the
     notes.
     """
     study, files = content.study, []
@@ -161,7 +165,7 @@ def _write_tables(
         for name, one in named.items():
             if one is not None:
                 files.append(_write_named(one, folder, kind))
-            elif name != "pivot":  # A table that the user laid out stays.
+            elif name != "pivot":  # Keep a table in a layout that the user requested earlier.
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
     return files
 
@@ -176,7 +180,7 @@ def _write_named(table: NamedTable, folder: Path, kind: str) -> Path:
 def _put_before(
     file: Path, sentences: Iterable[str], matrix: tables.Shown | None = None, notes: Iterable[str] = ()
 ) -> None:
-    """Put paragraphs before the table in a Markdown file."""
+    """Insert the sentences, the matrix, and the notes before the table in a Markdown file."""
     parts = [markup.escape_markdown(line) for line in sentences]
     parts += [markup.markdown(matrix).rstrip()] if matrix is not None else []
     parts += [markup.escape_markdown(line) for line in notes]
@@ -184,7 +188,7 @@ def _put_before(
 
 
 def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Draw the plots, write them and the page, and return the paths of the files."""
+    """Draw the plots, write the pictures and the page, and return the paths of the files."""
     kinds = [kind for kind in formats if kind in pictures.KINDS] or DEFAULT_PICTURES
     figures = pictures.draw(content.study)
     rendered = pictures.render(figures) if "svg" in kinds or "html" in formats else {}
@@ -196,7 +200,7 @@ def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> l
 
 
 def _print_answer(console: Console, content: Content) -> None:
-    """Print the answer, the tables and the notes, in this order."""
+    """Print the answer, the tables, and the notes, in this order."""
     study = content.study
     _print_lines(console, [*content.answer, *content.costs], style="bold")
     for shown in [content.matrix, *(table.shown for table in (content.best, content.layout) if table)]:
@@ -209,7 +213,7 @@ def _print_answer(console: Console, content: Content) -> None:
 
 
 def _print_files(console: Console, folder: Path, files: Sequence[Path]) -> None:
-    """Print which file to open, and the names of the other files."""
+    """Print the path of the file to open first, and the names of the other files."""
     plots = [file for file in files if file.suffix[1:] in pictures.KINDS]
     first = [file for file in files if file.name == PAGE] or [
         file for file in plots if file.stem == MAIN_PLOT
@@ -224,7 +228,7 @@ def _print_files(console: Console, folder: Path, files: Sequence[Path]) -> None:
 
 
 def _print_table(console: Console, shown: tables.Shown, bold: Sequence[bool] = ()) -> None:
-    """Print a table. A terminal folds it to its own width, and a file holds a table of any width."""
+    """Print a table. A terminal folds the table to its own width, but a file gets the table in its full width."""
     table = markup.terminal(shown, bold, console.encoding)
     width = console.width
     if not console.is_terminal:
@@ -235,7 +239,7 @@ def _print_table(console: Console, shown: tables.Shown, bold: Sequence[bool] = (
 
 
 def _print_lines(console: Console, lines: Iterable[str], style: str = "") -> None:
-    """Print lines without markup and without wrapping. A terminal wraps by itself, and a file needs whole lines."""
+    """Print lines without markup and without wrapping, because terminals wrap lines and files need whole lines."""
     for line in lines:
         text = markup.encodable(plain(line), console.encoding)
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

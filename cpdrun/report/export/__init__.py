@@ -1,6 +1,7 @@
-"""Export runs to experiment trackers. Each module exports to one tool with a function `write(study, folder) -> Path`.
+"""Export runs to experiment trackers.
 
-A module needs the package of its tool, which the extra of cpdrun with the same name installs.
+Each module exports to one tool, with a function `write(study, folder) -> Path`. A module needs the tool's package,
+which cpdrun installs as the extra with the tool's name (`pip install 'cpdrun[mlflow]'`).
 """
 
 import importlib
@@ -18,21 +19,21 @@ from cpdrun.study.study import Study
 
 
 def names() -> list[str]:
-    """Return the names of the tools."""
+    """Return the names of the supported tools, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def write(tool: str, study: Study, folder: Path) -> Path:
-    """Export the finished runs for `tool` below `folder` and return the path to open.
+    """Export the finished runs to a tool's files in `folder`, and return the path to open with the tool.
 
     Args:
-        tool: The name of the tool, which is one of `names()`.
+        tool: The name of the tool, as `names` returns it.
         study: The study whose runs are exported.
         folder: The folder of the report.
 
     Raises:
-        ReportUsageError: The package of the tool is not installed.
-        NotRegularError: There is a link at the path to which the export would be written.
+        ReportUsageError: The tool's package is not installed.
+        NotRegularError: The export would be written through a link.
     """
     for name in (tool, f"{tool}.db"):
         check_inside(folder, folder / name)
@@ -43,14 +44,14 @@ def write(tool: str, study: Study, folder: Path) -> Path:
 
 
 def finished_runs(study: Study) -> Iterator[tuple[str, RunDir, dict[str, Any]]]:
-    """Yield the name of the sweep, the directory and the config of each finished run."""
+    """Yield each finished run as its sweep's name, its directory, and its config."""
     keys = config_keys(study.runs)
     for row in finished(study.runs).to_dict("records"):
         yield str(row[SWEEP]), RunDir(Path(row["run:path"])), {key: row[key] for key in keys}
 
 
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the number of each epoch and its metrics that are finite numbers."""
+    """Yield each epoch as its number and its metrics. Metrics that are not finite numbers are left out."""
     for row in run.rows():
         more = {"nonfinite_gradients": row.nonfinite_gradients, "train_seconds": row.train_seconds or None}
         figures = (row.metrics | more).items()

@@ -1,7 +1,8 @@
-"""Export each finished run to MLflow, with its config as parameters and its metrics by epoch.
+"""Export each finished run to MLflow, with its config as parameters and the metrics of each epoch.
 
-Each sweep becomes an experiment. The runs go to the server that MLFLOW_TRACKING_URI names, or else to `mlflow.db`
-(SQLite) in the report's folder. A run that was already exported is skipped, because a finished run does not change.
+Each sweep becomes an experiment. If MLFLOW_TRACKING_URI names a server, the runs are sent to this server. Otherwise,
+they are written to `mlflow.db` (SQLite) in the report's folder. Runs that were already exported are skipped, because a
+finished run does not change.
 """
 
 import os
@@ -16,13 +17,13 @@ from cpdrun.report.export import epochs, finished_runs
 from cpdrun.study.study import Study
 
 _TAG = "cpdrun.run"
-# The limits of MLflow: the letters of a value, and the parameters and metrics of a batch.
+# The limits of MLflow: the number of letters in a value, and the number of parameters and of metrics in a batch.
 _LONGEST_VALUE = 6000
 _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Export the finished runs and return the path of the database, or `folder` if the runs went to a server."""
+    """Export the finished runs. Return the path of the database, or `folder` if the runs were sent to a server."""
     database = folder / "mlflow.db"
     server = os.environ.get("MLFLOW_TRACKING_URI")
     client = MlflowClient(tracking_uri=server or f"sqlite:///{database.resolve()}")
@@ -57,5 +58,5 @@ def _write_run(client: MlflowClient, experiment: str, run: RunDir, config: dict)
 
 
 def _name(text: str) -> str:
-    """Return a name in which characters that MLflow does not allow are replaced by underscores."""
+    """Return a name that MLflow allows. Other characters become underscores, and the name is cut to 250 characters."""
     return re.sub(r"[^\w./ :-]", "_", text, flags=re.ASCII)[:250]

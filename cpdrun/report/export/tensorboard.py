@@ -1,7 +1,7 @@
-"""Export each finished run to TensorBoard, with its metrics by epoch and its config as hyperparameters.
+"""Export each finished run to TensorBoard, with the metrics of each epoch and its config as hyperparameters.
 
-The event files are written with tensorboard's own writer, which does not need TensorFlow. The HPARAMS tab compares the
-runs.
+The writer in the package `tensorboard` writes the event files, so TensorFlow is not needed. The HPARAMS tab compares
+the runs.
 """
 
 import shutil
@@ -17,13 +17,13 @@ from cpdrun.study.study import Study
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Replace `folder`/tensorboard by the event files of the finished runs, and return its path."""
+    """Replace the content of `folder`/tensorboard by the finished runs' event files, and return its path."""
     logs = folder / "tensorboard"
     shutil.rmtree(logs, ignore_errors=True)
     for _, run, config in finished_runs(study):
         writer = EventFileWriter(str(logs / run.name))
         writer.add_event(event_pb2.Event(summary=_hyperparameters(config)))
-        moment = run.done.stat().st_mtime  # Events have the time of the training, not the time of the export.
+        moment = run.done.stat().st_mtime  # The time at which the training ended, not that of the export.
         for epoch, metrics in epochs(run):
             values = [
                 summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()

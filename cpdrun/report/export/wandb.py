@@ -1,7 +1,7 @@
-"""Export each finished run as an offline run of Weights & Biases, with its config and its metrics by epoch.
+"""Export each finished run as an offline run of Weights & Biases, with its config and the metrics of each epoch.
 
-The export sends nothing. The user can send the runs later with `wandb sync FOLDER/offline-run-*`. A run has the same id
-in every export, so synchronizing it again replaces it.
+The export sends nothing over the network. The user can upload the runs later with `wandb sync FOLDER/offline-run-*`. A
+run has the same id in every export, so a second upload replaces the first one.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _LONGEST_NAME = 128
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Replace `folder`/wandb by the offline runs of the finished runs, and return its path."""
+    """Replace the content of `folder`/wandb by the exported runs, and return its path."""
     made = folder / "wandb"
     shutil.rmtree(made, ignore_errors=True)
     settings = wandb.Settings(
@@ -38,8 +38,8 @@ def write(study: Study, folder: Path) -> Path:
         ) as theirs:
             for epoch, metrics in epochs(run):
                 theirs.log(metrics, step=epoch)
-    # Another process writes the files after finish(), and teardown() waits for it. It is not called while the caller
-    # has an active run, which it would end.
+    # After finish(), another process still writes the files. teardown() waits for this process, but it also ends the
+    # active run. It is therefore not called if the caller has an active run.
     if wandb.run is None:
         wandb.teardown()
     return made

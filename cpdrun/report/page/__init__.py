@@ -1,1 +1,1 @@
-"""Write the files of a report: tables, pictures, and the page as one HTML file."""
+"""Write the files of a report: the tables, the pictures, and the HTML page."""

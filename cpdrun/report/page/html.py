@@ -1,7 +1,8 @@
-"""Make report.html, which holds the whole report in one file and needs no network.
+"""Make report.html, which contains the whole report in one file and needs no network.
 
-The template is page.html.j2. It escapes all text, because names and configs come from users. A content security policy
-allows only the page's own script and forbids loading anything.
+The template page.html.j2 escapes all text, because names and configs come from users. The page's content security
+policy allows only the page's own script, and forbids requests to the network. Only a page that follows a running sweep
+may request its updates from its own server.
 """
 
 import base64
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from cpdrun.report.page.server import Progress
 
-# The CSS variable of page.css that replaces each color of a picture, so that the color follows the page's theme.
+# These colors of a picture are replaced by CSS variables of page.css, so that they follow the page's theme.
 _THEME = {
     "#ffffff": "--bg",
     "#000000": "--fg",
@@ -41,15 +42,15 @@ _THEME = {
     "#666666": "--muted",
     "#333333": "--muted",
 }
-# These colors are for text on a colored background within a picture, so they never change.
+# These colors never change. Pictures use them for text on a colored background.
 _AS_THEY_ARE = {"#fefefe", "#010101"}
-# The dark value of --bg in page.css.
+# The value of --bg in the dark theme of page.css.
 _DARK = "#15181b"
-# The fill color of text, with or without a white halo.
+# This pattern finds the fill color of text, with or without a white halo.
 _TEXT = re.compile(r'style="fill: (#[0-9a-f]{6})(?="|; stroke: #ffffff; stroke-width)')
 _MARK = re.compile(r"fill: (#[0-9a-f]{6}); stroke: \1(?![0-9a-f])")
 _STROKE = re.compile(r"stroke: (#[0-9a-f]{6})")
-# A column with more values has no list of values to choose from.
+# A column with more values than this gets no list of values to filter by.
 _MOST_VALUES = 60
 
 
@@ -58,7 +59,8 @@ class Row:
     """A row of a table on the page.
 
     Attributes:
-        cells: The text of each cell and the number by which it is sorted and filtered, or None to use the text.
+        cells: The cells. Each is a pair of its text and the number by which the page sorts and filters it. If the
+            number is None, the page uses the text instead.
         style: The CSS class, or "".
         group: The number of the row's group in the table of means, or None.
     """
@@ -73,9 +75,9 @@ class Table:
     """A table on the page.
 
     Attributes:
-        name: The id.
-        title: The name for screen readers.
-        header: The headings.
+        name: The table's id on the page.
+        title: The table's name for screen readers.
+        header: The headings of the columns.
         rows: The rows.
     """
 
@@ -90,8 +92,8 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
     Args:
         content: The content of the report.
-        pictures: The SVGs of the plots by the name of the plot, as `pictures.render` returns them.
-        progress: How far the sweep is, for a page that follows a running sweep.
+        pictures: The SVGs of the plots, keyed by the plot's name, as `pictures.render` returns them.
+        progress: The progress of the sweep if the page follows a running sweep, or None.
     """
     study = content.study
     means = tables.full(study)
@@ -115,12 +117,12 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
 
 def waiting_page(sweeps: Sequence[str], problem: str, progress: "Progress") -> str:
-    """Return the text of a page that has nothing to report yet.
+    """Return the text of the page while there is nothing to report yet.
 
     Args:
         sweeps: The names of the sweeps.
-        problem: Why there is nothing to report.
-        progress: How far the sweep is.
+        problem: The reason why there is nothing to report.
+        progress: The progress of the sweep.
     """
     return _render(sweeps, progress, colors="", answer=[f"{capital(problem)}."], means=None)
 
@@ -173,13 +175,19 @@ def _asset(name: str) -> str:
 
 
 def _axes(means: tables.Shown) -> list[tuple[int, str, list[str]]]:
-    """Return the position, the heading and the values of each label column that varies and has a list of values."""
+    """Return the label columns that the page can filter, each as its position, its heading, and its values.
+
+    These are the columns with at least 2 and at most `_MOST_VALUES` different values.
+    """
     values = [list(dict.fromkeys(row[i] for row in means.rows)) for i in range(means.n_labels)]
     return [(i, means.header[i], found) for i, found in enumerate(values) if 1 < len(found) <= _MOST_VALUES]
 
 
 def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield a section with sentences, tables and pictures for each question that has any of them."""
+    """Yield a section of the page for each question in `plots.QUESTIONS`, as values for the template.
+
+    A section has sentences, a table, and plots. If it would have none of them, it is left out.
+    """
     study, crossover = content.study, content.crossover
     why = worse_groups(study)
     sentences = {
@@ -191,7 +199,7 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
     }
     found = {"time": _plain_table("time", crossover.title, crossover.shown)} if crossover else {}
     found |= {"why": _plain_table("why", "What each lost", why[1])} if why else {}
-    # The number of each group, by the description that identifies its points in the pictures.
+    # Pictures identify a group by its description. The page needs the group's number in the table of means.
     groups = {describe_group(study, group): i for i, group in reversed(list(enumerate(study.groups)))}
     drawn = [plot.for_metric(study.metric) for plot in plots.available() if plot.name in pictures]
     for question, title in plots.QUESTIONS.items():
@@ -211,7 +219,7 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
 
 
 def _picture(plot: plots.Plot, rendered: str, groups: Mapping[str, int]) -> str:
-    """Return the SVG element of a picture, in which CSS variables replace colors."""
+    """Return a picture as an SVG element for the page, with CSS variables in place of colors."""
     text = svg.inline(rendered, prefix=plot.name, description=plot.alt, groups=groups)
     text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
@@ -227,10 +235,10 @@ def _variable(kind: str, found: re.Match[str], before: str) -> str:
 
 
 def _colors(pictures: Mapping[str, str]) -> str:
-    """Return the CSS variables for the colors of lines (`--s-`) and letters (`--t-`) in the pictures.
+    """Return the CSS that sets the colors of lines (`--s-RRGGBB`) and of letters (`--t-RRGGBB`) in the pictures.
 
-    On a light page and on paper, lines keep their colors and letters have the ink colors of `style.ink`. On a dark
-    page, the colors are changed until they are legible.
+    On a light page and on paper, lines keep their colors, and `style.ink` gives the colors of letters. On a dark page,
+    colors that are too dark are made lighter until they are legible.
     """
     found = {color for text in pictures.values() for color in re.findall(r": (#[0-9a-f]{6})", text)}
     names = sorted(found - _AS_THEY_ARE)
@@ -255,9 +263,10 @@ def _means(study: Study, shown: tables.Shown) -> Table:
 
 
 def _numbers(study: Study, group: Group, n_labels: int, sizes: Sequence[float]) -> list[Any]:
-    """Return the numbers in the cells of a row, without intervals and units, or None for cells of text.
+    """Return the number of each cell in a group's row, without intervals and units.
 
-    A number that is not finite is "". Means and gaps are in the unit in which the metric is shown.
+    The number is None for a cell of text, and "" if it is not finite. Means and gaps are in the unit in which the
+    metric is shown.
     """
     gap, scale = study.against_baseline(group), study.metric.scale
     figures = [len(group.values), scale * group.mean, scale * gap.mean if gap else math.nan]
@@ -271,7 +280,7 @@ def _numbers(study: Study, group: Group, n_labels: int, sizes: Sequence[float]) 
 
 
 def _runs(study: Study) -> Table:
-    """Return the table of runs with the keys that vary."""
+    """Return the table of runs. Its columns include the config keys that vary."""
     runs = study.runs
     metrics = [column for column in runs.columns if column.startswith("metric:")]
     names = ["run:sweep"] if len(study.sweeps) > 1 else []
@@ -291,7 +300,7 @@ def _runs(study: Study) -> Table:
 
 
 def _groups_of_runs(study: Study) -> list[int | None]:
-    """Return the number of each run's group, or None for a run without a group."""
+    """Return each run's group as the group's number in the table of means. It is None for a run without a group."""
     names = list(study.groups[0].keys) if study.groups else []
     known = {tuple(identity(g.keys[name]) for name in names): i for i, g in enumerate(study.groups)}
     rows = study.runs.reindex(columns=names).itertuples(index=False, name=None)
@@ -299,7 +308,10 @@ def _groups_of_runs(study: Study) -> list[int | None]:
 
 
 def _varying(runs: pd.DataFrame) -> list[str]:
-    """Return the core axes and the seed, and the other config keys and properties of the machine that vary."""
+    """Return the columns that the table of runs shows for configs and machines.
+
+    They are the core axes, the seed, the other config keys that vary, and the properties of the machine that vary.
+    """
     always = [key for key in (*CORE_AXES, SEED) if key in runs.columns]
     keys = [key for key in config_keys(runs) if key not in always and _varies(runs, key)]
     environment = [column for column in runs.columns if column.startswith("env:")]
@@ -315,7 +327,11 @@ def _cell(value: Any) -> str:
 
 
 def _listings(study: Study) -> list[tuple[str, str, str]]:
-    """Return the heading, the name and the lines of each list of what all runs share."""
+    """Return the lists of what all runs have in common, each as its heading, its name, and its lines.
+
+    One list has the config keys with a single value, and the other has the properties of the machine with a single
+    value.
+    """
     runs, varying = study.runs, _varying(study.runs)
     common = [key for key in config_keys(runs) if key not in varying]
     same = [column for column in runs.columns if column.startswith("env:") and column not in varying]
@@ -326,5 +342,5 @@ def _listings(study: Study) -> list[tuple[str, str, str]]:
 
 
 def _listing(runs: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Return a line with the first known value of each column."""
+    """Return a line `column: value` for each column, with the column's first known value."""
     return "\n".join(f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns)

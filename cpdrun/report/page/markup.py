@@ -1,6 +1,6 @@
 """Format a table as GitHub Markdown, as LaTeX with booktabs, or as a rich table for the terminal.
 
-Names come from users, so every character of a name is escaped if it has a meaning in a markup.
+Names come from users, so every character that has a meaning in the markup is escaped.
 """
 
 import unicodedata
@@ -42,10 +42,10 @@ LATEX = {
 
 
 def without_controls(text: str) -> str:
-    """Return text with U+FFFD for each character that controls a terminal, changes the direction of text or is hidden.
+    """Return `text` with U+FFFD in place of each control character, except for line ends and tabs.
 
-    These are the characters of Unicode's categories Cc, such as ESC, and Cf, such as right-to-left marks. Line ends and
-    tabs are not replaced.
+    Such characters can control a terminal, change the direction of text, or be invisible. They have the Unicode
+    categories Cc (such as ESC) and Cf (such as right-to-left marks).
     """
     if text.isprintable():
         return text
@@ -63,7 +63,11 @@ def markdown(table: Shown) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that GitHub shows as typed: no cell ends early, no markup, no HTML, no control characters."""
+    """Return `text` so that GitHub shows it as typed.
+
+    Characters that would end a table cell, or that have a meaning in Markdown or HTML, are escaped. Control characters
+    are replaced by U+FFFD, and whitespace becomes single spaces.
+    """
     text = (
         " ".join(without_controls(text).split())
         .replace("&", "&amp;")
@@ -74,7 +78,7 @@ def escape_markdown(text: str) -> str:
 
 
 def latex(table: Shown) -> str:
-    r"""Return a tabular with booktabs rules, which needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
+    r"""Return a LaTeX tabular. The document needs \usepackage{booktabs} and \usepackage[T1]{fontenc}."""
     columns = "l" + "r" * (len(table.header) - 1)
     body = [_latex_row(table.header), r"\midrule", *map(_latex_row, table.rows)]
     return "\n".join(
@@ -83,7 +87,7 @@ def latex(table: Shown) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return text that LaTeX typesets as typed. A letter that T1 fonts lack becomes its Unicode name in brackets."""
+    """Return `text` so that LaTeX typesets it as typed. Letters that T1 fonts lack become `[their Unicode name]`."""
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
@@ -94,7 +98,7 @@ def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -
 
     Args:
         table: The table.
-        bold: Whether each row is bold. By default, no row is.
+        bold: Whether each row is bold. By default, no row is bold.
         encoding: The encoding of the terminal.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -113,10 +117,10 @@ def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return `text` without control characters and with only the characters that `encoding` has.
+    """Return `text` with only the characters that `encoding` has. Control characters become U+FFFD.
 
-    If a character is missing, ± becomes +-, the minus sign becomes a hyphen, and other missing characters become
-    question marks.
+    If the encoding lacks any character of the text, ± becomes +-, the minus sign becomes a hyphen, and other missing
+    characters become question marks.
     """
     text = without_controls(text)
     try:

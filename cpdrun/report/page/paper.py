@@ -1,4 +1,4 @@
-"""What a paper copies from a report: a LaTeX table, a paragraph about the methods, and the references in BibTeX."""
+"""Write the parts of a report for a paper: a LaTeX table, a paragraph about the methods, and BibTeX references."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
 _COMMIT_LETTERS = 12
-# The keys of a config that the methods name, by the name of the value in the template.
+# The config keys whose values the methods paragraph gives, keyed by the names that the template uses.
 _SETTINGS = {
     "model": "model._target_",
     "data": "data._target_",
@@ -28,7 +28,7 @@ _SETTINGS = {
 
 
 def write(folder: Path, study: Study) -> list[Path]:
-    """Write table.tex, methods.txt and cite.bib, and return the paths."""
+    """Write table.tex, methods.txt, and cite.bib, and return the paths."""
     texts = {"table.tex": table(study), "methods.txt": methods(study), "cite.bib": references(study)}
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -36,9 +36,10 @@ def write(folder: Path, study: Study) -> list[Path]:
 
 
 def table(study: Study) -> str:
-    r"""Return a LaTeX table with its caption, which needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
+    r"""Return a LaTeX table with its caption. It needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
 
-    A column that is the same in every row is left out, and the caption names its value. The verdict is a word.
+    If a column has the same value in every row, the column is left out, and the caption gives the value. Verdicts are
+    written as words, without their marks.
     """
     shown, left_out = _without_constants(full(study))
     words = {f"{MARKS[verdict]} {verdict}": str(verdict) for verdict in Verdict}
@@ -55,7 +56,7 @@ def table(study: Study) -> str:
 
 
 def methods(study: Study) -> str:
-    """Return a paragraph that describes how the runs were made and judged, with the numbers of this study."""
+    """Return the paragraph that describes, with this study's numbers, how the runs were trained and compared."""
     return render("methods.txt.j2", **_facts(study)) + "\n"
 
 
@@ -65,10 +66,11 @@ def references(study: Study) -> str:
 
 
 def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
-    """Return the table without the columns that are the same in every row, and the values of these columns.
+    """Return the table without its constant columns, and the values of these columns, keyed by heading.
 
-    The first column and the intervals from a group's own pairs are not among the values. The latter are always left
-    out.
+    A column is constant if all rows have the same value. The first column is always kept, and a table with a single row
+    keeps all columns. Constants without information (`-`, `0`, `0 B`) are left out of the values. The column of the
+    intervals from a group's own pairs is always left out of both.
     """
     kept, constants = [], {}
     for i, name in enumerate(shown.header):
@@ -84,7 +86,7 @@ def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
 
 
 def _facts(study: Study) -> dict[str, Any]:
-    """Return the values that the templates of a paper use."""
+    """Return the values that the templates of this module use, keyed by name."""
     runs, seeds = finished(study.runs), [len(group.values) for group in study.groups if group.values]
     verdicts = [judged.verdict for judged in study.judged.values()]
     names = [
@@ -121,7 +123,7 @@ def _facts(study: Study) -> dict[str, Any]:
 
 
 def _values(study: Study, column: str) -> list[str]:
-    """Return the different known values of a column of the runs, as text."""
+    """Return the different known values in a column of the table of runs, as text."""
     if column not in study.runs.columns:
         return []
     return list(dict.fromkeys(axis_text(value) for value in study.runs[column].dropna()))

@@ -1,4 +1,4 @@
-"""Draw every plot once, and write it as the requested kinds of files."""
+"""Draw every plot once, and write it in each of the requested file formats."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ KINDS = ("png", "svg", "pdf")
 
 
 def draw(study: Study) -> dict[str, Figure]:
-    """Return the figures of all plots for which the runs have the data, by the name of the plot."""
+    """Draw all plots for which the runs have the data, and return their figures, keyed by the plot's name."""
     figures = {}
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
     for plot in plots.available():
@@ -32,7 +32,7 @@ def draw(study: Study) -> dict[str, Figure]:
 
 
 def draw_one(study: Study, name: str) -> Figure:
-    """Return the figure of the plot with the given name.
+    """Draw the plot with the given name and return its figure.
 
     Raises:
         NotDrawnError: The runs lack the data that the plot needs.
@@ -49,20 +49,20 @@ def draw_one(study: Study, name: str) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as the content of a PNG file."""
+    """Return the content of a figure's PNG file."""
     with _style():
         return _content(figure, "png")
 
 
 def _part(study: Study, of_cases: bool | None) -> Study:
-    """Return the study restricted to the runs that plots with this value of `of_cases` show."""
+    """Return the part of the study that a plot shows, given the plot's attribute `of_cases`."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
     return study.of_facets(has_cases=of_cases)
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure:
-    """Return the figure with its final layout, which is then the same in all kinds of files."""
+    """Draw a plot and compute its layout. The layout is then final, so it is the same in all file formats."""
     with _style():
         figure = plot.draw(study)
         layout = figure.get_layout_engine()
@@ -73,7 +73,10 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure:
 
 
 def render(figures: dict[str, Figure]) -> dict[str, str]:
-    """Return each figure as SVG, for its file and for the page."""
+    """Return the SVG of each figure, as matplotlib writes it, keyed by the plot's name.
+
+    `svg.standalone` turns it into the content of a file, and `svg.inline` into an element of the page.
+    """
     with _style():
         return {name: _content(figure, "svg").decode() for name, figure in figures.items()}
 
@@ -81,16 +84,16 @@ def render(figures: dict[str, Figure]) -> dict[str, str]:
 def write(
     folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
 ) -> list[Path]:
-    """Write figures as each of `kinds` and return the paths.
+    """Write the figures in each file format of `kinds` and return the paths.
 
-    Each file is written completely or not at all. If this report lacks a picture that an earlier report has, the
-    earlier picture is removed if it is of one of `kinds`. Pictures of other kinds are not touched.
+    Each file is written completely or not at all. If a plot was not drawn, its pictures from an earlier report are
+    removed. Pictures in formats other than `kinds` are not touched.
 
     Args:
         folder: The folder of the report.
-        figures: The figures by the name of the plot.
-        rendered: The SVGs of `render` by the name of the plot.
-        kinds: The kinds of files, which are members of `KINDS`.
+        figures: The figures, keyed by the plot's name.
+        rendered: The SVGs that `render` returned, keyed by the plot's name.
+        kinds: The file formats, which are members of `KINDS`.
     """
     for name in set(plots.names()) - figures.keys():
         for kind in kinds:
@@ -108,9 +111,10 @@ def write(
 
 
 def _content(figure: Figure, kind: str) -> bytes:
-    """Return the content of a file without a date, so that the same runs always give the same file.
+    """Draw a figure and return the content of its file.
 
-    Unlike `Figure.savefig`, which first draws the figure once more to find its layout, this draws it once.
+    The file contains no date, so that the same runs always give the same file. `Figure.savefig` would draw the figure
+    twice, because its first drawing finds the layout. This function draws it once.
     """
     content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
     try:
@@ -131,7 +135,10 @@ def _content(figure: Figure, kind: str) -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Draw in the style of the report, and without garbage collection, which takes a tenth of the time of drawing."""
+    """Apply the style of the report within a `with` block, and pause garbage collection.
+
+    Garbage collection would take a tenth of the drawing time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,8 @@
-"""Serve the report of a running sweep to a browser on this machine. The page is made anew when a run has ended.
+"""Serve the report of a running sweep to a browser on this machine.
 
-Reading a run executes nothing of it, and nothing is written. Only requests for `/` of this machine are answered. The
-name of the host is checked because a web page elsewhere could let its own name point at this machine (DNS rebinding).
+When a run has changed its state, the page is made again. The server writes no files and executes nothing that a run
+recorded. It answers only requests for the path `/`, and only if the request names this machine as its host. The host
+is checked because the name of a foreign web page could be made to point to this machine (DNS rebinding).
 """
 
 import hashlib
@@ -29,11 +30,11 @@ _NOT_STARTED = "not started"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far some sweeps are.
+    """The progress of some sweeps.
 
     Attributes:
         version: A text that changes whenever a run changes its state.
-        total: The number of runs, including runs that the manifests list and that have no directory yet.
+        total: The number of runs, including runs that have no directory yet but are listed in a manifest.
         ended: The number of runs that have a result or failed.
         failed: The number of runs that failed or cannot be read.
         running: The number of runs that are running.
@@ -47,12 +48,12 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether all runs have ended."""
         return self.ended == self.total
 
 
 def read_progress(sweeps: Sequence[SweepDir]) -> Progress:
-    """Return how far some sweeps are."""
+    """Read the state of each run and return the progress of the sweeps."""
     states = [line for sweep in sweep_names(sweeps).values() for line in _states(sweep)]
     counts = Counter(state for _, state in states)
     failed = counts[State.FAILED] + counts["unreadable"]
@@ -66,7 +67,10 @@ def read_progress(sweeps: Sequence[SweepDir]) -> Progress:
 
 
 def _states(sweep: SweepDir) -> list[tuple[str, str]]:
-    """Return the path and the state of each run."""
+    """Return each run of a sweep as its path and its state.
+
+    Besides the states of `State`, a run can be "unreadable" or "not started".
+    """
     found: dict[str, str] = {}
     for run in sweep.runs():
         try:
@@ -83,9 +87,9 @@ def _states(sweep: SweepDir) -> list[tuple[str, str]]:
 
 
 class LivePage:
-    """The page of some sweeps. It may be read from several threads.
+    """The page of some sweeps. Several threads can read it.
 
-    Making the page takes at most a fifth of the time, because the runs need the processor.
+    The runs need the processor, so the page is made only so often that making it takes at most a fifth of the time.
 
     Args:
         sweeps: The sweeps.
@@ -101,7 +105,11 @@ class LivePage:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[str, str]:
-        """Return the version and the text of the page. The page is made anew if a run has changed its state."""
+        """Return the version and the text of the page.
+
+        If a run has changed its state, the page is made again. Shortly after the page was made, the states are not
+        checked.
+        """
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._next_s:
@@ -122,7 +130,7 @@ class LivePage:
 
 
 def application(page: LivePage) -> bottle.Bottle:
-    """Return the web application that serves a page."""
+    """Return the web application that serves `page` at the path `/`."""
     app = bottle.Bottle()
 
     @app.hook("before_request")
@@ -149,24 +157,25 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 60  # seconds, for a browser that opens a connection and sends nothing
+    # The time in seconds after which the server closes a connection on which the browser sends nothing.
+    timeout = 60
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
+        """Discard the log of requests."""
 
 
 def live_server(sweeps: Sequence[SweepDir], options: ReportOptions) -> WSGIServer:
-    """Return a server of the report of some sweeps. It listens on a free port of this machine."""
+    """Return a server for the report of some sweeps. It listens on a free port of this machine only."""
     return make_server(HOST, 0, application(LivePage(sweeps, options)), _Server, _Handler)
 
 
 def serve(sweeps: Sequence[SweepDir], options: ReportOptions, announce: Callable[[str], None]) -> None:
-    """Serve the report of some sweeps until the user interrupts.
+    """Serve the report of some sweeps until the user interrupts the program.
 
     Args:
         sweeps: The sweeps.
         options: What the report compares and describes.
-        announce: A function that is called with the address once the server answers.
+        announce: The function to call with the address of the page as soon as the server accepts connections.
     """
     with live_server(sweeps, options) as server:
         announce(f"http://{HOST}:{server.server_port}/")

@@ -1,4 +1,4 @@
-"""Write tables as CSV, Markdown, LaTeX or Parquet files, with one function for each kind of file."""
+"""Write tables as CSV, Markdown, LaTeX, or Parquet files, with one function for each file format."""
 
 import io
 from collections.abc import Callable
@@ -18,7 +18,10 @@ Writer = Callable[[Path, pd.DataFrame, Shown], Path]
 
 
 def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe; numbers stay numbers."""
+    """Write a table of numbers as a CSV file.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front. Numbers are not changed.
+    """
     text = io.StringIO()
     texts = {
         name: numbers[name].map(_cell)
@@ -30,22 +33,22 @@ def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a GitHub Markdown file with the shown table."""
+    """Write a table of text as a GitHub Markdown file."""
     return _text(stem.with_suffix(".md"), markup.markdown(shown))
 
 
 def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a LaTeX file with the shown table, and a comment about the marks of verdicts if it has any."""
+    """Write a table of text as a LaTeX file. If it contains marks of verdicts, a comment explains the marks."""
     has_marks = any(cell.endswith(tuple(MARKS.values())) for row in shown.rows for cell in row)
     legend = "% Superscript c: certified. Superscript r: refuted. Question mark: open.\n" if has_marks else ""
     return _text(stem.with_suffix(".tex"), legend + markup.latex(shown))
 
 
 def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a Parquet file. Columns with values of several types are written as text.
+    """Write a table of numbers as a Parquet file. Columns with values of several types are written as text.
 
     Raises:
-        ReportUsageError: pyarrow is not installed, which pandas needs to write Parquet.
+        ReportUsageError: pyarrow, which pandas needs to write Parquet, is not installed.
     """
     path = stem.with_suffix(".parquet")
     mixed = [name for name in numbers.columns if numbers[name].map(type).nunique() > 1]
@@ -68,9 +71,10 @@ def _text(path: Path, text: str) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a CSV cell, without control characters and with an apostrophe before text like a formula.
+    """Return a value as a CSV cell. Control characters become U+FFFD, and text like a formula gets an apostrophe.
 
-    Such text starts with a character that OWASP's "CSV Injection" lists: = + - @, a tab or a carriage return.
+    A spreadsheet takes text for a formula if it starts with one of the characters that OWASP's page "CSV Injection"
+    lists: =, +, -, @, tab, and carriage return. Text that is a number is not changed.
     """
     if not isinstance(value, str):
         return value

@@ -1,7 +1,7 @@
 """The plots of a report.
 
-A module without a leading underscore defines `PLOTS`, a list of `Plot`. A new plot is a new entry or a new module. The
-quantities on the axes are in the table of `_axes`.
+Each module whose name has no leading underscore defines `PLOTS`, a list of `Plot`. To add a plot, append an entry to
+such a list or add a module. The module `_axes` has the table of quantities that plots draw along an axis.
 """
 
 import importlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpdrun.study.study import Study
 
 
-# The questions of a reader by key, in the order of the page.
+# The questions that a reader asks, keyed by their short names, in the order of the page.
 QUESTIONS = {
     "enough": "How many bits are enough?",
     "sure": "How sure is that?",
@@ -33,22 +33,22 @@ QUESTIONS = {
 
 
 class NotDrawnError(Exception):
-    """An error that says which data is missing, raised if a picture would be empty."""
+    """The error that is raised if a picture would be empty. Its message says which data is missing."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot.
+    """A kind of plot that a report can contain.
 
     Attributes:
-        name: The name of the plot and of its file.
-        title: The heading on the page. `{metric}` stands for the name of the metric.
-        alt: Sentences that describe the picture for readers who cannot see it, also with `{metric}`.
-        needs: What the runs must have for the plot to be drawn.
-        draw: The function that draws a study. It raises NotDrawnError with a reason for the user if the runs lack the
-            data that the plot needs.
-        question: The key of the question in QUESTIONS that the plot answers. A plot without one comes last.
-        of_cases: Whether the plot is for named cases, or None if it is for all runs.
+        name: The name of the plot, which is also the name of its files.
+        title: The heading on the page. `{metric}` is replaced by the metric's name.
+        alt: Sentences that describe the picture to readers who cannot see it. `{metric}` is replaced here, too.
+        needs: The data that the runs must have for the plot to be drawn.
+        draw: The function that draws a study and returns the figure. If the runs lack the data that the plot needs, it
+            raises NotDrawnError with a reason for the user.
+        question: The key in QUESTIONS of the question that the plot answers. If it is "", the plot comes last.
+        of_cases: Whether the plot shows named cases (True), other runs (False), or all runs (None).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Plot:
     of_cases: bool | None = False
 
     def for_metric(self, metric: "Metric") -> "Plot":
-        """Return the plot with the name of a metric in its title and its description."""
+        """Return a copy of the plot whose title and description contain the name of the metric."""
         texts = (text.replace("{metric}", metric.name.replace("_", " ")) for text in (self.title, self.alt))
         title, alt = map(capital, texts)
         return replace(self, title=title, alt=alt)

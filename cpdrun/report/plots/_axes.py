@@ -1,4 +1,4 @@
-"""The table of quantities that plots draw along an axis: label, unit, scale, and which way is better."""
+"""The table of quantities that plots draw along an axis, with the label, unit, and scale of each quantity."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from cpdrun.study.metric import Metric
 
 @dataclass(frozen=True)
 class Axis:
-    """A quantity on an axis.
+    """A quantity that plots draw along an axis.
 
     Attributes:
-        label: The label.
-        unit: The unit, or "" if the quantity has none or if `show` appends it to the number.
-        scale: Linear, or logarithmic with ticks at powers of 10 or of 2.
-        higher_is_better: Which way is better, or None if neither is.
-        show: Return a tick's label.
-        is_count: Whether ticks are whole numbers.
+        label: The label of the axis.
+        unit: The unit, or "" if the quantity has no unit or if `show` adds it to each number.
+        scale: The scale of the axis. The ticks of "log" are at round decimal numbers, those of "log2" at powers of 2.
+        higher_is_better: Whether higher values are better, or None if neither direction is better.
+        show: The function that returns a tick's label.
+        is_count: Whether the ticks are whole numbers.
     """
 
     label: str
@@ -34,17 +34,17 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """The label with its unit."""
+        """The label followed by the unit, if there is one."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
     def apply_to_x(self, axes: Axes, values: Collection[float], *, at_values: bool = False) -> None:
-        """Set the scale, the ticks and the label of the x axis of a panel.
+        """Set the scale, the ticks, and the label of a panel's x axis.
 
         Args:
             axes: The panel.
             values: The values that are drawn.
-            at_values: Whether to set ticks at these values instead of round numbers. Ticks that would touch are left
-                out.
+            at_values: Whether to set the ticks at `values` instead of at round numbers. Ticks whose labels would touch
+                are left out.
         """
         if self.scale != "linear":
             axes.set_xscale("log", base=2 if self.scale == "log2" else 10)
@@ -68,7 +68,10 @@ class Axis:
 
 
 def spaced(values: Collection[float], ratio: float) -> list[float]:
-    """Return the sorted values without those that are less than `ratio` times the value before them."""
+    """Return some of the given values (in ascending order), so that they are far enough apart for their labels.
+
+    The first value is kept. Each further value is kept if it is more than `ratio` times the last kept value.
+    """
     kept: list[float] = []
     for value in values:
         if not kept or value > kept[-1] * ratio or value == kept[-1] == 0:
@@ -77,7 +80,7 @@ def spaced(values: Collection[float], ratio: float) -> list[float]:
 
 
 def metric_axis(metric: Metric) -> Axis:
-    """Return the axis of the metric. Its label says if lower values are better."""
+    """Return the axis of the metric. If lower values are better, the label says so."""
     label = metric.title if metric.higher_is_better else f"{metric.title} (lower is better)"
     return Axis(label, higher_is_better=metric.higher_is_better)
 

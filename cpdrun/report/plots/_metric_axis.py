@@ -1,7 +1,7 @@
-"""Provide a y axis for the metric, which is broken if the values form two clusters that are far apart.
+"""Provide a y axis for the metric. If the values form two clusters that are far apart, the axis is broken.
 
-Most runs train either about as well as the baseline or not at all. On one scale from 0 to 100 %, the differences that
-matter and their error bars would be too small to see.
+Most runs train about as well as the baseline or not at all. On one scale from 0 to 100 %, the differences between the
+good runs and their error bars would be too small to see.
 """
 
 import math
@@ -27,7 +27,7 @@ from cpdrun.study.study import Study
 Point = tuple[float, float]
 MARGIN_DASH = (0, (4, 2))
 _PALE = 0.45
-# The longest bar for which the axis leaves room, in margins.
+# The axis leaves room for error bars of up to this many margins.
 _LONGEST_BAR = 3
 _HALO = [withStroke(linewidth=1.6, foreground="white")]
 
@@ -35,13 +35,14 @@ _HALO = [withStroke(linewidth=1.6, foreground="white")]
 def marker_style(study: Study, group: Group, style: Style, verdict: Verdict | None = None) -> dict[str, Any]:
     """Return the matplotlib properties of a group's marker.
 
-    The marker is filled for the baseline and certified groups, hollow for open groups, and pale for refuted groups.
+    The markers of the baseline and of certified groups are filled. The markers of all other groups are hollow, and
+    those of refuted groups are also pale.
 
     Args:
         study: The study that is drawn.
-        group: The group.
+        group: The group that the marker shows.
         style: The color and the marker.
-        verdict: The verdict of the group. By default it is the verdict of the study.
+        verdict: The verdict on the group. By default, it is the study's verdict.
     """
     if verdict is None and group in study.judged:
         verdict = study.judged[group].verdict
@@ -55,12 +56,12 @@ def marker_style(study: Study, group: Group, style: Style, verdict: Verdict | No
 
 
 class MetricAxis:
-    """The axes of one panel, broken in two if the values form two clusters.
+    """The y axis of one panel, which is broken into two parts if the values form two clusters.
 
     Attributes:
         study: The study that is drawn.
-        parts: The one or two axes from top to bottom. They share the x axis, and the axes with the best values are
-            higher.
+        parts: One or two matplotlib axes, from top to bottom. They share the x axis. If there are two, the one with the
+            best values is twice as high as the other.
         heights: The relative heights of the parts.
     """
 
@@ -81,7 +82,7 @@ class MetricAxis:
             _mark_break(*self.parts)
 
     def at(self, y: float) -> Axes:
-        """Return the part that shows the value `y`, which is in the unit in which the metric is shown."""
+        """Return the part that shows the value `y`. The value is in the unit in which the metric is shown."""
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
@@ -89,7 +90,11 @@ class MetricAxis:
         return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:
-        """Draw the baseline from x[0] to x[1]: its mean as a line, the margin as a dashed line, a band between them."""
+        """Draw the baseline and the margin from x[0] to x[1].
+
+        A solid line shows the baseline's mean, a dashed line shows the worst value within the margin, and a band fills
+        the space between the lines.
+        """
         mean, low, high = margin_band(self.study, baseline)
         axes = self.at(mean)
         axes.hlines(mean, *x, color=FP32.color, linewidth=0.8)
@@ -100,7 +105,7 @@ class MetricAxis:
             )
 
     def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
-        """Draw the mean of a group, with the interval of its gap as bars."""
+        """Draw the mean of a group as a marker, with the interval of its gap to the baseline as error bars."""
         mean, low, high = span(self.study, group)
         line, caps, bars = self.at(mean).errorbar(
             x,
@@ -117,13 +122,13 @@ class MetricAxis:
             part_of(artist, text)
 
     def segment(self, here: Point, there: Point, style: Style, of: Sequence[Group] = ()) -> None:
-        """Draw a straight line between the points of two groups, also across the break of the axis.
+        """Draw a straight line between two points. The line can cross the break of the axis.
 
         Args:
-            here: The first point.
-            there: The second point.
+            here: The coordinates of the first point.
+            there: The coordinates of the second point.
             style: The color and the dash of the line.
-            of: The groups of the points. The page fades the line if the reader filters one of the groups out.
+            of: The groups that the line connects. The page fades the line if the reader filters out one of them.
         """
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
@@ -138,14 +143,14 @@ class MetricAxis:
         part_of(a.figure.add_artist(patch), *(describe_group(self.study, group) for group in of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
-        """Write text at the end of a point's error bar, or next to the point if the bar leaves the axes.
+        """Write text at the end of a point's error bar. If the bar leaves the axes, write it next to the point.
 
         Args:
             x: The x coordinate of the point.
-            group: The group of the point.
-            text: The text.
-            color: The color of the point. The text is darkened if it would be illegible.
-            above: Whether the text is above or below the point.
+            group: The group that the point shows.
+            text: The text to write.
+            color: The color of the point. For the text, it is darkened until it is legible.
+            above: Whether to write the text above the point, or else below.
         """
         mean, low, high = span(self.study, group)
         axes = self.at(mean)
@@ -167,16 +172,16 @@ class MetricAxis:
             color=ink(color),
             path_effects=_HALO,
             zorder=5,
-            in_layout=False,  # The layout is faster without texts inside of axes.
+            in_layout=False,  # The layout is computed faster without the texts inside the axes.
         )
         part_of(written, describe_group(self.study, group))
 
     def names(self, x: float, names: list[tuple[float, Style, Sequence[Group]]]) -> None:
-        """Write the names of lines, right-aligned at x, and move names apart if they would overlap.
+        """Write the names of lines, right-aligned at x. Names that would overlap are moved apart.
 
         Args:
-            x: The x coordinate of the right end of the names.
-            names: The height, the style and the groups of each line.
+            x: The x coordinate at which the names end.
+            names: The lines, each as its y coordinate, its style (which contains the name), and its groups.
         """
         for axes, height in zip(self.parts, self.heights, strict=True):
             here = [name for name in names if self.at(name[0]) is axes]
@@ -189,10 +194,10 @@ class MetricAxis:
 
 
 def value_ranges(study: Study) -> list[tuple[float, float]]:
-    """Return the ranges of the y axis, upper part first.
+    """Return the limits of each part of the y axis, upper part first.
 
-    There are two ranges if the best cluster of means is narrow and the next mean is far away, and one range otherwise.
-    A bar that is longer than `_LONGEST_BAR` margins, or that ends in the other part, is cut off.
+    If the best means form a narrow cluster and the next mean is far away, there are two parts. Otherwise, there is one.
+    An error bar is cut off if it is longer than `_LONGEST_BAR` margins or ends in the other part.
     """
     spans = [
         margin_band(study, group) if group.is_baseline else _cut(study, span(study, group))
@@ -205,7 +210,11 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
 
 
 def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the ranges of a metric of which higher values are better, from means and the ends of their intervals."""
+    """Return the ranges of `value_ranges` for a metric whose higher values are better.
+
+    Args:
+        spans: The mean, the lower end, and the upper end of each group's error bar.
+    """
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
     heap, extent = [mean for mean in means if mean > middle], means[-1] - means[0]
@@ -219,23 +228,27 @@ def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]
 
 
 def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
-    """Return the baseline's mean and the ends of the band of values that are at most the margin worse."""
+    """Return the baseline's mean, and the lower and upper end of the values that are at most the margin worse.
+
+    They are in the unit in which the metric is shown. Without a margin, both ends are the mean.
+    """
     mean = study.metric.scale * baseline.mean
     margin = study.tolerance if study.tolerance > 0 else 0.0
     return (mean, mean - margin, mean) if study.metric.higher_is_better else (mean, mean, mean + margin)
 
 
 def _cut(study: Study, ends: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return a mean and the ends of its bars, which are cut off at `_LONGEST_BAR` margins from the mean."""
+    """Return `ends` (a mean and both ends of its error bar), with the bar cut off at `_LONGEST_BAR` margins."""
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
     mean, low, high = ends
     return mean, max(low, mean - longest), min(high, mean + longest)
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
-    """Return a group's mean and the ends of the interval of its gap, drawn at the mean, in shown units.
+    """Return a group's mean and the lower and upper end of its error bar, in the unit in which the metric is shown.
 
-    Without an interval, as for the baseline, the ends are the mean.
+    The error bar is the interval of the group's gap to the baseline, moved so that the gap lies at the group's mean. If
+    there is no interval, as for the baseline, both ends are the mean.
     """
     mean = study.metric.scale * group.mean
     if group not in study.judged:
@@ -244,7 +257,8 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     below, above = (study.metric.scale * (end - judgement.mean) for end in (judgement.low, judgement.high))
     if not math.isfinite(above - below):
         return mean, mean, mean
-    # The interval is valid after any number of pairs, so it need not contain the mean over all pairs.
+    # The interval is valid after any number of pairs, so it might not contain the mean over all pairs. An error bar
+    # must contain the point.
     below, above = min(below, 0.0), max(above, 0.0)
     low, high = (below, above) if study.metric.higher_is_better else (-above, -below)
     return mean, mean + low, mean + high
@@ -253,9 +267,15 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
 def _padded(
     lows: list[float], highs: list[float], room: float = 0.12, least: float = 0.0
 ) -> tuple[float, float]:
-    """Return a range with room for the numbers above and below the points.
+    """Return the limits of an axis that shows `lows` and `highs` and has room for the numbers at the points.
 
-    The range has a minimum height, so that noise does not fill it.
+    The axis has a minimum height, so that noise does not fill it.
+
+    Args:
+        lows: The lower ends of the error bars.
+        highs: The upper ends of the error bars.
+        room: The room to add at both ends, as a share of the height.
+        least: The minimum height without this room. It is at least 2 % of the highest value.
     """
     low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
@@ -265,7 +285,7 @@ def _padded(
 
 def _set_ticks(axes: Axes, study: Study) -> None:
     low, high = axes.get_ylim()
-    if study.metric.is_fraction:  # A share has no values below 0 % or above 100 %.
+    if study.metric.is_fraction:  # The axis can extend beyond 0 % and 100 %, but a share has no values there.
         low, high = max(low, 0.0), min(high, 100.0)
     ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_yticks([tick for tick in ticks if low <= tick <= high])

@@ -1,4 +1,4 @@
-"""Figures with one panel for each facet of a study: titles, captions, and names that do not touch."""
+"""Make figures with one panel for each facet of a study, and write their titles, captions, and names of points."""
 
 import math
 import textwrap
@@ -20,22 +20,22 @@ from cpdrun.study.study import Study
 
 MOST_PANELS = 12
 ONE_SEED = "\N{SUPERSCRIPT ONE}"
-# The caption's characters per inch.
+# The number of letters per inch in a caption.
 _LETTERS_PER_IN = 23
 _POINTS_PER_IN = 72
 
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a line or a point, which is written on the right of a panel.
+    """The name of a line or a point, which is written to the right of a panel.
 
     Attributes:
-        x: The x coordinate of the point or of the end of the line.
-        y: The y coordinate.
+        x: The x coordinate of the point or of the line's end.
+        y: The y coordinate of the point or of the line's end.
         text: The name.
-        color: The color of the point. The name is darkened if it would be illegible.
-        of: The descriptions of the groups that are named.
-        is_key: Whether the name stays if there is no room for all names.
+        color: The color of the point or line. For the name, it is darkened until it is legible.
+        of: The descriptions of the groups that the point or line shows.
+        is_key: Whether the name is written even if there is no room for all names.
     """
 
     x: float
@@ -47,16 +47,18 @@ class Name:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Return an empty figure whose layout keeps labels apart."""
+    """Return an empty figure whose layout engine leaves room for labels."""
     figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08))
-    FigureCanvasAgg(figure)  # With a canvas, the size of a text is computed without drawing the figure.
+    FigureCanvasAgg(figure)  # With this canvas, the size of a text is known before the figure is drawn.
     return figure
 
 
 def grid(
     facets: Sequence[Facet], width_in: float, height_in: float, columns: int = 2
 ) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
-    """Return a figure, and its panels with their facets. Only the first 12 facets get a panel.
+    """Return a figure, and its panels as pairs of a subfigure and its facet.
+
+    Only the first `MOST_PANELS` facets get a panel.
 
     Args:
         facets: The facets to draw.
@@ -81,9 +83,9 @@ def caption(
     Args:
         figure: The figure.
         study: The study that is drawn, or None if the caption needs no study.
-        plot: The name of the caption in the template plot_captions.j2.
-        facets: The facets of the figure, of which only the first have a panel.
-        values: Further values that the caption uses.
+        plot: The caption's name in the template plot_captions.j2.
+        facets: All facets of the figure. If some have no panel, the caption says how many.
+        values: Further values that the template uses, keyed by name.
     """
     if study is not None:
         judgements = [judged.judgement for judged in study.judged.values()]
@@ -102,7 +104,7 @@ def caption(
 
 
 def prediction_facts(calibration: Calibration) -> dict[str, str]:
-    """Return what the caption of a predicted quantity says about the calibration."""
+    """Return the values of the calibration that the caption of a predicted quantity gives, keyed by name."""
     work = calibration.workload
     return {
         "parameters": f"{work.values:,}",
@@ -112,24 +114,27 @@ def prediction_facts(calibration: Calibration) -> dict[str, str]:
 
 
 def _one_seed(study: Study) -> str:
-    """Return whether `all` or `some` groups have a single seed, or "" if none has."""
+    """Return "all" if all groups have a single seed, "some" if some have a single seed, and "" otherwise."""
     single = [len(group.values) == 1 for group in study.groups if group.values]
     return "all" if single and all(single) else "some" if any(single) else ""
 
 
 def seed_mark(study: Study, group: Group) -> str:
-    """Return the mark of a group with one seed, or "" if it has several seeds or if all groups have one seed."""
+    """Return the mark that says that a group has a single seed.
+
+    If the group has several seeds, or if every group has a single seed, return "".
+    """
     return ONE_SEED if len(group.values) == 1 and _one_seed(study) == "some" else ""
 
 
 def title(part: SubFigure, facet: Facet, facets: Sequence[Facet], above: int = 0) -> None:
-    """Write the facet's label above a panel if there are several facets.
+    """Write the facet's label above a panel. If the figure has a single facet, write nothing.
 
     Args:
         part: The panel.
         facet: The facet of the panel.
         facets: All facets of the figure.
-        above: The number of empty lines below the label, for a legend or the titles of subpanels.
+        above: The number of empty lines between the label and the panel, for a legend or for the titles of subpanels.
     """
     if len(facets) > 1:
         lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
@@ -137,10 +142,15 @@ def title(part: SubFigure, facet: Facet, facets: Sequence[Facet], above: int = 0
 
 
 def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
-    """Write names on the right of a panel, each at the height of its point, with a thin line to the point.
+    """Write names to the right of a panel, each at the height of its point, with a thin line to the point.
 
-    Names that would touch are moved apart. If there is no room for all names, only key names are written. The limits
-    of the axes must be final.
+    Names that would touch are moved apart. If there is no room for all names, only those with `is_key` are written.
+    Call this function after the limits of the axes are final.
+
+    Args:
+        axes: The panel.
+        names: The names.
+        bold: Whether the names are bold.
     """
     height_pt = axes.get_window_extent().height * _POINTS_PER_IN / axes.figure.dpi
     size_pt = NAME["fontsize"] - (0 if bold else 0.5)
@@ -174,8 +184,8 @@ def spread(
 ) -> list[float]:
     """Move places apart until neighbors are at least `least` apart, and return them in their original order.
 
-    Places that are too close to each other form a crowd, which keeps its common middle. A crowd that would leave the
-    range from `low` to `high` is moved inside.
+    Places that are too close to each other form a crowd. The places of a crowd are spread evenly around their mean. If
+    a crowd would leave the range from `low` to `high`, it is moved inside.
     """
 
     def middle(crowd: list[float]) -> float:

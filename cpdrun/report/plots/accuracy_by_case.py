@@ -1,4 +1,7 @@
-"""Plot the metric of each named case in its own row, with the baseline as a line and the margin as a dashed line."""
+"""Plot the metric of each named case in its own row.
+
+A solid line shows the baseline, and a dashed line shows the worst value within the margin.
+"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +21,7 @@ _ROW_IN = 0.17
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet.
+    """Draw the cases, with a panel for each facet, and return the figure.
 
     Raises:
         NotDrawnError: No case has a value.

@@ -1,8 +1,8 @@
-"""Plot the accuracy against the bit width for each way of scaling, with a line for the baseline and a margin band.
+"""Plot the metric against the bit width, with a line for each gradient scaling.
 
-Several formats can have the same bit width and differ in accuracy. The x axis therefore has one slot for each format,
-with the fewest bits on the left and formats of equal bit width next to each other. The line goes through the best
-format of each bit width.
+Formats with the same bit width can differ in the metric. The x axis therefore has one slot for each format, sorted from
+the fewest bits to the most. The line of a gradient scaling connects the best formats of all bit widths. A further line
+shows the baseline, with the margin as a band.
 """
 
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ from cpdrun.study.study import Study
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
 _POINTS_IN_AN_INCH = 72
-# The gap between bit widths, in slots.
+# The additional space between slots of different bit widths, in slots.
 _GAP = 0.7
-# The distance between the points of different strategies within a slot, in slots.
+# The distance between the points of two strategies in the same slot, in slots.
 _DODGE = 0.26
-# The width of a letter in the names of lines, which are written to the left of the first slot.
+# The width of a letter in the names of lines. The names are written to the left of the first slot.
 _LETTER_IN = 0.064
-# With more slots than this, the picture is wider than a column.
+# With more slots than this, the picture is wider than a paper's column.
 _SLOTS_IN_A_COLUMN = 6
 # With more slots than this, format names are rotated and points have no numbers.
 _MOST_SLOTS_UPRIGHT = 14
 # Longer format names are shortened to this many letters.
 _MOST_LETTERS = 18
-# If the slots times the letters of the longest format name exceed this limit, format names are rotated.
+# Format names are rotated if the number of slots times the letters of the longest name exceeds this limit.
 _MOST_LETTERS_UPRIGHT = 60
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet.
+    """Draw the metric against the bit width, with a panel for each facet, and return the figure.
 
     Raises:
         NotDrawnError: No format other than the baseline has a value.
@@ -68,7 +68,7 @@ def draw(study: Study) -> Figure:
 
 
 def _slots(names: set[str]) -> dict[str, float]:
-    """Return the x coordinate of each format's slot, with a gap between bit widths."""
+    """Return the x coordinate of each format's slot, keyed by format, with additional space between bit widths."""
     slots: dict[str, float] = {}
     x, last = 0.0, None
     for name in sorted(names, key=formats.order):
@@ -88,7 +88,7 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
     if facet.baseline is not None:
         axis.band(facet.baseline, (-0.4, last + 0.6))
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
-    for name, groups in reversed(facet.strategies.items()):  # The strategies with APS are drawn last, on top.
+    for name, groups in reversed(facet.strategies.items()):  # Strategies with APS are drawn last, on top.
         _line(axis, groups, slots)
         names.append((axis.y(groups[0]), strategy_styles(axis.study)[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
@@ -113,13 +113,13 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
 
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
-    """Return the x coordinate of a group, with the strategies of a slot side by side so that no error bar is hidden."""
+    """Return the x coordinate of a group. In a slot, strategies are side by side, so that no error bar is hidden."""
     names = list(strategy_styles(study))
     return slots[group.format] + _DODGE * ((len(names) - 1) / 2 - names.index(group.strategy))
 
 
 def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
-    """Write each mean as a number, above the point with the highest mean of a slot and below the other points."""
+    """Write each mean as a number. It is above the point with the highest mean of a slot, and below other points."""
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
@@ -132,13 +132,13 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
 
 
 def _height_points(axes: Axes) -> float:
-    """Return the height of the tallest format name below the axis, in points."""
+    """Return the height of the tallest format name below the axis, in typographic points."""
     heights = [label.get_window_extent().height for label in axes.get_xticklabels()]
     return max(heights) * _POINTS_IN_AN_INCH / axes.figure.dpi
 
 
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
-    """Write format names under the slots, and the bit width under all slots of that bit width."""
+    """Write each format's name below its slot, and each bit width below the middle of its slots."""
     names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)

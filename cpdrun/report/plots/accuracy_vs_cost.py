@@ -1,7 +1,7 @@
-"""Plots of the metric against a cost, with names of points, the Pareto front and its knee.
+"""Plot the metric against a cost, with the names of the points, the Pareto front, and its knee.
 
-Each plot is an entry in `PLOTS`. It differs from the others in its costs, its panels, and the axis in the table of
-`_axes`.
+Each plot is an entry in `PLOTS`. The plots differ in their costs, in their panels, and in their x axis, which is an
+entry in the table `_axes.AXES`.
 """
 
 import math
@@ -40,9 +40,9 @@ _RING: dict[str, Any] = {
     "markeredgecolor": "#CC0000", "zorder": 5,
 }  # fmt: skip
 _LEGEND_COLUMNS = 4
-# The distance between points of the same cost, as a share of the axis.
+# The distance between points that have the same cost, as a share of the x axis.
 _DODGE = 0.014
-# Two groups whose costs differ by at most this share are drawn as if they cost the same.
+# Groups whose costs differ by at most this share are drawn side by side, as if their costs were equal.
 _SAME = 0.02
 
 
@@ -51,13 +51,13 @@ class Panel:
     """A panel of a plot against a cost.
 
     Attributes:
-        facet: The facet whose label is the title of the panel.
+        facet: The facet whose label is the panel's title.
         costs: The cost of each group. All costs are above 0.
-        baseline: The group whose margin is drawn, or None.
-        verdicts: The verdict of each group. Groups without a verdict are drawn as open.
-        axis: The name of the quantity in `AXES`.
-        name: Return the name of a group.
-        has_knee: Whether the knee of the front is marked, which is so if the report also describes it.
+        baseline: The group that is drawn as the baseline with its margin, or None.
+        verdicts: The verdict on each group. Groups without a verdict are drawn as open.
+        axis: The cost's key in `AXES`.
+        name: The function that returns a group's name.
+        has_knee: Whether to mark the knee of the front. It is marked only in plots whose knees the report describes.
     """
 
     facet: Facet
@@ -70,7 +70,15 @@ class Panel:
 
 
 def draw_cost(study: Study, key: str) -> Figure:
-    """Return the figure of a cost in `COSTS`, with a panel for each facet in which the cost differs."""
+    """Draw the metric against a cost, with a panel for each facet in which the cost differs between groups.
+
+    Args:
+        study: The study that is drawn.
+        key: The cost's key in `COSTS`.
+
+    Raises:
+        NotDrawnError: The cost is the same within every facet, or it is unknown.
+    """
     cost = COSTS[key]
     if key == "bytes" and (why := sends_alike_text(study)):
         raise NotDrawnError(why)
@@ -94,10 +102,15 @@ def draw_cost(study: Study, key: str) -> Figure:
 
 
 def draw_sent(study: Study) -> Figure:
-    """Return the figure of what a worker sends, with a panel for each setting and all its methods.
+    """Draw the metric against what a worker sends, with a panel for each setting.
 
-    The x axis shows bits per parameter and step (`Group.bits_a_parameter`, which is 32 for a plain sum in fp32 with any
-    number of workers), or bytes if the records do not say how many parameters there are.
+    The groups of a setting differ only in their method. The x axis shows bits per parameter and step
+    (`Group.bits_a_parameter`). With any number of workers, they are 32 for a plain sum in fp32. If the records lack
+    the number of parameters, the x axis shows bytes.
+
+    Raises:
+        NotDrawnError: All runs send the same number of bytes, there are no two methods to compare, or accuracy_vs_bytes
+            already shows all methods.
     """
     if why := sends_alike_text(study):
         raise NotDrawnError(why)
@@ -121,7 +134,11 @@ def draw_sent(study: Study) -> Figure:
 
 
 def draw_step_time(study: Study) -> Figure:
-    """Return the figure of the predicted time of a step, with a panel for each setting and network."""
+    """Draw the metric against the predicted time of a step, with a panel for each setting and network.
+
+    Raises:
+        NotDrawnError: There is no usable calibration, or there are no two methods to compare.
+    """
     try:
         found = crossover(study)
     except CalibrationError as error:
@@ -149,14 +166,14 @@ def draw_panels(
     prediction: dict[str, str] | None = None,
     n_unknown: int = 0,
 ) -> Figure:
-    """Return the figure of some panels.
+    """Draw some panels and return their figure.
 
     Args:
         study: The study that is drawn.
         panels: The panels.
-        baseline_sends: The bytes that the baseline sends, for the caption.
-        prediction: What `prediction_facts` returned, for the caption, if the costs are predicted.
-        n_unknown: The number of groups whose cost is not known.
+        baseline_sends: The number of bytes that the baseline sends, as text for the caption. "" to leave it out.
+        prediction: The values that `prediction_facts` returns for the caption if the costs are predicted, or None.
+        n_unknown: The number of groups that are not drawn because their cost is unknown.
     """
     styles = method_styles({group.method.family for panel in panels for group in panel.costs})
     has_legend = len({g.method.family for panel in panels for g in panel.costs if not g.is_baseline}) > 1
@@ -184,7 +201,7 @@ def _with_values(facet: Facet) -> list[Group]:
 
 
 def _short_name(study: Study, group: Group) -> str:
-    """Return the name of a group in a panel whose groups differ only in their format and scaling."""
+    """Return a group's short name, for panels whose groups differ only in format and gradient scaling."""
     if group.case is not None:
         return group.strategy
     is_usual = group.strategy in (WITH_APS, WITHOUT_APS) or not study.bits_axis.is_of_gradients
@@ -193,7 +210,7 @@ def _short_name(study: Study, group: Group) -> str:
 
 
 def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> bool:
-    """Draw a panel and return whether it has a knee."""
+    """Draw a panel. Return whether a knee is marked."""
     study, costs = axis.study, panel.costs
     low, high = min(costs.values()), max(costs.values())
     room = max((high / low) ** 0.06, 1.1)
@@ -202,7 +219,7 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
     x = _dodged(costs)
     found = front_of(study, costs)
     for here, there in pairwise(found.groups):
-        corner = (x[there], axis.y(here))  # Between two costs, the cheaper group is the best choice.
+        corner = (x[there], axis.y(here))  # At a cost between both, the cheaper group is the best.
         axis.segment((x[here], axis.y(here)), corner, _FRONT, (here, there))
         axis.segment(corner, (x[there], axis.y(there)), _FRONT, (here, there))
     for group in costs:
@@ -226,7 +243,7 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
 
 
 def _dodged(costs: Costs) -> Costs:
-    """Return the x coordinate of each group, with groups of the same cost side by side."""
+    """Return the x coordinate of each group. Groups that have the same cost are drawn side by side."""
     span = max(costs.values()) / min(costs.values())
     x: Costs = {}
     for group, cost in costs.items():
@@ -236,7 +253,7 @@ def _dodged(costs: Costs) -> Costs:
 
 
 def _legend(axes: Axes, styles: list[Style]) -> None:
-    """Draw the legend of the families of methods above the panel."""
+    """Draw the legend of the method families above the panel."""
     handles = [
         axes.plot([], [], linestyle="none", marker=style.marker, color=style.color, label=style.label)[0]
         for style in styles

@@ -1,9 +1,11 @@
-"""Plot how the evidence grew with the pairs of runs.
+"""Plot how the evidence on each format grew with the number of pairs of runs.
 
-Evidence above 0 says that a format is at most the margin worse than the baseline. Evidence below 0 says that it is more
-than the margin worse. Evidence is an e-value, drawn as a power of ten: the factor by which a bet against "more than the
-margin worse", or against "at most the margin worse", has multiplied its stake. A format is certified or refuted when
-its line first crosses a dashed line.
+Evidence is the log10 of an e-value, with a sign that says which statement it supports. Positive evidence supports
+"within the margin": the format is at most the margin worse than the baseline. Negative evidence supports "worse by more
+than the margin". The e-value is the factor by which a bet on the supported statement has multiplied its stake.
+
+Dashed lines show the evidence that is enough for a verdict. A format is certified when its line first crosses the upper
+dashed line, and refuted when its line first crosses the lower one.
 """
 
 from matplotlib.axes import Axes
@@ -20,14 +22,16 @@ from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
-# The longest line must have at least this many pairs. A table shows fewer pairs just as well.
+# The plot is drawn only if a candidate has at least this many pairs. A table shows fewer pairs just as well.
 FEWEST_PAIRS = 4
-# The largest power of ten that is drawn. The evidence against a bad format can reach hundreds.
+# Evidence is drawn up to this value. The evidence against a bad format can reach hundreds.
 _MOST = 8.0
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with a panel for each facet in which a candidate has more than one pair.
+    """Draw the evidence against the pairs, and return the figure.
+
+    There is a panel for each facet in which a candidate has more than one pair.
 
     Raises:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.

@@ -1,21 +1,30 @@
-"""Plots of exponents next to the ranges of formats, which show why a format fails and how a scale helps.
+"""Plot the exponents of tensors next to the ranges of formats. The plots show why a format fails and how a scale helps.
 
-`exponent_ranges` shows the gradients of each layer. The left panel is a heat map with the powers of two between the
-smallest and the largest gradient, with one line per epoch from the first at the top to the last at the bottom. The bars
-above it show the unscaled range of each format. The blue lines show to where APS shifts the range of the narrowest
-format: the top of the range moves to the largest gradient of the layer (shift = emax - E). The right panel shows the
-share of gradients that underflow in each format. The plot reads `layers` in metrics.jsonl: {name: {"exponent_min",
-"exponent_max", "underflow", "overflow"}}. The exponents are floor(log2 |g|) of the smallest and largest nonzero
-gradient. The other figures are shares from 0 to 1.
+The plot `exponent_ranges` shows the gradients of each layer:
 
-`tensor_ranges` shows every kind of tensor of one observed run, one row per role. The bars show the share of all values
-in each binade, floor(log2 |x|), over the observed steps and layers. The left column shows the unscaled values. In the
-right column, each layer of each step is multiplied by the power of two with which it just fits the format. Gradients
-are scaled as APS scales them, which leaves room for the sum of the workers in one chain (Han et al., arXiv 1911.08907:
-shift = emax - max ceil(log2 |g N|)). The other roles are scaled by the largest value of each tensor alone. If the runs
-do not round a role, the plot shows the range of the gradients' format, to which the role could be rounded. For a format
-with scales, it shows the range of its elements. The plot reads the observed.npz of the baseline (observe=N), or of
-another run if the baseline was not observed.
+- The left panel is a heat map. Each layer has one line per epoch, from the first at the top to the last at the bottom.
+  A line covers the powers of two from the smallest to the largest gradient.
+- The bars above the heat map show the unscaled range of each format.
+- The blue lines show the range of the narrowest format as APS shifts it: its top is at the layer's largest gradient,
+  whose exponent is E (shift = emax - E).
+- The right panel shows the share of gradients that underflow in each format.
+
+This plot reads `layers` in metrics.jsonl: {name: {"exponent_min", "exponent_max", "underflow", "overflow"}}. The
+exponents are floor(log2 |g|) of the smallest and the largest nonzero gradient. The other two values are shares from 0
+to 1.
+
+The plot `tensor_ranges` shows the tensors of one observed run, with a row for each role, such as weights. The bars show
+the share of all values in each binade, floor(log2 |x|), over the observed steps and layers:
+
+- The left column shows the values without a scale.
+- In the right column, each layer of each step is multiplied by the power of two with which it just fits the format.
+  Gradients are scaled as APS scales them, which leaves room for the sum over the workers of one chain of additions (Han
+  et al., arXiv 1911.08907: shift = emax - max ceil(log2 |g N|)). For the other roles, only the largest value of the
+  tensor determines the scale.
+
+If the runs do not round a role, the plot shows the range of the gradients' format, to which the role could be rounded.
+For a format with scales, it shows the range of the format's elements. This plot reads observed.npz (observe=N) of the
+baseline, or of another run if the baseline was not observed.
 """
 
 import json
@@ -47,21 +56,22 @@ from cpdrun.study.study import Study
 # ---- the gradients of each layer
 
 _MOST_LAYERS = 24
-# The page replaces pure white and black by the colors of its theme, so these colors differ from both a little.
+# The page replaces pure white and pure black by the colors of its theme. These colors differ slightly from both, so
+# that the page keeps them.
 _ON_DARK, _ON_LIGHT = "#fefefe", "#010101"
-# The recorded figures of one epoch, by layer and key.
+# The recorded values of one epoch as layers[name][key], with the keys exponent_min, exponent_max, and so on.
 Layers = dict[str, dict[str, Any]]
 
 
 def draw_gradients(study: Study) -> Figure:
-    """Return the figure for the first facet whose runs recorded exponents.
+    """Draw the gradients of the first facet whose runs recorded exponents, and return the figure.
 
     Raises:
         NotDrawnError: No run recorded the exponents of its layers, or all exponents are unknown.
     """
     facet, recorded = _first_recorded(study)
     source = max(recorded, key=lambda group: (formats.bits(group.format) or 0, not group.aps))
-    epochs = _layers(study.history(source, 1))  # The heat map shows a single run.
+    epochs = _layers(study.history(source, 1))  # The heat map shows one run.
     every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
     layers = list(epochs[-1])[::every]
     compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]
@@ -80,9 +90,9 @@ def draw_gradients(study: Study) -> Figure:
 
 
 def _layout(n_formats: int, n_layers: int) -> tuple[Figure, Axes, Axes, Axes]:
-    """Return the figure and its axes: for the format bars, for the heat map and for the shares.
+    """Return the figure, and its axes for the format bars, for the heat map, and for the shares of underflow.
 
-    Without formats, all three are the same.
+    If there are no formats, the figure has only the axes for the heat map, which is returned three times.
     """
     height_in = 1.3 + 0.11 * n_formats + 0.2 * n_layers
     if not n_formats:
@@ -106,7 +116,7 @@ def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
 
 
 def _layers(history: list[EpochRow]) -> list[Layers]:
-    """Return the recorded layers of each epoch that has any."""
+    """Return the recorded values of each epoch. Epochs in which no layer was recorded are left out."""
     recorded = [row.layers or {} for row in history]
     epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
     return [layers for layers in epochs if layers]
@@ -133,7 +143,7 @@ def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
 
 
 def _layer_range(epoch: Layers, layer: str) -> tuple[int, int] | None:
-    """Return the exponents of the smallest and largest gradient, or None for a layer without nonzero gradients."""
+    """Return the exponents of a layer's smallest and largest gradient; None if it has no nonzero gradient."""
     values = epoch.get(layer) or {}
     low, high = values.get("exponent_min"), values.get("exponent_max")
     return None if low is None or high is None else (int(low), int(high))
@@ -194,7 +204,7 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
             text = axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color)
             text.set(
                 fontsize=FIGURE_SIZE, in_layout=False
-            )  # The layout is faster without texts inside of axes.
+            )  # The layout is computed faster without the texts inside the axes.
     axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(strategy_styles(study)[group.strategy].color)
@@ -214,20 +224,20 @@ _NAMES = {
 }
 _KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors", "update": "update"}
 _IN_RULES = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
-# A rule that rounds to at least this many bits hardly changes a tensor, so its format is not shown.
+# The formats of rules that round to this many bits or more are not shown, because they hardly change a tensor.
 _WIDE_BITS = 16
-# The share of the smallest values that the x axis leaves out.
+# The x axis leaves out the smallest values, up to this share of all values.
 _LEAST = 1e-3
 
 
 class Limits(NamedTuple):
-    """The range of a format.
+    """The range of a format that is drawn for a role of tensors.
 
     Attributes:
         name: The name of the format.
         low: The exponent of the smallest subnormal value.
         high: The exponent of the largest value.
-        is_used: Whether the run rounds the role to the format.
+        is_used: Whether the run rounds the role to the format. If not, the role could be rounded to it.
     """
 
     name: str
@@ -237,10 +247,10 @@ class Limits(NamedTuple):
 
 
 def draw_tensors(study: Study) -> Figure:
-    """Return the figure, with a row for each observed role.
+    """Draw the observed tensors, with a row for each role, and return the figure.
 
     Raises:
-        NotDrawnError: No run was observed, or no format has a range of exponents.
+        NotDrawnError: No run was observed, or the runs round to no format that has a range of exponents.
     """
     observed = _first_observed(study)
     source = _narrowest(study)
@@ -267,7 +277,9 @@ def draw_tensors(study: Study) -> Figure:
 
 
 def _first_observed(study: Study) -> Observed:
-    """Return what the baseline observed, or what another run observed if the baseline was not observed.
+    """Return the observed tensors of one run. Runs of the baseline are preferred.
+
+    If no run of the study was observed, the runs of the sweeps' predictions are searched.
 
     Raises:
         NotDrawnError: No run was observed.
@@ -284,13 +296,22 @@ def _first_observed(study: Study) -> Observed:
 
 
 def _narrowest(study: Study) -> Group | None:
-    """Return the group that rounds to the fewest bits, or None if no group rounds."""
+    """Return the candidate with the fewest bits, or None if there is no candidate with runs."""
     rounding = [group for group in study.groups if not group.is_baseline and group.runs]
     return min(rounding, key=lambda group: (group.bits or math.inf, not group.aps), default=None)
 
 
 def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits | None:
-    """Return the range to draw for a role: of its format, of the run's format or of the group's format."""
+    """Return the range to draw for a role, or None if there is no format that has a range of exponents.
+
+    If the run rounds the role, the range is that of the role's format. Otherwise, it is the range of the run's gradient
+    format. If this format has no range of exponents, it is the range of the group's format.
+
+    Args:
+        role: The role, such as "weight".
+        row: The run's row in the table of runs.
+        source: The group of the run, or None.
+    """
     used = _format_of(role, row)
     for name in (used or str(row.get("format")), str(source.format) if source is not None else ""):
         if _has_range(name):
@@ -315,24 +336,30 @@ def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
 
 
 def _element(name: str) -> Any:
-    """Return a format, or the elements of a format with scales."""
+    """Return the format with the given name. For a format with scales, return the format of its elements."""
     fmt = formats.parse(name)
     return getattr(fmt, "element", None) or fmt
 
 
 def _has_range(name: str) -> bool:
-    """Return whether a name is that of a reduced format with a range of exponents."""
+    """Return whether the format with the given name is reduced and has a range of exponents."""
     return getattr(_element(name), "exponent_bits", None) is not None and not formats.is_baseline(name)
 
 
 def _range(name: str) -> tuple[int, int]:
-    """Return the exponents of the smallest subnormal and of the largest value of a format, or of its elements."""
+    """Return the exponents of the smallest subnormal value and of the largest value of a format.
+
+    For a format with scales, these are the values of its elements.
+    """
     fmt = _element(name)
     return fmt.emin - fmt.mantissa_bits, fmt.emax
 
 
 def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers for whose sum a scale leaves room."""
+    """Return the number of workers N for which a scale leaves room: the sum of N values must fit the format.
+
+    N is 1 for roles other than gradients, because they are not summed over workers.
+    """
     if role != "gradient":
         return 1
     return workers_per_scale({key: row.get(f"sync.{key}") for key in ("order", "group_size")}, workers)
@@ -352,7 +379,8 @@ def _counts(layers: Mapping[str, list[ObservedStep]], high: int, workers: int) -
 def _ends(before: Counter, after: Counter, limits: Limits) -> tuple[float, float]:
     """Return the limits of the x axis that both histograms share.
 
-    The axis contains the range of the format and all values but the smallest, whose share is below `_LEAST`.
+    The axis contains the range of the format and all values except for the smallest ones. At most a share of `_LEAST`
+    is left out.
     """
     low = min(_quantile(before), _quantile(after), limits.low)
     high = max(max(before, default=limits.high), max(after, default=limits.high), limits.high)

@@ -1,7 +1,8 @@
-"""Plots of the fewest bits that are certified or open, against the number of workers or the longest chain of additions.
+"""Plot the fewest bits that are certified or open, against the number of workers or the longest chain of additions.
 
-A filled marker is certified against the baseline with the same workers and the same order of summation. A hollow marker
-is open. A cross in a separate row means that no format is certified or likely to be.
+A filled marker shows a format that is certified against the baseline with the same number of workers and the same order
+of summation. A hollow marker shows a format whose verdict is open. A cross in a separate row shows that no format is
+certified or likely to be certified.
 """
 
 import math
@@ -26,27 +27,29 @@ from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import LadderAnswer
 
-# Other settings that keep small values alive in a long chain. Their values are shown by colors instead of panels.
+# These settings preserve small values in a long chain of additions. The plot against the chain shows their values by
+# color instead of in separate panels.
 _REMEDIES = ("sync.rounding", "sync.kahan")
 _MARKERS = {"rank": "o", "ring": "D", "hierarchical": "s", "tree": "^", "exact": "*"}
-# The distance between the ways of scaling, in doublings of the workers.
+# The horizontal distance between the points of two strategies, in doublings of the number of workers.
 _STRATEGY_DODGE = 0.14
-# The least distance between points of a row, in doublings of the chain.
+# The least horizontal distance between two points of a row, in doublings of the chain length.
 _CHAIN_DODGE = 0.16
-# The distance between the widest format that was tried and the row without an answer, in bits.
+# The vertical distance between the widest tried format and the row of crosses, in bits.
 _APART = 2
 
-# Facets that differ only in their number of workers, by that number.
+# Facets that differ only in their number of workers, keyed by this number.
 Series = dict[int, Facet]
 
 
 class FewestBitsAxis:
-    """A y axis of bits that is the same for every panel of a study.
+    """The y axis of bit widths, which is the same in every panel of a figure.
 
     Attributes:
-        sizes: The bit widths that were tried, at which the axis has ticks.
-        none: The height of the row above the ticks, for chains in which no format is certified or likely to be. It is
-            not a number of bits.
+        sizes: The bit widths at which the axis has ticks. These are the tried widths that are at least half a bit
+            apart.
+        none: The y coordinate of the row of crosses, which is above the ticks. The row shows that no format is
+            certified or likely to be certified, so its y coordinate is not a number of bits.
     """
 
     def __init__(self, study: Study):
@@ -64,11 +67,11 @@ class FewestBitsAxis:
         self.none = max(tried, default=1) + _APART
 
     def height(self, group: Group | None) -> float:
-        """Return the height at which a group is drawn, which is `none` without a group."""
+        """Return the y coordinate at which a group is drawn. If there is no group, return `none`."""
         return self.none if group is None else formats.bits(group.format) or self.none
 
     def apply(self, axes: Axes) -> None:
-        """Set the ticks, limits and label of the y axis of a panel, and draw a line below the row `none`."""
+        """Set the ticks, limits, and label of a panel's y axis, and draw a line below the row of crosses."""
         axes.set_yticks([*self.sizes, self.none], [*(f"{size:g}" for size in self.sizes), "none tried"])
         axes.axhline(self.none - _APART / 2, color="#666666", linewidth=0.6, dashes=(1, 2))
         axes.set_ylim(self.sizes[0] - 1, self.none + 0.9)
@@ -79,7 +82,9 @@ class FewestBitsAxis:
 
 
 def draw_workers(study: Study) -> Figure:
-    """Return the figure, with a panel for each combination of the axes other than the number of workers.
+    """Draw the fewest bits against the number of workers, and return the figure.
+
+    There is a panel for each combination of the values of the other axes.
 
     Raises:
         NotDrawnError: No combination has a baseline and candidates at two or more numbers of workers.
@@ -118,7 +123,7 @@ def _workers_panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxi
         answers = {n: study.answer(series[n], name) for n in sorted(series) if name in series[n].strategies}
         points = [(n * dodge, axis.height(one.group)) for n, one in answers.items()]
         for here, there in pairwise(points):
-            if axis.none not in (here[1], there[1]):  # In the row `none`, the fewest bits are not known.
+            if axis.none not in (here[1], there[1]):  # In the row of crosses, the fewest bits are unknown.
                 axes.plot(*zip(here, there, strict=True), color=style.color, linestyle=style.dash, zorder=3)
         for point, (n, one) in zip(points, answers.items(), strict=True):
             _workers_point(axes, study, point, one, style, f"{name}, workers {n}", above=place == 0)
@@ -158,16 +163,16 @@ def _workers_point(
 
 
 class Point(NamedTuple):
-    """A point of the plot against the longest chain.
+    """A point of the plot against the longest chain of rounded additions.
 
     Attributes:
-        chain: The longest chain of rounded additions.
-        group: The format with the fewest bits, or None if no format is certified or likely to be.
-        is_certified: Whether the format is certified.
+        chain: The number of rounded additions in the longest chain.
+        group: The group with the fewest bits, or None if no format is certified or likely to be certified.
+        is_certified: Whether the group is certified.
         workers: The number of workers.
         order: The order of summation.
-        series: The name of the series, which has its own color.
-        text: The text that is shown when the mouse points at the point.
+        series: The name of the series. Each series has its own color.
+        text: The description of the point, which is shown when the mouse points at it.
     """
 
     chain: float
@@ -180,7 +185,10 @@ class Point(NamedTuple):
 
 
 def draw_chains(study: Study) -> Figure:
-    """Return the figure, with a panel for each combination of the axes that are neither workers, order nor remedies.
+    """Draw the fewest bits against the longest chain of rounded additions, and return the figure.
+
+    There is a panel for each combination of the values of the axes, except for the number of workers, the order of
+    summation (`ORDER`), and the settings that help in long chains (`_REMEDIES`). These are shown within the panel.
 
     Raises:
         NotDrawnError: No panel has chains of different lengths.
@@ -204,7 +212,7 @@ def draw_chains(study: Study) -> Figure:
     for (part, facet), (_, points) in zip(parts, drawn, strict=False):
         axes = part.subplots()
         _chains_panel(axes, points, colors, axis)
-        # A title of its own above the legend, because the legend is above the panel.
+        # Leave a line for the legend, which is between the title and the panel.
         title(part, facet, facets, above=1)
     caption(figure, study, "fewest_bits", facets, against=" in the same order", has_worker_counts=True)
     return figure
@@ -225,7 +233,10 @@ def _points(study: Study, facet: Facet) -> list[Point]:
 
 
 def _series_name(facet: Facet, strategy: str) -> str:
-    """Return the name of a series, such as `with APS, stochastic, Kahan`."""
+    """Return the name of a series: the strategy, followed by the settings `_REMEDIES` that are not the default.
+
+    For example `with APS, stochastic, Kahan`.
+    """
     rounding, kahan = (facet.keys.get(key) for key in _REMEDIES)
     parts = [strategy, axis_text(rounding) if rounding not in (None, "nearest_even") else ""]
     return ", ".join(part for part in [*parts, "Kahan" if kahan else ""] if part)
@@ -258,7 +269,7 @@ def _chains_point(axes: Axes, point: Point, x: float, height: float, color: str)
 
 
 def _legend(axes: Axes, points: list[Point], colors: dict[str, str]) -> None:
-    """Draw the legend above the panel: the markers of the orders, then the colors of the series."""
+    """Draw the legend above the panel. It shows the markers of the orders and the colors of the series."""
     orders = dict.fromkeys(point.order for point in points if point.order)
     series = [name for name in colors if any(point.series == name for point in points)]
     handles = [

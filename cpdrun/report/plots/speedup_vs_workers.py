@@ -1,8 +1,9 @@
 """Plot the predicted speed-up of each format against the number of workers, with a panel for each network.
 
-The cost model (`cpdrun.costmodel`) predicts the speed-up from the file that `cpdrun doctor --calibrate` wrote to the
-sweep's folder. It assumes weak scaling and a direct exchange after the backward pass, as in the training loop of
-cpdrun. The plot shows the calibrated formats of the study, with APS if the study has them with APS.
+The cost model (`cpdrun.costmodel`) makes the prediction from the calibration that `cpdrun doctor --calibrate` wrote to
+the sweep's folder. The model assumes weak scaling, and a direct exchange after the backward pass, as in cpdrun's
+training loop. The plot shows the formats of the study that were calibrated, with one format for each bit width. Formats
+with APS are preferred.
 """
 
 from matplotlib.axes import Axes
@@ -21,15 +22,15 @@ from cpdrun.study.group import Facet
 from cpdrun.study.study import Study
 
 WORKERS = [2**i for i in range(11)]
-# The largest number of formats besides fp32. More lines could not be distinguished.
+# The largest number of formats in addition to fp32. More lines could not be distinguished.
 _MOST_LINES = 5
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure of `picture` for the formats and networks of a study.
+    """Draw the predicted speed-up of a study's formats on the study's networks, and return the figure.
 
     Raises:
-        NotDrawnError: There is no calibration, or it has none of the study's formats.
+        NotDrawnError: There is no usable calibration, or it has none of the study's formats.
     """
     try:
         calibration = calibration_of(study)
@@ -48,12 +49,13 @@ def picture(
     formats_and_aps: list[tuple[str, bool]],
     networks: dict[str, Network] | None = None,
 ) -> Figure:
-    """Return the figure.
+    """Draw the predicted speed-up of some formats on some networks, and return the figure.
 
     Args:
         calibration: The measurements on which the prediction is based.
-        formats_and_aps: The lines of each panel, as pairs of a format and whether APS is used.
-        networks: The panels. By default these are all named networks and the measured network.
+        formats_and_aps: The lines of each panel, as pairs of a format's name and whether APS is used.
+        networks: The network of each panel, keyed by name. By default, there is a panel for every named network and for
+            the measured network.
     """
     lines = _with_styles(calibration, formats_and_aps)
     networks = networks or known_networks(calibration)
@@ -68,9 +70,10 @@ def picture(
 
 
 def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
-    """Return one format for each bit width of the study and whether it is used with APS, fewest bits first.
+    """Return one format for each calibrated bit width of the study, as pairs of its name and whether APS is used.
 
-    If the study has a bit width both with and without APS, the format with APS is chosen.
+    The formats are sorted by bit width, narrowest first, and at most `_MOST_LINES` are returned. If the study has
+    formats of a bit width both with and without APS, one with APS is chosen.
     """
     chosen: dict[float, tuple[str, bool]] = {}
     for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.keys[FORMAT]))):
@@ -83,7 +86,10 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
 def _with_styles(
     calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
 ) -> list[tuple[str, bool, Style]]:
-    """Return the lines with their styles, dark colors for few bits, followed by fp32 if it was calibrated."""
+    """Return the lines with their styles. Lines of formats with few bits are dark.
+
+    If fp32 was calibrated, its line is last.
+    """
     lines = [
         (name, aps, Style(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
         for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)

@@ -1,7 +1,7 @@
 """Plot the metric after each epoch, with a panel for each strategy and a line for each format.
 
-Formats with few bits have dark lines. A line is the mean over the seeds, and the band around it spans the seeds. Every
-panel contains the baseline.
+A line shows the mean over the seeds, and the band around it goes from the smallest to the largest value of any seed.
+Formats with few bits have dark lines. Every panel also shows the baseline.
 """
 
 from collections import defaultdict
@@ -22,12 +22,12 @@ from cpdrun.study.axes import short
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
-# The values of all seeds, in the unit in which the metric is shown, by epoch or step.
+# The values of all seeds in the unit in which the metric is shown, keyed by epoch or step.
 Curve = dict[int, list[float]]
 
 
 def draw(study: Study) -> Figure:
-    """Return the figure, with the panels of each facet side by side.
+    """Draw the training curves, with the panels of each facet side by side, and return the figure.
 
     Raises:
         NotDrawnError: No run recorded the metric after more than one epoch.
@@ -71,13 +71,13 @@ def _facet_panels(
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axes in panels[len(drawn) :]:
         axes.set_visible(False)
-    for axes, names in drawn.items():  # Names are placed after the shared y axis has its limits.
+    for axes, names in drawn.items():  # The names need the final limits of the shared y axis.
         write_names(axes, names)
     panels[0].set_ylabel(metric_axis(study.metric).title)
 
 
 def _line(axes: Axes, study: Study, group: Group, curve: Curve, colors: dict[str, str]) -> Name:
-    """Draw the curve of a group and return its name."""
+    """Draw the curve of a group with its band, and return the name to write next to it."""
     epochs, means = list(curve), [mean(values) for values in curve.values()]
     color = FP32.color if group.is_baseline else colors[group.format]
     low, high = [min(v) for v in curve.values()], [max(v) for v in curve.values()]
