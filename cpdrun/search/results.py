@@ -119,7 +119,7 @@ class Results(RunResults):
 
     @property
     def ladders(self) -> list[Ladder]:
-        """The ladders of the search. If they are known, each has its start and the predicted order within each width."""
+        """The ladders of the search, with their start and the order within each width as soon as these are known."""
         return [self._ordered.get(ladder.label) or self._in_order(ladder) for ladder in self.question.ladders]
 
     def _in_order(self, ladder: Ladder) -> Ladder:
@@ -334,7 +334,7 @@ class CandidateResult:
             None if the interval has no lower end.
         own_high: The upper end of that interval, or None if the interval has no upper end.
         more: The number of further pairs that are likely to decide the candidate, or None if it is unknown.
-        more_range: The lower and the upper estimate of `more`, or None if `more` is None.
+        more_range: The ends of the range in which that number lies in 80 % of searches, or None if `more` is None.
         is_identical: Whether the candidate's runs are equal to the baseline's runs, bit for bit.
         error_of_certifying: The probability of wrongly certifying the candidate: its share of the error probability.
         runs_ended: The number of the candidate's runs that have ended.
