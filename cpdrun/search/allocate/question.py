@@ -140,7 +140,7 @@ class ScreenQuestion:
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """Return one config for each later round, in which all factors have the lowest level of that round.
+        """Return one config for each later round, in which each factor is as low as it can be in that round.
 
         With these configs, the caller can check that later rounds will be able to run before the first round starts.
 
