@@ -153,7 +153,7 @@ def _launch(
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
     display = SearchDisplay(output.progress, axes_of(directory), results)
-    with writing(directory.path):  # usually fails because the disk is full
+    with writing(directory.path):  # If writing fails, the disk is usually full.
         summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:
         print_summary(output.progress, summary)

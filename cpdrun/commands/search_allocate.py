@@ -134,7 +134,7 @@ def _launch(
         write_rows(question)
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
     display = Display(output.progress, axes_of(directory))
-    with writing(directory.path):  # usually fails because the disk is full
+    with writing(directory.path):  # If writing fails, the disk is usually full.
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
     print_summary(output.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code

@@ -86,9 +86,9 @@ class NextDocument(SearchPlan):
 
 
 def describe_question(results: Results) -> list[str]:
-    """Return lines that state what is searched: the candidates, the baseline, the margin, and the confidence.
+    """Return lines that state the candidates, the baseline, the margin, and the confidence of the search.
 
-    If earlier candidates share the error probability, the lines also state their number.
+    If candidates of earlier searches share the error probability, the lines also state the number of these.
     """
     question = results.question
     asked = {c.name for ladder in question.ladders for width in ladder.widths for c in width}
@@ -138,7 +138,7 @@ def format_of(candidate: Candidate, ladder: Ladder) -> str:
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a line for each ladder, then lines about tuned values, and last a line with the number of runs."""
+    """Return the answer of each ladder, then lines about tuned values, and finally a line with the number of runs."""
     return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
 
 
@@ -215,8 +215,8 @@ def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
 def _above_start(state: LadderState) -> tuple[list[str], bool]:
     """Return the open widths above the narrowest certified width, and whether any of their candidates has pairs.
 
-    If no width is certified, these are the open widths above the start. The list has at most two items for "A and B":
-    all widths but the last, joined by commas, and the last width.
+    If no width is certified, these are the open widths above the start. A sentence joins the items of the list by
+    "and", so the list has at most two items: all widths but the last, separated by commas, and the last width.
     """
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
     upto = state.ladder.start if answered < 0 else answered
@@ -271,7 +271,8 @@ def next_step(results: Results) -> str:
 def _needs_seeds(state: LadderState) -> bool:
     """Return whether a moderate number of further seeds may decide an open candidate.
 
-    This is only asked if no further run is possible with the present seeds. If a format is certified, return False.
+    The caller has checked that no further run is possible with the present seeds. If a format is certified, more seeds
+    are not needed, and the result is False.
     """
     if state.answer is not None or state.frontier is None:
         return False

@@ -113,8 +113,8 @@ class Starts:
 
     Attributes:
         by: PREDICTED or WIDEST.
-        ladders: The recorded starts, keyed by the ladder's label. A start consists of the bit width and the seed that
-            no pair uses, or None in place of the seed.
+        ladders: The recorded starts, keyed by the ladder's label. A start is a bit width and the seed that no pair of
+            the ladder uses. The seed is None if the pairs may use all seeds.
     """
 
     by: str
@@ -135,9 +135,10 @@ def choose_starts(question: Question) -> Starts:
     """Return the way in which the ladders of a search start.
 
     If the same search was made in this folder before and the user did not type `search.start`, its sweep.yaml decides.
-    Otherwise, the settings decide. In two cases, all ladders start at their widest width regardless: if
-    `search.most_seeds` is at most FEWEST_SEEDS, because no seed is left for a prediction, and if the config has no key
-    `observe`, because its runs cannot be observed.
+    Otherwise, the settings decide.
+
+    Two cases are exceptions, in which all ladders start at their widest width. If `search.most_seeds` is at most
+    FEWEST_SEEDS, no seed is left for a prediction. If the config has no key `observe`, its runs cannot be observed.
     """
     asked, before = question.settings, _recorded_starts(question)
     is_typed = any(text.split("=")[0] == KEY for text in question.typed)

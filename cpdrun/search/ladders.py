@@ -107,7 +107,8 @@ class Rules:
         most_seeds: The largest number of seeds.
         higher_is_better: Whether a higher value of the metric is better.
         worst: The value that replaces the metric of a diverged run.
-        resolution: The change of the metric if one test sample changes, or 0 if the metric does not count samples.
+        resolution: The change of the metric if the result of a single test sample changes, or 0 if the metric does not
+            count samples.
         metric: The name of the metric.
     """
 
@@ -364,7 +365,7 @@ def _exhausted(
 
 
 def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) -> int:
-    """Return the number of seeds before the first seed that has not ended for both the candidate and the baseline."""
+    """Count the seeds, in their order, until one has not ended for the candidate or for the baseline."""
     both = (ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in seeds)
     return sum(1 for _ in itertools.takewhile(bool, both))
 
@@ -372,7 +373,7 @@ def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) 
 def _gaps(
     candidate: Candidate, found: Compared, ended: EndedRuns, rules: Rules, seeds: Sequence[int]
 ) -> list[float]:
-    """Return the differences of the pairs before the first seed that has not ended for both runs."""
+    """Return the differences of the candidate's pairs on the seeds that `counted_seeds` counts."""
     counted = {*seeds[: counted_seeds(candidate, ended, seeds)]}
 
     def of(values: Mapping[int, float]) -> Mapping[int, float]:

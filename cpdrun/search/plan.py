@@ -227,7 +227,7 @@ def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | Non
 
 
 def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]:
-    """Yield the runs with `fits` set."""
+    """Yield copies of the runs with the attribute `fits` set."""
     spent = 0.0
     for count, run in enumerate(runs, 1):
         fits = None
@@ -272,7 +272,7 @@ def _next_candidate(
 
 
 def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, float]:
-    """Return the confidence at which the evidence so far would certify a candidate, and the one for refuting it.
+    """Return two confidences: those at which the evidence so far would certify and would refute a candidate.
 
     Both are in percent, at least 0 and below 100.
     """

@@ -49,7 +49,7 @@ class Question:
         directory: The folder of the sweep.
         settings: The settings in the `search:` block.
         axis: The axis of bits.
-        baseline_values: The values of the baseline, keyed by the keys under which run records store them.
+        baseline_values: The values that define the baseline, keyed by the config keys that run records use.
         ladders: The ladders of candidates.
         cells: The planned runs of each cell, keyed by the cell's name and then by the seed. If keys are tuned, the
             cells are the arms.
@@ -158,7 +158,9 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return (value on the axis of bits, candidate) for each candidate, grouped and keyed by the ladder's label.
+    """Return the candidates of each ladder, keyed by the ladder's label.
+
+    Each item is a pair (value on the axis of bits, candidate).
 
     Args:
         axis: The axis of bits.

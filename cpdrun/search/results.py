@@ -154,8 +154,8 @@ class Results(RunResults):
             named: The name of the baseline's cell.
 
         Returns:
-            The arm or cell and the seed of the run. None if the baseline is still being tuned, if it was given up, or
-            if all its runs have failed.
+            The run, as the name of its cell (or arm) and its seed. None if the baseline is still being tuned, if it was
+            given up, or if all its runs have failed.
         """
         baseline, tuning = self.chosen.get(named, named), self.question.tuning
         if baseline in tuning.arms or baseline in self.ended.given_up:
@@ -169,7 +169,7 @@ class Results(RunResults):
     def first_runs(self) -> set[RunKey | None]:
         """The runs to observe for predictions: the first run of each baseline, or of its arms while it is tuned.
 
-        The set may also contain None.
+        The set also contains None if a baseline has no such run.
         """
         tuning, baselines = self.question.tuning, {ladder.baseline for ladder in self.question.ladders}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
@@ -284,7 +284,7 @@ def tuned_arms(results: Results) -> dict[str, str]:
 
 
 def sweep_record(results: Results) -> dict[str, Any]:
-    """Return the `search` block of sweep.yaml: the settings, the starts of the ladders, the ledger, and chosen values.
+    """Return the `search` block of sweep.yaml: settings, starts of the ladders, ledger, and chosen values.
 
     The chosen values are for human readers. A report does not read them, but chooses again by the same rule from the
     same runs.

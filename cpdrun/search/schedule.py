@@ -33,7 +33,8 @@ def wanted_runs(
     Further runs only keep cores busy that would be idle. These runs are the first pairs of the next narrower format,
     and further seeds of the active candidate. If the active candidate looks bad, another format of the same width takes
     the place of the narrower format. If there is none, a format of the next wider width does. A candidate looks bad if
-    its mean difference exceeds the margin or, with fewer than two pairs, if it is predicted to fail.
+    it is worse than the baseline by more than the margin, averaged over its pairs. With fewer than two pairs, it looks
+    bad if it is predicted to fail.
 
     If keys are tuned, a cell runs its arms on the tuning seeds first. This starts only when the ladder has reached the
     cell, because tuning a narrower format ahead of time would be wasted if the active candidate is refuted.

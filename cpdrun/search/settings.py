@@ -59,7 +59,7 @@ class Settings:
         tolerance: The margin, as a number in the unit in which the metric is shown or as text such as "2%". None means
             the default.
         confidence: The confidence in percent.
-        most_seeds: The largest number of seeds in pairs.
+        most_seeds: The largest number of seeds that the pairs of a candidate may use.
         budget: The limit of the search, or None.
         baseline: The values that define the baseline's cell, keyed by config key.
         metric: The name of the metric that is compared, or None for the metric by which the runs are judged.

@@ -157,9 +157,9 @@ class Costs:
         return math.fsum(self._layer(layer, bits)[0] for layer in self.groups[group].layers)
 
     def _layer(self, layer: Layer, bits: Callable[[str], float]) -> tuple[float, float, float]:
-        """Return a layer's cost, the total bits of what it uses, and the number of what it uses.
+        """Return a layer's cost, the total number of bits of its items, and the number of its items.
 
-        A layer uses gradient values for the cost `wire`, and operands of multiplications for the cost `operations`.
+        Items are gradient values for the cost `wire`, and operands of multiplications for the cost `operations`.
         """
         if self.asked.cost == WIRE:
             return layer.values * bits(GRADIENT), layer.values * bits(GRADIENT), float(layer.values)

@@ -222,10 +222,15 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """Return the layers of a group, including those that do not lead a group.
+    """Return all layers of the group whose leading layers are in `cell`.
 
-    Each layer that is not in `leading` belongs to the group of the last leading layer before it. If there is none, the
-    layer belongs to the first group.
+    The other layers multiply nothing. Each of them belongs to the group of the last leading layer before it or, if
+    there is none, to the first group.
+
+    Args:
+        cell: The group's leading layers.
+        layers: All layers of the model.
+        leading: The leading layers of all groups.
     """
     own, found, owner = {layer.name for layer in cell}, [], leading[0].name
     names = {layer.name for layer in leading}

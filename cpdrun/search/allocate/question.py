@@ -366,7 +366,7 @@ def write_experiment(
         body: The content of the experiment without `sweep:`.
         cases: The config values of each case, keyed by the case's name.
         seeds: The seeds to list.
-        search: The `search:` block that replaces the one in `body`, or None to keep that.
+        search: A `search:` block that replaces the one in `body`. If None, the one in `body` is kept.
 
     Raises:
         OSError: The file cannot be written.
