@@ -1,6 +1,7 @@
 """The command `cpdrun search`.
 
-It finds the smallest format that is at most a margin worse than the baseline, and certifies it with few runs.
+The command finds the format with the fewest bits that is worse than the baseline by at most the margin. It certifies
+this format with few runs.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
-    """Ask the question, train the runs that answer it, print the results, and return the exit code."""
+    """Plan the search, train runs until it is decided, print the results, and return the exit code."""
     from cpdrun.report.search_text import describe_question
     from cpdrun.search.loop import RunQueue, parallel_runs
     from cpdrun.search.results import sweep_record
@@ -84,10 +85,10 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 
 def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> "Results":
-    """Return the question of the search with the results so far.
+    """Read the overrides and return the search with its results so far.
 
     Raises:
-        UserError: The question or its margin is not valid.
+        UserError: The overrides or the margin are not valid.
     """
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice
@@ -119,7 +120,7 @@ def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Sess
 
 
 def _forecast(results: "Results", slots: int | None) -> list[str]:
-    """Return what the search may cost, and notes about names of formats that are easily confused."""
+    """Return lines about the likely cost of the search, and notes about format names that are easily confused."""
     from custom_fp.formats.synonyms import naming_notes
 
     from cpdrun.config.keys import flatten
@@ -137,10 +138,10 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
-    """Check whether the cells can be trained, and then search.
+    """Check whether all cells can be trained, and if so, run the search.
 
     Returns:
-        The exit code, and the summary of each round of runs.
+        The exit code, and a summary of each round of runs.
     """
     from cpdrun.commands.search_display import SearchDisplay
     from cpdrun.launch import axes_of, print_summary
@@ -152,7 +153,7 @@ def _launch(
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
     display = SearchDisplay(output.progress, axes_of(directory), results)
-    with writing(directory.path):  # usually because the disk is full
+    with writing(directory.path):  # If writing fails, the disk is usually full.
         summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:
         print_summary(output.progress, summary)
@@ -166,7 +167,7 @@ def _show_results(
     forecast: list[str],
     summaries: "list[Summary]",
 ) -> None:
-    """Print the answers, then the table, the cost, and the command to type next.
+    """Write the report if it was requested. Print the answers, the table, the cost, and the command to type next.
 
     Raises:
         UserError: The report could not be written. The error is raised after the results have been printed.
@@ -207,11 +208,11 @@ def _print(output: "Output", lines: list[str]) -> None:
 
 
 def _write_report(results: "Results") -> str:
-    """Write the report and return a line that says where it is."""
+    """Write the report and return a line with the path of its page."""
     from rich.console import Console
 
     from cpdrun.report import write_report
 
-    console = Console(quiet=True)  # because the report would print the same answer again
+    console = Console(quiet=True)  # The report would print the same answers again.
     made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
     return f"Tables and plots: open {made.page}"

@@ -1,6 +1,7 @@
 """The command `cpdrun search --allocate`.
 
-It finds the layers and roles that need more bits, and allocates bits to them.
+The command finds the layers and roles that need more bits, and allocates bits to layers and roles. A role is a kind of
+tensor, such as weight or gradient.
 """
 
 import argparse
@@ -85,7 +86,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 def _show_question(
     question: "ScreenQuestion", rounds: "list[Round]", arguments: argparse.Namespace
 ) -> "list[PlannedRun]":
-    """Print what a round varies and how many of its runs are done, and return the runs that are not."""
+    """Print the factors of a round and the number of runs that are done, and return the runs that are not done."""
     from cpdrun.record import State
     from cpdrun.report.allocation_text import ScreenDocument, describe_round
     from cpdrun.search.allocate.results import screen_result
@@ -96,7 +97,7 @@ def _show_question(
     found = run_states(question.plan)
     to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
     _print(output.console, [f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
-    for text in found.odd.values():  # Runs with unreadable records are not counted.
+    for text in found.odd.values():  # the problems of runs whose records cannot be read
         output.note(text, kind="error")
     result = screen_result(question, rounds, None, None)
     output.set_result(ScreenDocument(**vars(result), dry_run=arguments.dry_run))
@@ -133,7 +134,7 @@ def _launch(
         write_rows(question)
     jobs = [Job(directory.run(run.name), run.config, run.overrides) for run in to_run]
     display = Display(output.progress, axes_of(directory))
-    with writing(directory.path):  # usually because the disk is full
+    with writing(directory.path):  # If writing fails, the disk is usually full.
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
     print_summary(output.progress, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code

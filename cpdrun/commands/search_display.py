@@ -1,4 +1,4 @@
-"""The display of a search: the table of candidates above the table of runs, and a line for each run that ends."""
+"""The display of a search: a table of candidates, a table of runs, and a line for each run that ends."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,11 @@ from cpdrun.search.results import Results
 
 
 class SearchDisplay(Display):
-    """A display with the table of candidates above the table of runs.
+    """A display that shows the table of candidates above the table of runs.
 
-    The line of a run that ends has the smallest certified format in place of the best run, and its time left includes
-    the runs that the search is likely to need. New verdicts have lines of their own.
+    When a run ends, the display prints a line. Where other commands name the best run, this line names the smallest
+    certified format. Its time left includes the runs that the search is likely to need. Each new verdict gets another
+    line.
     """
 
     def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
@@ -33,12 +34,15 @@ class SearchDisplay(Display):
         self._show_missing_predictions()
 
     def expect(self, runs: int) -> None:
-        """Add runs to those of this launch. They were counted as runs that are likely to be needed."""
+        """Add submitted runs to those of this launch.
+
+        `held_back` is the number of likely further runs. It included these runs, so it becomes smaller.
+        """
         super().expect(runs)
         self.held_back: int = max(0, self.held_back - runs)
 
     def on_end(self, states: list[LadderState]) -> None:
-        """Show the verdicts after a run has ended."""
+        """Update the display after a run has ended, given the verdicts that follow, and print new verdicts."""
         self._show_missing_predictions()
         for line in describe_news(self._results, self._states, states):
             self._print(line)

@@ -1,6 +1,6 @@
 """The command `cpdrun search --plan`.
 
-It lists the runs that a search would start next, and the candidates whose verdicts these runs would help to decide.
+The command lists the runs that a search would start next, and the candidates that these runs help to decide.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 from cpdrun.arguments import add_json, add_overrides
 from cpdrun.errors import OK, UserError
 
-# Keys that the search chooses itself or that follow from the folder.
+# The keys whose values the search chooses itself or takes from the folder of the sweep.
 IMPLIED = ("seed", "name", "results_dir")
 
 DOCUMENTS = {"next": "cpdrun.report.search_text:NextDocument"}
@@ -60,7 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _words(typed: list[str]) -> list[str]:
     """Return the overrides of a search.
 
-    If the first word names an existing sweep, the overrides are those that created it, changed by the other words.
+    If the first argument has no "=", it names an existing sweep. In this case, return the overrides that created the
+    sweep, changed by the other arguments.
+
+    Args:
+        typed: The arguments from the command line.
 
     Raises:
         UserError: The manifest of the sweep does not contain its overrides.

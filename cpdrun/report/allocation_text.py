@@ -1,7 +1,8 @@
 """Texts of `cpdrun search --allocate`: the factors and runs, the effects and verdicts, and the allocation.
 
-A text claims no more than the tests allow. The verdicts `sensitive` and `harmless` hold for all factors together at
-the screen's confidence. An interval holds for its own factor only.
+A factor is one role (such as weight or gradient) of a group of layers. A text claims no more than the tests allow. The
+verdicts `sensitive` and `harmless` hold jointly for all factors, at the screen's confidence. The interval of a factor
+holds at that confidence for this factor alone.
 """
 
 import math
@@ -26,14 +27,17 @@ class ScreenDocument(ScreenResult):
     """The results of a screen, as `cpdrun search --allocate --json` prints them.
 
     Attributes:
-        dry_run: Whether no run was started.
+        dry_run: Whether the command was a dry run, which starts no runs.
     """
 
     dry_run: bool
 
 
 def describe_round(question: ScreenQuestion) -> list[str]:
-    """Return lines that say what is varied, and in how many runs."""
+    """Return lines about the factors that a round varies and about the number of its runs.
+
+    The first round also lists the layers of each group.
+    """
     asked, number = question.settings, question.number
     if number == 1:
         levels = [
@@ -66,7 +70,7 @@ def describe_round(question: ScreenQuestion) -> list[str]:
 
 
 def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
-    """Return a table with one row for each factor, the most sensitive first."""
+    """Return a table with the effect of each factor that varied, the most harmful factor first."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("factor", no_wrap=True)
     table.add_column(f"cost of low{found.metric.points}", justify="right", no_wrap=True)
@@ -81,7 +85,7 @@ def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
 
 
 def describe_effects(question: ScreenQuestion, found: RoundResult) -> list[str]:
-    """Return lines that say what is sensitive, what is harmless and what diverged, and how this is known."""
+    """Return lines about the sensitive factors, the harmless factors, the diverged runs, and the method of the test."""
     metric, effects = found.metric, found.effects.factors
     verdicts = [effect.verdict for effect in effects]
     return render_lines(
@@ -104,7 +108,7 @@ def describe_effects(question: ScreenQuestion, found: RoundResult) -> list[str]:
 
 
 def describe_allocation(rounds: Sequence[Round], chosen: Allocation | None) -> list[str]:
-    """Return lines that describe the allocation and compare it with uniform formats."""
+    """Return lines that describe the allocation and compare its cost with that of uniform formats."""
     question, found = rounds[-1].question, rounds[-1].found
     metric = found.metric
     uniforms = [
@@ -133,9 +137,10 @@ def describe_allocation(rounds: Sequence[Round], chosen: Allocation | None) -> l
 
 
 def _describe_levels(question: ScreenQuestion, chosen: Allocation) -> str:
-    """Return the levels in words, such as `10 of 12 factors are low; high: A, B`.
+    """Return a phrase about the levels of the factors, such as `10 of 12 factors are low; high: A, B`.
 
-    If there are several low levels, say how many factors have each, and name the factors that do not have the lowest.
+    If there are several low levels, the phrase has the number of factors at each level. It also names the factors
+    at each level, except at the lowest.
     """
     levels = {i: chosen.levels.get(i, 0) for i in range(len(question.factors))}
     rounds = question.settings.rounds

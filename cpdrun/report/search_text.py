@@ -1,7 +1,8 @@
-"""Texts of a search: its question, the answer of each ladder, the next runs, and the cost.
+"""Texts of a search: its candidates and margin, the answer of each ladder, the next runs, and the cost.
 
-A text claims no more than the test allows. A format is certified, refuted or open. Widths below a width that is not
-certified were not reached and are not mentioned.
+A ladder holds the candidates that differ only in their format, from most bits to fewest. Its answer is the certified
+format with the fewest bits, if there is one. A text claims no more than the test allows: a format is certified,
+refuted, or open. If a width is not certified, narrower widths were not reached, and the texts do not mention them.
 """
 
 import itertools
@@ -44,7 +45,7 @@ from cpdrun.study import choices
 from cpdrun.study.axes import axis_text, short_titles
 from cpdrun.study.verdicts import MARKS
 
-# At most this many ladders are listed one by one.
+# The largest number of ladders that are listed one by one.
 MOST_LADDERS = 4
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
@@ -54,12 +55,12 @@ class SearchDocument(SearchResult):
     """The results of a search, as `cpdrun search --json` prints them.
 
     Attributes:
-        margin: The margin with its origin, as text.
-        says: The answer of each ladder and the number of runs, as text.
-        dry_run: Whether no run was started.
-        forecast: What the search may cost, as text.
-        summaries: The numbers of runs of each round by how they ended.
-        notes: What a user should know in addition.
+        margin: The margin and its origin, as text.
+        says: The answer of each ladder, the tuned values, and the number of runs, as lines of text.
+        dry_run: Whether the command was a dry run, which starts no runs.
+        forecast: The likely cost of the search, as lines of text. It is empty unless this is a dry run.
+        summaries: The numbers of finished, diverged, and failed runs in each round.
+        notes: Further notes for the user.
     """
 
     margin: str
@@ -75,17 +76,20 @@ class NextDocument(SearchPlan):
     """The runs that a search would start now, as `cpdrun search --plan --json` prints them.
 
     Attributes:
-        says: What the runs would settle, as text.
+        says: The state of the candidates and the expected effect of the next runs, as lines of text.
     """
 
     says: list[str]
 
 
-# ---- The question
+# ---- The candidates and the margin
 
 
 def describe_question(results: Results) -> list[str]:
-    """Return lines with the question, the margin, and how many earlier candidates share the error probability."""
+    """Return lines that state the candidates, the baseline, the margin, and the confidence of the search.
+
+    If candidates of earlier searches share the error probability, the lines also state the number of these.
+    """
     question = results.question
     asked = {c.name for ladder in question.ladders for width in ladder.widths for c in width}
     tuning, axis = question.tuning, question.axis
@@ -109,7 +113,7 @@ def describe_question(results: Results) -> list[str]:
 
 
 def describe_candidates(question: Question) -> str:
-    """Return the candidates, the widest first, as in `8 candidates: without APS e4m3, e3m2; with APS the same`."""
+    """Return the candidates, most bits first, such as `8 candidates: without APS e4m3, e3m2; with APS the same`."""
     listed: list[tuple[str, str]] = []
     for ladder in question.ladders:
         names = ", ".join(format_of(candidate, ladder) for width in ladder.widths for candidate in width)
@@ -121,12 +125,12 @@ def describe_candidates(question: Question) -> str:
 
 
 def tolerance_text(results: Results) -> str:
-    """Return `1 point`, `0.5 points` or `0.05`; `the margin` while the number is unknown."""
+    """Return the margin, such as `1 point`, `0.5 points`, or `0.05`. If it is unknown, return `the margin`."""
     return results.metric.show_tolerance(results.tolerance)
 
 
 def format_of(candidate: Candidate, ladder: Ladder) -> str:
-    """Return the label of a candidate without what all candidates of the ladder have in common."""
+    """Return the candidate's label without the ladder's label. Usually, this is the name of its format."""
     return candidate.label.removesuffix(f" {ladder.label}")
 
 
@@ -134,12 +138,12 @@ def format_of(candidate: Candidate, ladder: Ladder) -> str:
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a line for each ladder, the verdict first, then lines about tuned values and the number of runs."""
+    """Return the answer of each ladder, then lines about tuned values, and finally a line with the number of runs."""
     return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
 
 
 def answers(results: Results) -> list[str]:
-    """Return the answer of each ladder, the verdict first."""
+    """Return a line for each ladder that begins with its verdict."""
     return [_answer(results, state) for state in results.states()]
 
 
@@ -177,7 +181,7 @@ def _answer(results: Results, state: LadderState) -> str:
 def _candidate(
     results: Results, state: LadderState, candidate: Candidate, judgement: Judgement
 ) -> dict[str, Any]:
-    """Return what the answer of a ladder says about one candidate."""
+    """Return the template variables that describe one candidate in a ladder's answer."""
     counts, metric = state.failures[candidate.name], results.metric
     format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
     short_name = f"{format_name} ({candidate.bits:g} bits){at}"
@@ -202,14 +206,18 @@ def _candidate(
 
 
 def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
-    """Return a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
+    """Return the full name of a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
     name, bits = format_of(candidate, ladder), f"({candidate.bits:g} bits)"
     common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 
 def _above_start(state: LadderState) -> tuple[list[str], bool]:
-    """Return the open widths wider than the answer, and whether any of their candidates has pairs."""
+    """Return the open widths above the narrowest certified width, and whether any of their candidates has pairs.
+
+    If no width is certified, these are the open widths above the start. A sentence joins the items of the list by
+    "and", so the list has at most two items: all widths but the last, separated by commas, and the last width.
+    """
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
     upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
@@ -219,14 +227,17 @@ def _above_start(state: LadderState) -> tuple[list[str], bool]:
 
 
 def _identical(results: Results, state: LadderState) -> list[str]:
-    """Return a sentence for each group of a ladder's cells whose runs are equal bit for bit."""
+    """Return a sentence for each group of cells of this ladder whose runs are equal bit for bit, baseline included."""
     cells = {state.ladder.baseline: results.question.baseline_name}
     cells |= {candidate.name: format_of(candidate, state.ladder) for candidate, _, _ in state}
     return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
 def _more(results: Results, judgement: Judgement) -> str:
-    """Return how many further pairs are likely to settle a candidate, or why this is unknown."""
+    """Return the likely number of further pairs that decide a candidate, or why this number is unknown, as text.
+
+    If the candidate is certified or refuted, the text is empty.
+    """
     if judgement.settled_at is not None:
         return ""
     rules = results.rules()
@@ -245,7 +256,7 @@ def _describe_runs(results: Results) -> str:
 
 
 def next_step(results: Results) -> str:
-    """Return the command to type next: one that continues the search, or one that reports it."""
+    """Return a line with the command to type next, which starts, continues, or reports the search."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
     states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
     if any(state.active is not None for state in states):
@@ -258,7 +269,11 @@ def next_step(results: Results) -> str:
 
 
 def _needs_seeds(state: LadderState) -> bool:
-    """Return whether no format is certified, all seeds are used, and a moderate number of further seeds may help."""
+    """Return whether a moderate number of further seeds may decide an open candidate.
+
+    The caller has checked that no further run is possible with the present seeds. If a format is certified, more seeds
+    are not needed, and the result is False.
+    """
     if state.answer is not None or state.frontier is None:
         return False
     rows = zip(state.ladder.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
@@ -272,7 +287,7 @@ def _needs_seeds(state: LadderState) -> bool:
 
 
 def report_command(results: Results) -> str:
-    """Return the command of the report. The report reads the question of the search from the folder's sweep.yaml."""
+    """Return a line with the command of the report, which reads the settings of the search from sweep.yaml."""
     return f"For the report: cpdrun report {results.directory.path}"
 
 
@@ -297,7 +312,10 @@ def _tuning_lines(results: Results) -> list[str]:
 
 
 def _at(results: Results, name: str) -> str:
-    """Return the suffix of a name, such as ` at lr 0.1`, or "" if nothing is tuned or nothing is chosen yet."""
+    """Return a suffix with the chosen values of a cell, such as ` at lr 0.1`.
+
+    The suffix is empty if the cell is not tuned or if its values are not chosen yet.
+    """
     tuning = results.question.tuning
     return at_text(tuning.values.get(name, {}), tuning.keys)
 
@@ -328,9 +346,14 @@ def _chosen(results: Results, name: str) -> str:
 
 
 def make_table(results: Results, states: Sequence[LadderState] | None = None) -> Table:
-    """Return a table with the difference, interval and verdict of each candidate that was tried or is next.
+    """Return a table with the difference, interval, and verdict of each candidate that was tried or is next.
 
-    A column shows the interval from the candidate's own spread, if it differs from the printed interval in any row.
+    The printed interval may use the spread of other candidates. If it therefore differs in any row from the interval
+    that uses only the candidate's own spread, a further column shows the latter.
+
+    Args:
+        results: The results so far.
+        states: The verdicts so far. If None, they are computed from `results`.
     """
     states = results.states() if states is None else states
     judgements = [judgement for state in states for _, judgement, _ in state]
@@ -347,7 +370,7 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
         *(["own spread"] if has_own else []),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    # If the table is too wide, only this column is wrapped. The others would lose digits.
+    # If the table is too wide, only this column is wrapped, because the others would lose digits.
     table.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
     )
@@ -382,7 +405,10 @@ def _row(
 def _verdict_text(
     results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> str:
-    """Return the verdict on a candidate with its failed runs, or with the number of pairs that it still needs."""
+    """Return the verdict on a candidate for a table cell.
+
+    If the candidate is open, its failed runs or the likely number of further pairs follow.
+    """
     counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
     if candidate.name in results.ended.given_up:
         return f"{verdict}, all runs failed"
@@ -399,7 +425,7 @@ def _verdict_text(
 
 
 def describe_smallest(states: Sequence[LadderState]) -> str:
-    """Return the smallest certified format of all ladders, or that there is none yet."""
+    """Return a phrase with the certified candidate that has the fewest bits in all ladders, or `none certified yet`."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
     return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
@@ -408,7 +434,13 @@ def describe_smallest(states: Sequence[LadderState]) -> str:
 def describe_news(
     results: Results, before: Sequence[LadderState], states: Sequence[LadderState]
 ) -> Iterator[str]:
-    """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`."""
+    """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`.
+
+    Args:
+        results: The results so far.
+        before: The verdicts that were shown last.
+        states: The verdicts now.
+    """
     old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
     for candidate, judgement, width in itertools.chain(*states):
         verdict = width.verdict_of(judgement)
@@ -419,7 +451,7 @@ def describe_news(
 
 
 def describe_missing_prediction(missing: MissingPrediction) -> str:
-    """Return a sentence such as `Without APS: no prediction is available, so the search starts at 8 bits`."""
+    """Return a sentence such as `Without APS: no prediction is available, so the search starts at 8 bits.`."""
     effect = (
         "formats of the same width keep their usual order"
         if missing.bits is None
@@ -429,7 +461,7 @@ def describe_missing_prediction(missing: MissingPrediction) -> str:
 
 
 def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> list[str]:
-    """Return what a search is likely to cost, such as the number of pairs that certify an equal format.
+    """Return lines about the likely cost of a search, such as the number of pairs that certify an equal format.
 
     Args:
         results: The results so far.
@@ -453,7 +485,10 @@ def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> li
 
 
 def describe_plan(results: Results, plan: SearchPlan) -> list[str]:
-    """Return what the next runs would settle and how long they take, or the answers if there are none."""
+    """Return lines about the candidates that the next runs help to decide, and about the time that the runs take.
+
+    If no runs are left, return the answers instead.
+    """
     if not plan.runs:
         return [*describe_results(results), "No runs are left that could settle an open question."]
     fitting = [run for run in plan.runs if run.fits is not False]

@@ -1,20 +1,22 @@
 """Choose the width at which a ladder starts (`search.start`).
 
-A ladder starts at its widest width, or at the narrowest width that is predicted to be enough.
+A ladder holds the candidates that differ only in their format, from most bits to fewest. It starts at its widest width,
+or at the narrowest width that is predicted to be good enough. A candidate fails if it is worse than the baseline by
+more than the margin.
 
-Rule: A width is as likely to miss the tolerance as its least likely format. The ladder starts at the narrowest width
-whose chance of missing the tolerance is at most EVEN. It starts at the widest width if no width qualifies or if
-nothing is predicted. `cpdrun.stats.ledger` says which claims such a ladder makes, at which error, and why this is
-valid.
+Rule: The chance that a width fails is the smallest chance among its formats. The ladder starts at the narrowest width
+whose chance of failing is at most EVEN. If no width qualifies or if nothing is predicted, the ladder starts at its
+widest width. `cpdrun.stats.ledger` explains which claims such a ladder makes, their error probability, and why the
+claims are valid.
 
-Evidence: A prediction reads the first run of the baseline and no run of a candidate. That run is also half of a pair,
-and a start that was chosen by a pair would bias the pair. The seed of that run is therefore left out of the pairs of
-every ladder that starts below its widest width. This costs one run of the baseline, unless tuning has made that run:
-tuning seeds are in no pair.
+Evidence: A prediction reads the baseline's first run and no run of a candidate. The baseline's run would also be half
+of a pair, and a pair that has influenced the start would be biased. The pairs of a ladder that starts below its widest
+width therefore leave out the seed of that run. This costs one run of the baseline. It costs nothing if the run was made
+for tuning, because tuning seeds are never in a pair.
 
-Record: The start is written to sweep.yaml before any candidate runs. It stays valid when the search is started again
-or reported, whatever a later model predicts. Another tolerance or another baseline is another question and has its own
-start.
+Record: The start is written to sweep.yaml before any candidate runs. Continuing or reporting the search uses the
+recorded start, even if a later model predicts another one. A search with another margin or another baseline has its
+own start.
 """
 
 import math
@@ -33,12 +35,12 @@ from cpdrun.whatif.effects import NoEffectsError, is_observed
 from cpdrun.whatif.forecast import Subject, what_if
 
 KEY = "search.start"
-# A recorded start is valid only for a question that agrees in these keys.
+# A recorded start is valid only for a search with the same values of these keys.
 SAME_KEYS = ("tolerance", "baseline")
 
 
 def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
-    """Return the candidates of a ladder as a forecast reads them."""
+    """Return the ladder's candidates in the form that a forecast reads."""
     subjects = (
         Subject(c.name, c.label, c.bits, question.config(c.name)) for width in ladder.widths for c in width
     )
@@ -46,11 +48,21 @@ def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
 
 
 def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: float) -> Ladder | None:
-    """Return the ladder with the predicted chance that each candidate fails, the likeliest to hold the tolerance first.
+    """Return the ladder with the predicted chance that each candidate fails.
 
-    The order is set within each width. The chance is the mean over the levels that an unseen network may have. Results
-    of candidates are not used, because the start of a ladder must not depend on the pairs that are tested. Return None
-    if `run`, a run of the ladder's baseline, was not observed or if the effects cannot be computed.
+    Within each width, the candidates are sorted by that chance, lowest first. Networks differ in the damage that they
+    tolerate (the level in `cpdrun.whatif.forecast`), so the chance is the mean over the prior distribution of the
+    level. The results of candidates are not used, because the start of a ladder must not depend on the pairs that are
+    tested.
+
+    Args:
+        question: The question of the search.
+        ladder: The ladder.
+        run: A run of the ladder's baseline.
+        strictness: The strictness of the margin, from `cpdrun.whatif.damage.strictness`.
+
+    Returns:
+        The ladder, or None if `run` was not observed or if the effects of the candidates cannot be computed.
     """
     if not is_observed(run):
         return None
@@ -73,10 +85,10 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
 
 
 def predicted_width(ladder: Ladder, most: float = EVEN) -> int:
-    """Return the index of the narrowest width that is predicted to hold the tolerance.
+    """Return the index of the narrowest width that is predicted to be good enough.
 
-    At least one candidate of that width must miss the tolerance with probability `most` or less. The index is 0 if no
-    width qualifies, or if any candidate has no prediction.
+    A width qualifies if at least one of its candidates fails with probability `most` or less. If no width qualifies, or
+    if any candidate has no prediction, the index is 0, which is the widest width.
     """
     found = 0
     for i, width in enumerate(ladder.widths):
@@ -88,27 +100,28 @@ def predicted_width(ladder: Ladder, most: float = EVEN) -> int:
 
 
 def start_at(ladder: Ladder, width: int, seed: int | None) -> Ladder:
-    """Return the ladder with its start at `width`.
+    """Return the ladder with its start at the index `width`.
 
-    If `width` is not 0, no pair uses `seed`, the seed of the run that chose the start.
+    `seed` is the seed of the run from which the start was predicted. If `width` is not 0, no pair uses this seed.
     """
     return replace(ladder, start=width, aside=seed if width else None, is_started=True)
 
 
 @dataclass(frozen=True)
 class Starts:
-    """How the ladders of a question start.
+    """The way in which a search chooses the starts of its ladders, and the starts that are recorded.
 
     Attributes:
         by: PREDICTED or WIDEST.
-        ladders: The recorded starts by the label of the ladder: the bits, and the seed that no pair uses.
+        ladders: The recorded starts, keyed by the ladder's label. A start is a bit width and the seed that no pair of
+            the ladder uses. The seed is None if the pairs may use all seeds.
     """
 
     by: str
     ladders: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
 
     def of(self, ladder: Ladder) -> Ladder | None:
-        """Return the ladder with its start, or None if the start is still to be predicted."""
+        """Return the ladder with its start, or None if the start has not been predicted yet."""
         if len(ladder.widths) == 1:
             return ladder
         bits, aside = self.ladders.get(ladder.label, (math.nan, None))
@@ -119,11 +132,13 @@ class Starts:
 
 
 def choose_starts(question: Question) -> Starts:
-    """Return how the ladders of a question start.
+    """Return the way in which the ladders of a search start.
 
-    If the same question was searched in this folder before, its sweep.yaml decides, unless the user typed
-    `search.start`. Otherwise the settings decide. All ladders start at their widest width if `search.most_seeds` is at
-    most FEWEST_SEEDS, because no seed is left for a prediction, or if runs cannot be observed.
+    If the same search was made in this folder before and the user did not type `search.start`, its sweep.yaml decides.
+    Otherwise, the settings decide.
+
+    Two cases are exceptions, in which all ladders start at their widest width. If `search.most_seeds` is at most
+    FEWEST_SEEDS, no seed is left for a prediction. If the config has no key `observe`, its runs cannot be observed.
     """
     asked, before = question.settings, _recorded_starts(question)
     is_typed = any(text.split("=")[0] == KEY for text in question.typed)
@@ -134,7 +149,7 @@ def choose_starts(question: Question) -> Starts:
 
 
 def _recorded_starts(question: Question) -> Starts | None:
-    """Return the starts that sweep.yaml records for this question, or None if it records none."""
+    """Return the starts that sweep.yaml records for a search with the same margin and baseline, or None."""
     try:
         manifest = read_manifest(question.directory)
     except (OSError, ValueError):
@@ -149,10 +164,11 @@ def _recorded_starts(question: Question) -> Starts | None:
 
 
 def starts_record(by: str, ladders: Sequence[Ladder], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return what sweep.yaml records about the ladders whose start was predicted.
+    """Return the entry `start` of sweep.yaml, which records the ladders whose start is known.
 
-    Each entry has the bits, the seed that no pair uses, and the cells of the candidates, or of their arms, by which a
-    report recognizes the ladder. Without `start`, all ladders start at their widest width.
+    Each item has the ladder's label (under the key `chain`), the bit width of the start, the seed that no pair uses,
+    and the names of the candidates' cells, by which a report recognizes the ladder. A tuned cell is listed as its arms.
+    If `by` is WIDEST, the result is empty, which means that all ladders start at their widest width.
     """
     if by == WIDEST:
         return {}

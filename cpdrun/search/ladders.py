@@ -1,18 +1,24 @@
-"""Ladders of candidates, the choice of their tuned values, and the verdicts on them from the runs that have ended.
+"""Ladders of candidates, the choice of their tuned values, and their verdicts from the runs that have ended.
 
-The functions are pure: they take and return names and numbers.
+A ladder holds the candidates that differ only in their format, from most bits to fewest. The functions are pure: they
+take and return names and numbers.
 
-A pair is the same seed run with a candidate and with its baseline. Seeds are 0, 1, 2 ... and count in this order. A
-run that ends early, as a diverging run does, counts only after the runs of all smaller seeds have ended.
+A pair consists of two runs with the same seed, one of a candidate and one of its baseline. The seeds of pairs are
+0, 1, 2 ... and count in this order. A run may end earlier than the runs of smaller seeds, as a diverging run does. It
+counts only after all of those runs have ended.
 
-If keys are tuned (`search.tune`), a cell of the axes has an arm for each combination of the tuned values. Every arm
-runs on the tuning seeds. The arm that does best there (`cpdrun.stats.means`) represents the cell, and the test runs
-seeds 0, 1, 2 ... of that arm only. Tuning costs no confidence. Tuning seeds start at FIRST_SEED (cpdrun.stats.means)
-and the seeds of pairs are below it, so the choice reads no pair and is independent of every pair. Given the choice, the
-pairs are those of a search that was typed with the chosen values, so the chance of a wrong certificate is at most alpha
-whatever was chosen. A poor choice costs power, never validity. The certificate compares, over seeds, the candidate with
-its chosen values and the baseline with its own. All seeds, tuning seeds included, are judged on the same test set. If
-you change the grid of values after you have seen the verdicts, you ask the same seeds another question.
+If keys are tuned (`search.tune`), each cell of the axes is replaced by its arms: one cell for each combination of the
+tuned values. Every arm runs on the tuning seeds. The arm with the best results there (`cpdrun.stats.means`) is chosen,
+and only this arm runs on the seeds 0, 1, 2 ... for the test.
+
+Tuning costs no confidence. Tuning seeds start at FIRST_SEED (`cpdrun.stats.means`), and the seeds of pairs are below
+FIRST_SEED. The choice therefore reads no pair and is independent of every pair. For any choice, the pairs are the same
+as in a search for which the user typed the chosen values, so the probability of a wrong certificate is at most alpha. A
+poor choice costs power, never validity.
+
+A certificate compares the candidate, at its chosen values, with the baseline, at its own chosen values. It generalizes
+over seeds, not over data: all seeds, including the tuning seeds, are judged on the same test set. Changing the values
+to try after the verdicts are known reuses the same seeds for another comparison.
 """
 
 import itertools
@@ -28,7 +34,7 @@ from cpdrun.stats.ladder import PairedLadder, Width, judge_ladders
 from cpdrun.stats.ledger import AskedLadder, Ledger
 from cpdrun.stats.means import choose, edges
 
-# A candidate with a higher predicted chance of missing the tolerance is not expected to hold it.
+# A candidate that fails with a higher predicted chance is not expected to be good enough.
 EVEN = 0.5
 
 
@@ -39,9 +45,10 @@ class Candidate:
     Attributes:
         name: The name of the candidate's cell.
         baseline: The name of the baseline's cell.
-        label: The candidate as messages call it.
+        label: The name of the candidate in messages.
         bits: The bit width.
-        chance: The predicted chance of missing the tolerance, or None if nothing is predicted.
+        chance: The predicted chance that the candidate is worse than the baseline by more than the margin, or None if
+            nothing is predicted.
     """
 
     name: str
@@ -53,17 +60,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Candidates that differ in their format only, grouped by bit width.
+    """The candidates that differ only in their format, grouped by bit width.
 
     Attributes:
-        label: What all candidates of the ladder have in common, such as `with APS`.
-        widths: The candidates of the ladder, most bits first. Within a width, the candidate that is likeliest to hold
-            the tolerance comes first.
-        is_ordered: Whether the order within each width is known. Until then, a width with several candidates waits for
-            a run of the baseline.
-        is_started: Whether the start is known. Until then, all candidates wait.
+        label: The values that all candidates of the ladder share, such as `with APS`.
+        widths: The candidates of each bit width, most bits first. Within a width, the candidate that is most likely to
+            be good enough comes first.
+        is_ordered: Whether the order within each width is known. Until it is known, the candidates of a width with
+            several formats wait for a run of the baseline.
+        is_started: Whether the start is known. Until it is known, all candidates wait.
         start: The index of the width that is tested first.
-        aside: The seed of the baseline's run that chose the start, or None. This seed is in no pair.
+        aside: The seed of the baseline's run from which the start was predicted, or None. This seed is in no pair.
     """
 
     label: str
@@ -75,29 +82,33 @@ class Ladder:
 
     @property
     def baseline(self) -> str:
-        """The name of the cell with which all candidates of the ladder are compared."""
+        """The name of the baseline's cell, with which all candidates of the ladder are compared."""
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
-        """Return whether it is known which candidate of this width to try first."""
+        """Return whether candidates of the width at this index may run.
+
+        They may run if the ladder's start and the width's first candidate are known.
+        """
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Return the seeds of the ladder's pairs in their order."""
+        """Return the seeds of the ladder's pairs in their order: 0 to `most` - 1 without `aside`."""
         return [seed for seed in range(most) if seed != self.aside]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The tolerance and the other inputs of the test, in the metric's own unit.
+    """The margin and the other inputs of the test, in the unit in which the metric is stored.
 
     Attributes:
         tolerance: The margin.
         alpha: The error level, 1 minus the confidence.
         most_seeds: The largest number of seeds.
         higher_is_better: Whether a higher value of the metric is better.
-        worst: The value that stands for a diverged run.
-        resolution: The difference that a single test sample makes, or 0 if the metric does not count samples.
+        worst: The value that replaces the metric of a diverged run.
+        resolution: The change of the metric if the result of a single test sample changes, or 0 if the metric does not
+            count samples.
         metric: The name of the metric.
     """
 
@@ -112,14 +123,16 @@ class Rules:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuned keys and the arms of each cell. Without arms, nothing is tuned.
+    """The tuned keys and the arms of each cell.
+
+    An arm is a cell with one combination of the tuned values. If there are no arms, nothing is tuned.
 
     Attributes:
-        keys: The values to try for each tuned key.
+        keys: The values to try, keyed by the tuned key.
         seeds: The tuning seeds.
-        arms: The names of the arms of each cell, in the order in which the values are listed. Every arm is itself a
-            cell with runs. The name of the cell differs from the names of all arms.
-        values: The values of the tuned keys, by arm and then by key.
+        arms: The names of each cell's arms, keyed by the cell's name, in the order in which the values are listed. Only
+            arms have runs. The cell's name is not the name of any arm.
+        values: The values of the tuned keys, keyed by the arm's name and then by the tuned key.
     """
 
     keys: Mapping[str, list[Any]] = field(default_factory=dict)
@@ -131,9 +144,10 @@ class Tuning:
         return bool(self.arms)
 
     def chosen(self, ended: EndedRuns, *, higher_is_better: bool) -> dict[str, str]:
-        """Return the chosen arm of each cell whose arms have all ended on all tuning seeds or were given up.
+        """Return the names of the chosen arms, keyed by the cell's name.
 
-        A cell with one arm needs no run for its choice.
+        A cell is included if each of its arms has ended on all tuning seeds or was given up. A cell with a single arm
+        needs no runs and is always included.
         """
         return {
             cell: arms[choose([self.measured(arm, ended) for arm in arms], higher_is_better=higher_is_better)]
@@ -142,14 +156,14 @@ class Tuning:
         }
 
     def measured(self, arm: str, ended: EndedRuns) -> list[float]:
-        """Return the values on the tuning seeds, NaN for a run that diverged or failed."""
+        """Return the metric of an arm's runs on the tuning seeds. The value is NaN for runs that diverged or failed."""
         values = dict.fromkeys(ended.failures.get(arm, {}), math.nan) | ended.values.get(arm, {})
         return [values[seed] for seed in self.seeds if seed in values]
 
     def missing(self, cell: str, ended: EndedRuns) -> list[tuple[RunKey, ...]]:
-        """Return the runs that are still needed to choose the cell's arm.
+        """Return the runs that are still needed to choose the cell's arm, grouped by seed.
 
-        The runs are grouped by seed: all arms of one seed, then all arms of the next seed.
+        Each group holds the missing runs of all arms on one tuning seed.
         """
         arms = self.arms.get(cell, ())
         if len(arms) < 2:
@@ -159,12 +173,15 @@ class Tuning:
         return [turn for turn in turns if turn]
 
     def runs(self, cell: str) -> int:
-        """Return the number of runs that it takes to choose the cell's arm."""
+        """Return the total number of runs that the choice of the cell's arm needs."""
         arms = len(self.arms.get(cell, ()))
         return arms * len(self.seeds) if arms > 1 else 0
 
     def edges(self, arm: str) -> Iterator[tuple[str, str]]:
-        """Return the keys for which the arm has the largest or the smallest number tried, and which it is."""
+        """Yield (key, "largest") or (key, "smallest") for each value of the arm that is at an end of the values tried.
+
+        Keys whose values are not numbers, or that have only one value, are left out.
+        """
         return edges(self.values.get(arm, {}), self.keys)
 
 
@@ -178,9 +195,9 @@ class LadderState:
 
     Attributes:
         ladder: The ladder.
-        widths: The verdict on each width.
-        exhausted: The names of the candidates for which no further pair is possible.
-        failures: The numbers of failed runs, by the name of the candidate.
+        widths: The verdict on each width, most bits first.
+        exhausted: The names of the candidates that get no further pairs.
+        failures: The numbers of failed runs, keyed by the candidate's name.
     """
 
     ladder: Ladder
@@ -195,7 +212,7 @@ class LadderState:
 
     @property
     def answer(self) -> tuple[Candidate, Judgement] | None:
-        """The certified candidate with the fewest bits, or None."""
+        """The certified candidate with the fewest bits and its judgement, or None if no candidate is certified."""
         found = None
         for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
             if width.certified is not None:
@@ -204,12 +221,14 @@ class LadderState:
 
     @property
     def frontier(self) -> int | None:
-        """The index of the width in question, or None if the start and all narrower widths are certified.
+        """The index of the width that is tested now, or None if the start and all narrower widths are certified.
 
-        If the start is certified, this is the first narrower width that is not. If the start is not certified, this is
-        the start as long as one of its candidates is in question, and then the nearest wider width with a candidate in
-        question. If a certified width comes before that, this is the width just below the certified width. If no width
-        has a candidate in question, the index is 0.
+        A candidate is in question if it is open and may get further pairs.
+
+        - If the start is certified, this is the widest of the narrower widths that are not certified.
+        - If the start is not certified, go from the start to wider widths until a width is certified or has a candidate
+          in question. If a candidate is in question, this is its width. If the width is certified, this is the next
+          narrower width. If there is neither, the index is 0.
         """
         start, certified = self.ladder.start, [width.certified is not None for width in self.widths]
         if certified[start]:
@@ -223,7 +242,7 @@ class LadderState:
 
     @property
     def in_question(self) -> list[tuple[Candidate, Judgement]]:
-        """The open candidates at the frontier that have seeds left, the likeliest first."""
+        """The open candidates at the frontier that may get further pairs, the most likely to be good enough first."""
         return [] if self.frontier is None else self._questionable(self.frontier)
 
     def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
@@ -236,7 +255,7 @@ class LadderState:
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate that gets the next seeds, or None if the ladder has come to its end."""
+        """The candidate that gets the next pairs and its judgement, or None if the ladder needs no further run."""
         return next(iter(self.in_question), None)
 
 
@@ -247,9 +266,17 @@ def ladder_states(
     tuning: Tuning = UNTUNED,
     ledger: Ledger = EMPTY_LEDGER,
 ) -> list[LadderState]:
-    """Return the verdicts on all candidates. A candidate whose arm is chosen has the name of that arm.
+    """Return each ladder with the verdicts on its candidates.
 
-    The caller adds the hypotheses of the widths to the ledger.
+    If a candidate's arm is chosen, the candidate in the result has the name of that arm. The ledger is not changed: the
+    caller adds the hypotheses of the returned widths.
+
+    Args:
+        ladders: The ladders of the search. Tuned candidates have the names of their cells.
+        ended: The runs that have ended.
+        rules: The inputs of the test.
+        tuning: The tuned keys and the arms.
+        ledger: The hypotheses that were tested before.
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
     asked = [_as_asked(ladder) for ladder in ladders]
@@ -280,7 +307,10 @@ def _as_asked(ladder: Ladder) -> AskedLadder:
 
 
 def of_arms(ladder: Ladder, chosen: Mapping[str, str]) -> Ladder:
-    """Return the ladder with the chosen arms in place of their cells."""
+    """Return the ladder with the name of each tuned cell replaced by the name of its chosen arm.
+
+    `chosen` maps the names of cells to the names of arms.
+    """
 
     def of(candidate: Candidate) -> Candidate:
         name, baseline = candidate.name, candidate.baseline
@@ -291,7 +321,10 @@ def of_arms(ladder: Ladder, chosen: Mapping[str, str]) -> Ladder:
 
 
 def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
-    """Return what is compared for each candidate, by its name, without the seeds that are in no pair."""
+    """Return the values and failures to compare, keyed by the candidate's name.
+
+    Seeds that are in no pair are left out: the tuning seeds and the seed from which the start was predicted.
+    """
     aside = {*tuning.seeds, *([] if ladder.aside is None else [ladder.aside])}
     candidates = itertools.chain(*ladder.widths)
     return {each.name: ended.compared(each.name, each.baseline, aside) for each in candidates}
@@ -300,7 +333,15 @@ def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Comp
 def _pair(
     asked: AskedLadder, ladder: Ladder, compared: Mapping[str, Compared], ended: EndedRuns, rules: Rules
 ) -> PairedLadder:
-    """Return the pairs of a ladder for the test, under the names with which the ladder was asked."""
+    """Return the pairs of a ladder for the test.
+
+    Args:
+        asked: The ladder with the names of the tuned cells, under which the ledger stores its hypotheses.
+        ladder: The same ladder with the names of the chosen arms, under which the runs are stored.
+        compared: The values and failures to compare, keyed by the candidate's name in `ladder`.
+        ended: The runs that have ended.
+        rules: The inputs of the test.
+    """
     seeds = ladder.seeds(rules.most_seeds)
     gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in ladder.widths]
     barred = [[compared[candidate.name].is_barred for candidate in width] for width in ladder.widths]
@@ -310,7 +351,11 @@ def _pair(
 def _exhausted(
     ladder: Ladder, widths: Sequence[Width], ended: EndedRuns, seeds: Sequence[int]
 ) -> Iterator[str]:
-    """Yield the names of the candidates for which no further pair is possible."""
+    """Yield the names of the candidates that get no further pairs.
+
+    Such a candidate is certified or refuted, has used all seeds, or was given up after failures of its own runs or of
+    its baseline's runs.
+    """
     for candidates, width in zip(ladder.widths, widths, strict=True):
         for candidate, judgement in zip(candidates, width.judgements, strict=True):
             given_up = {candidate.name, candidate.baseline} & ended.given_up
@@ -320,7 +365,7 @@ def _exhausted(
 
 
 def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) -> int:
-    """Return how many of these seeds, counted from the first without a gap, have ended on both sides."""
+    """Count the seeds, in their order, until one has not ended for the candidate or for the baseline."""
     both = (ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in seeds)
     return sum(1 for _ in itertools.takewhile(bool, both))
 
@@ -328,7 +373,7 @@ def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) 
 def _gaps(
     candidate: Candidate, found: Compared, ended: EndedRuns, rules: Rules, seeds: Sequence[int]
 ) -> list[float]:
-    """Return the differences of a candidate's pairs, up to the first seed that has not ended on both sides."""
+    """Return the differences of the candidate's pairs on the seeds that `counted_seeds` counts."""
     counted = {*seeds[: counted_seeds(candidate, ended, seeds)]}
 
     def of(values: Mapping[int, float]) -> Mapping[int, float]:

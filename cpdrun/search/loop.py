@@ -1,8 +1,8 @@
-"""The loop of a search: start runs, wait for results and decide again.
+"""The loop of a search: start runs, wait for results, and choose the next runs.
 
-On this machine, the search decides after each run. On a cluster, it decides after each round of runs. Only the run
-folders and the sweep's own list of runs are stored. However a search was stopped, the next search of the same question
-reads them and continues. A run that another command has made counts as well.
+On this machine, the search chooses the next runs after each run that ends. On a cluster, it chooses them after each
+round of runs. A search stores only the run folders and the sweep's list of runs. If it is stopped in any way, the same
+command reads them and continues. Runs that another command has made in this sweep count, too.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
 from cpdrun.whatif.baseline_runs import with_observation
 
-# How often a run is tried again if a signal killed its process. The run itself is seldom the cause.
+# The number of times that a run is tried again after a signal has killed its process, which is seldom the run's fault.
 KILL_RETRIES = 2
 
 
@@ -33,16 +33,21 @@ class RunQueue:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        # The runs in flight and all listed runs, by the name of the run.
+        # The runs in flight, and the runs that sweep.yaml lists, keyed by the name of the run.
         self._in_flight: dict[str, RunKey] = {}
         self._listed: dict[str, RunKey] = {}
-        # Each of these runs is tried once more. It counts as failed until it ends well.
+        # The runs that failed in an earlier search. Each is tried once more, and counts as failed until it ends well.
         self._to_retry = results.failures
 
     def wanted(self, most: int | None, *, ahead: bool) -> list[RunKey]:
-        """Return the runs that fill up to `most` in flight, or all runs that are needed if `most` is None.
+        """Return the runs to start next, within the budget.
 
-        Runs that failed in an earlier search come first, then the runs that settle most.
+        Runs that failed in an earlier search come first. After them, the most useful runs come first.
+
+        Args:
+            most: The largest number of runs in flight, including the returned runs. If it is None, the number is not
+                limited.
+            ahead: Whether to include runs that only keep idle cores busy.
         """
         results, in_flight = self.results, set(self._in_flight.values())
         states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
@@ -71,13 +76,16 @@ class RunQueue:
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
 
     def _record(self) -> dict[str, Any]:
-        """Return the question for sweep.yaml, with the number of runs that the search is likely to take in total."""
+        """Return the `search` block of sweep.yaml, with the total number of runs that the search is likely to need."""
         further = forecast_cost(self.results, None).runs
         total = {} if further is None else {EXPECTED_RUNS: self.results.runs + further}
         return sweep_record(self.results) | total
 
     def take(self, event: Event) -> None:
-        """Take in the result of a run of this search that has ended, well or not."""
+        """Record the result or the failure of a run of this search that has ended.
+
+        A run that was preempted has neither a result nor a failure, so it may be started again.
+        """
         assert event.outcome is not None
         key = self._in_flight.pop(event.job.run.name)
         if not self.results.take(key) and event.outcome.status is not Ending.PREEMPTED:
@@ -104,9 +112,10 @@ def search(
     cancelled_before: int | None,
     on_end: Callable[[list[LadderState]], None],
 ) -> list[Summary]:
-    """Run what settles most until nothing is left to settle or the budget is spent.
+    """Start the most useful runs until no further run can decide a candidate, or until the budget is spent.
 
-    Raises whatever `Session.launch` raises.
+    An interruption also ends the search, and so does a failed round with the option `fail_fast`. Errors of
+    `Session.launch` are passed on.
 
     Args:
         session: The session that launches the runs.
@@ -114,11 +123,12 @@ def search(
         launcher: The config of the launcher.
         options: The options of the launch.
         display: The display of the runs.
-        cancelled_before: The cancellation of the sweep that was known when the command was typed.
-        on_end: Called after a run has ended, with the verdicts that follow from it.
+        cancelled_before: The value of the sweep's `cancellation` when the command was typed. Only a later cancellation
+            stops the search.
+        on_end: A function that is called after each run that ends, with the verdicts that follow.
 
     Returns:
-        One summary for each round. On this machine there is one round.
+        One summary for each round of runs. On this machine, there is one round.
     """
     queue, directory = RunQueue(results), results.question.directory
     options = replace(options, kill_retries=KILL_RETRIES)
@@ -139,15 +149,15 @@ def search(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
         stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
-        if stopped or most is not None:  # On this machine, `more` has asked for all runs.
+        if stopped or most is not None:  # On this machine, `more` has already started all further runs.
             break
     if results.question.tuning:
-        write_question(directory, sweep_record(results))  # It now includes the chosen values.
+        write_question(directory, sweep_record(results))  # sweep.yaml now includes the chosen values.
     return summaries
 
 
 def parallel_runs(results: Results, launcher: dict[str, Any], options: LaunchOptions) -> int | None:
-    """Return how many runs this machine trains at the same time, at least one, or None if a scheduler decides."""
+    """Return the number of runs that are trained at the same time, at least 1, or None if a scheduler decides it."""
     cell = next(iter(results.question.cells.values()))
     run = cell[0]
     job = Job(results.question.directory.run(run.name), run.config, run.overrides)

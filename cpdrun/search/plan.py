@@ -1,9 +1,11 @@
-"""The next runs of a search, what they would settle, and what the whole search is likely to cost.
+"""The next runs of a search, the candidates that they help to decide, and the likely cost of the whole search.
 
-`cpdrun search --plan` shows the next runs. They depend on the results so far, and the runs after them depend on what
-they show. A budget counts further runs only. The confidence of a candidate is the confidence at which the evidence so
-far would certify or refute it, in percent, given the candidate's share of the error (`cpdrun.stats.evidence`). The
-candidate is settled when this reaches the confidence of the search.
+`cpdrun search --plan` shows the next runs. The choice of a run depends on all results before it, so the plan holds only
+until further runs have ended. The budget of a plan limits further runs and does not count runs that have ended.
+
+The evidence so far would certify (or refute) a candidate at a certain confidence, in percent. This confidence takes
+the candidate's share of the error probability into account (`cpdrun.stats.evidence`). When it reaches the confidence of
+the search, the candidate is certified (or refuted).
 """
 
 import math
@@ -22,7 +24,7 @@ from cpdrun.stats.evidence import Judgement, Verdict, pairs_needed
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import deviation
 
-# Multiples of the margin for which a forecast shows the cost.
+# A forecast shows the cost for these multiples of the margin.
 TOLERANCES = (0.5, 1.0, 2.0)
 
 SecondsOf = Literal["runs of this cell", "other runs of the sweep"]
@@ -37,13 +39,13 @@ class NextRun:
         cell: The label of the candidate, or the name of the baseline.
         seed: The seed.
         is_baseline: Whether the run is a run of the baseline.
-        candidates: The labels of the candidates on which the run gives evidence.
-        seconds: The expected wall time, or None if no run has ended.
-        seconds_of: The runs from which the time is estimated, or None.
-        core_seconds: The expected core time, or None.
-        ahead: Whether the run is started only to keep an idle core busy.
-        fits: Whether the run is within the budget, or None if this is unknown or no budget was given.
-        overrides: The overrides that make the run.
+        candidates: The labels of the candidates for which the run gives evidence.
+        seconds: The expected wall time in seconds, or None if no run has ended.
+        seconds_of: The runs from which `seconds` is estimated, or None if no run has ended.
+        core_seconds: The expected wall time multiplied by the number of cores, or None if no run has ended.
+        ahead: Whether the run is started only to keep idle cores busy.
+        fits: Whether the run is within the budget, or None if this is unknown or if no budget was given.
+        overrides: The overrides of the run.
     """
 
     run: str
@@ -61,22 +63,22 @@ class NextRun:
 
 @dataclass(frozen=True)
 class NextCandidate:
-    """The present and the expected state of a candidate on which the next runs give evidence.
+    """The state of a candidate now, and its expected state after the next runs, which give evidence for it.
 
     Attributes:
         candidate: The label of the candidate.
         bits: The bit width.
         verdict: The verdict so far.
         pairs: The number of pairs so far.
-        difference: The mean difference so far, None without pairs.
-        low: The lower end of its confidence interval, None if it is open.
-        high: The upper end of its confidence interval, None if it is open.
-        sure_certified: The confidence, in percent, at which the evidence would certify the candidate.
-        sure_refuted: The confidence, in percent, at which the evidence would refute the candidate.
-        more: How many more pairs are likely to settle the candidate, or None if this is unknown.
-        more_range: The range of `more`.
-        pairs_after: The number of pairs after the runs within the budget.
-        likely_settled: Whether `pairs_after` reaches `more`, or None if `more` is unknown.
+        difference: The mean difference so far, or None without pairs.
+        low: The lower end of the confidence interval of the difference, or None if the interval has no lower end.
+        high: The upper end of the confidence interval of the difference, or None if the interval has no upper end.
+        sure_certified: The confidence, in percent, at which the evidence so far would certify the candidate.
+        sure_refuted: The confidence, in percent, at which the evidence so far would refute the candidate.
+        more: The number of further pairs that are likely to decide the candidate, or None if it is unknown.
+        more_range: The ends of the range in which that number lies in 80 % of searches, or None if `more` is None.
+        pairs_after: The number of pairs after the next runs within the budget have ended.
+        likely_settled: Whether those runs are likely to decide the candidate, or None if `more` is unknown.
     """
 
     candidate: str
@@ -101,14 +103,14 @@ class SearchPlan:
     Attributes:
         sweep: The folder of the sweep.
         metric: The name of the metric.
-        tolerance: The margin in the unit in which the metric is shown, None while it is unknown.
+        tolerance: The margin in the unit in which the metric is shown, or None while it is unknown.
         confidence: The confidence in percent.
-        budget: The budget, or None.
+        budget: The limit of further runs, or None.
         done: The number of runs that have ended.
-        fit: The number of runs within the budget. All runs count if it is unknown whether they fit.
-        runs: The runs, those that settle most first.
-        candidates: The candidates on which the runs give evidence.
-        command: The command that starts the runs, or None if there are none.
+        fit: The number of planned runs within the budget. A run counts if it is unknown whether it fits.
+        runs: The planned runs, the most useful first.
+        candidates: The candidates for which the planned runs give evidence.
+        command: The command that starts the runs within the budget, or None if there are none.
     """
 
     sweep: str
@@ -124,12 +126,12 @@ class SearchPlan:
 
 
 def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> SearchPlan:
-    """Return the runs that a search would start now, those that settle most first.
+    """Return the runs that a search would start now, the most useful first.
 
     Args:
         results: The results so far.
         budget: The limit of further runs, or None.
-        words: The overrides of the search, for its command.
+        words: The overrides from the command line, for `SearchPlan.command`.
     """
     states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
     needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
@@ -138,7 +140,7 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
     runs = list(_within(runs, budget))
     coming = {key for key, run in zip(every, runs, strict=True) if run.fits is not False}
     command = None
-    if coming:  # The budget of the command includes the runs that have ended.
+    if coming:  # `cpdrun search --budget` counts the runs that have ended, too.
         command = f"{shlex.join(['cpdrun', 'search', *words])} --budget {results.runs + len(coming)}"
     return SearchPlan(
         sweep=str(results.directory.path),
@@ -191,10 +193,12 @@ def _next_run(
 def _evidence_on(
     results: Results, states: Sequence[LadderState], key: RunKey, listed: set[RunKey]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates on which a run gives evidence, as two lists.
+    """Return the candidates for which a run gives evidence.
 
-    The first list has the candidates to whose cell the run belongs. The second has the candidates to whose baseline it
-    belongs: those with a run of the same seed or, if a ladder has none, the ladder's candidate in question.
+    Returns:
+        Two lists. The first has the candidates whose cell contains the run. The second has candidates whose baseline
+        contains the run. From each ladder, these are the candidates with a planned or ended run of the same seed. If a
+        ladder has no such candidate, the active candidate takes their place.
     """
     name, seed = key
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
@@ -210,7 +214,10 @@ def _evidence_on(
 
 
 def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | None]:
-    """Return the median wall time of the cell's own runs, or else of all runs, and which of the two it is."""
+    """Return the expected wall time of a cell's run in seconds, and the runs from which it is estimated.
+
+    The time is the median over the cell's own runs. If none of them has ended, it is the median over all runs.
+    """
     done = [results.run((name, seed)).result() for seed in results.cells[name]]
     own = [result.wall_seconds for result in done if result is not None and result.wall_seconds is not None]
     every = [seconds for seconds in results.seconds if math.isfinite(seconds)]
@@ -220,7 +227,7 @@ def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | Non
 
 
 def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]:
-    """Yield the runs with whether each is within the budget."""
+    """Yield copies of the runs with the attribute `fits` set."""
     spent = 0.0
     for count, run in enumerate(runs, 1):
         fits = None
@@ -235,7 +242,7 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 def _candidates(
     results: Results, states: Sequence[LadderState], runs: Sequence[NextRun], coming: set[RunKey]
 ) -> Iterator[NextCandidate]:
-    """Yield the present and the expected state of each candidate on which the listed runs give evidence."""
+    """Yield the state of each candidate for which the planned runs give evidence."""
     labels = {label for run in runs for label in run.candidates}
     rows = (row for state in states for row in state if row[0].label in labels)
     for candidate, judgement, width in rows:
@@ -265,9 +272,9 @@ def _next_candidate(
 
 
 def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, float]:
-    """Return the confidences, in percent, at which the evidence so far would certify and refute a candidate.
+    """Return two confidences: those at which the evidence so far would certify and would refute a candidate.
 
-    Each is at least 0 and below 100.
+    Both are in percent, at least 0 and below 100.
     """
     alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
     sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
@@ -276,7 +283,7 @@ def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, fl
 
 
 def _further_pairs(results: Results, candidate: Candidate, coming: set[RunKey]) -> int:
-    """Return how many further pairs are complete once the coming runs have ended."""
+    """Return the number of pairs that the coming runs complete."""
 
     def has(key: RunKey) -> bool:
         return key in coming or results.ended.has(key)
@@ -293,9 +300,9 @@ class Noise:
     """The noise of a paired difference.
 
     Attributes:
-        deviation: The standard deviation, in the metric's own unit.
-        source: What the noise is estimated from.
-        count: The number of candidates or of runs.
+        deviation: The standard deviation of a paired difference, in the unit in which the metric is stored.
+        source: The origin of the estimate: pairs of candidates, or the baseline's runs.
+        count: The number of candidates or baseline runs in the estimate.
     """
 
     deviation: float
@@ -305,17 +312,18 @@ class Noise:
 
 @dataclass(frozen=True)
 class CostForecast:
-    """What a search is likely to cost from now on.
+    """The likely cost of a search from now on.
 
     Attributes:
-        tuning_runs: The number of tuning runs that are still to come.
-        noise: The noise, or None if it is unknown. Nothing else is known then.
-        pairs: For each multiple of the margin in TOLERANCES, how many pairs decide a width with a single format, or
-            None if they are more than `most_pairs`.
+        tuning_runs: The number of tuning runs that are still needed.
+        noise: The noise of a paired difference, or None if it is unknown. Without it, the attributes below are unknown,
+            too: `pairs` is empty, and `runs` and `seconds` are None.
+        pairs: For each multiple of the margin in TOLERANCES, the number of pairs that are likely to decide a width with
+            a single format, or None if more than `most_pairs` pairs are needed.
         most_pairs: The largest number of pairs that is considered.
-        runs: The number of runs still to come, tuning runs included, or None if `search.most_seeds` pairs are likely to
-            be too few.
-        seconds: The time until all runs have ended, or None if it is unknown.
+        runs: The number of runs that are still needed, including tuning runs, or None if `search.most_seeds` pairs are
+            likely to be too few.
+        seconds: The time in seconds until all those runs have ended, or None if it is unknown.
     """
 
     tuning_runs: int
@@ -329,12 +337,12 @@ class CostForecast:
 def forecast_cost(
     results: Results, slots: int | None, states: list[LadderState] | None = None
 ) -> CostForecast:
-    """Return what the search is likely to cost from now on.
+    """Return the likely cost of the search from now on.
 
     Args:
         results: The results so far.
         slots: The number of runs that are trained at the same time, or None if it is unknown.
-        states: The verdicts so far, if the caller has them.
+        states: The verdicts so far. If None, they are computed from `results`.
     """
     states = results.states() if states is None else states
     noise, most = _noise(results, states), 10 * results.question.settings.most_seeds
@@ -350,10 +358,11 @@ def forecast_cost(
 
 
 def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
-    """Return the standard deviation of a paired difference, or None if it is unknown.
+    """Return the noise of a paired difference, or None if it is unknown.
 
-    This is the pooled deviation over the candidates that are not refuted. If no candidate has two pairs, it is sqrt(2)
-    times the deviation of a baseline's own runs, which ignores that the runs of a pair share a seed.
+    The noise is the pooled standard deviation over the candidates that have at least two pairs and are not refuted. If
+    there is no such candidate, it is sqrt(2) times the standard deviation of a baseline's runs. That estimate is rough,
+    because it ignores that the runs of a pair share a seed.
     """
     known = [
         (judgement.pairs - 1, judgement.deviation)
@@ -373,9 +382,10 @@ def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
 
 
 def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
-    """Return how many tuning runs are still to come.
+    """Return the number of tuning runs that are still needed.
 
-    Baselines are counted, and the first format of every width from the frontier down.
+    The forecast assumes that each ladder tunes its baseline, its active candidate, and the first format of each
+    narrower width. If the ladder has moved to widths above its start, no narrower width is counted.
     """
     tuning, cells = results.question.tuning, set[str]()
     for state in states:
@@ -388,9 +398,10 @@ def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
 
 
 def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) -> int | None:
-    """Return how many runs are still to come, or None if `search.most_seeds` pairs are likely to be too few.
+    """Return the number of runs that are still needed, or None if `search.most_seeds` pairs are likely to be too few.
 
-    The forecast assumes that the likeliest format of every width equals the baseline, except at the last width.
+    The forecast assumes that the first format of each width is as good as the baseline. At the narrowest width, if the
+    ladder has several widths, it instead assumes that FIRST_PAIRS pairs decide each format.
     """
     rules, runs, longest = results.rules(), _tuning_runs(results, states), 0
     for state in states:
@@ -413,7 +424,10 @@ def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) 
 def _pairs(
     states: Sequence[LadderState], results: Results, factor: float, noise: float, most: int
 ) -> int | None:
-    """Return after how many pairs a width with a single format is decided, at a multiple of the margin."""
+    """Return the number of pairs that decide a width with a single format, if the margin is multiplied by `factor`.
+
+    Return None if more than `most` pairs are needed.
+    """
     _, error = states[0].widths[states[0].ladder.start].judgements[0].errors
     return _needed(factor * results.tolerance / results.metric.scale, noise, (error, error), most)
 

@@ -1,12 +1,17 @@
 """Turn the axes of an experiment into ladders of candidates and plan the runs of every cell.
 
-A cell is a point of the axes without its seed. The candidates of a ladder differ along the axis of bits. That axis is
-`format`, or else an axis whose values all name formats, such as precision.weights, count bits, or are choices of a
-group that names formats, such as precision. With `case`, each case is a ladder of its own. Every other axis, such as
-aps or world_size, multiplies the ladders. The baseline of a candidate is the cell in which the keys of
-`search.baseline` have the values given there and all other axes have the candidate's values.
+The question of a search is the set of its candidates, their baselines, and the settings of the search. A cell is a
+combination of values of all axes except the seed. A ladder holds the candidates that differ only in their number format
+(the value on the axis of bits), from most bits to fewest.
 
-If keys are tuned, each cell is replaced by its arms: the cell with each combination of the tuned values.
+The axis of bits is `format` if the experiment has that axis. Otherwise it is an axis whose values all name formats,
+such as precision.weights, or count bits, or are choices of a config group that names formats, such as precision. If the
+experiment has `case`, each case is a ladder of its own. Each combination of the other axes, such as aps or world_size,
+has a ladder of its own.
+
+In a candidate's baseline, the keys of `search.baseline` have the values given there, and all other axes have the
+candidate's values. If keys are tuned, each cell is replaced by its arms: one cell for each combination of the tuned
+values.
 """
 
 import json
@@ -32,22 +37,23 @@ from cpdrun.study.search_results import Cell
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 BASELINE = "search.baseline"
-# A search compares these keys. To tune one of them would answer another question.
+# A search compares the values of these keys, so they cannot be tuned.
 COMPARED_KEYS = ("format", "aps", "world_size", "case")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a search decides: the ladders of candidates and the planned runs of every cell.
+    """The ladders of a search, its settings, and the planned runs of every cell.
 
     Attributes:
         directory: The folder of the sweep.
-        settings: The `search:` block.
+        settings: The settings in the `search:` block.
         axis: The axis of bits.
-        baseline_values: The values that make a run a baseline, by keys of its config.
+        baseline_values: The values that define the baseline, keyed by the config keys that run records use.
         ladders: The ladders of candidates.
-        cells: The runs of each cell, by the name of the cell.
-        axes: The values of every axis.
+        cells: The planned runs of each cell, keyed by the cell's name and then by the seed. If keys are tuned, the
+            cells are the arms.
+        axes: The values of each axis, keyed by the axis.
         typed: The overrides that the user typed.
         tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
     """
@@ -63,7 +69,7 @@ class Question:
     tuning: Tuning = field(default_factory=Tuning)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return the config of the given cell. For tuned cells, use the first listed values."""
+        """Return the config of a cell's run with seed 0. If the cell is tuned, use the first listed values."""
         return self.first_run(name).config
 
     @property
@@ -73,25 +79,25 @@ class Question:
 
     @property
     def baseline(self) -> dict[str, Any]:
-        """The values that turn a candidate's cell into its baseline's cell, as the user typed them."""
+        """The values of `search.baseline`, which turn a candidate's cell into its baseline's cell, as typed."""
         return self.axis.baseline
 
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
-        """Return a plan of these runs, from which sweep.yaml is written."""
+        """Return a plan with only these runs, for writing sweep.yaml."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
 
     def first_run(self, name: str) -> PlannedRun:
-        """Return the run of seed 0 of the given cell. For tuned cells, use the first listed values."""
+        """Return a cell's run with seed 0. If the cell is tuned, use the first listed values."""
         return self.cells[self.tuning.arms.get(name, (name,))[0]][0]
 
     @property
     def baseline_runs(self) -> dict[str, PlannedRun]:
-        """The first run of each baseline, by the name of the baseline's cell."""
+        """Each baseline's run with seed 0, keyed by the name of the baseline's cell."""
         return {ladder.baseline: self.first_run(ladder.baseline) for ladder in self.ladders}
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The question as sweep.yaml records it, so that a report answers the same question."""
+        """The settings that sweep.yaml records, so that a report gives verdicts on the same comparison."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
         about |= {"baseline": self.baseline}
         about |= {"baseline_values": self.baseline_values} if self.baseline_values != self.baseline else {}
@@ -108,8 +114,8 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
     Args:
         texts: The overrides that the user typed, such as `format=e5m2,e4m3`.
-        config_dir: A config directory of the user's own.
-        imports: Whether planning may import what the config names.
+        config_dir: The user's config directory, or None.
+        imports: Whether planning may import modules that the config names.
 
     Raises:
         ConfigError: `sweep.plan` refuses the overrides, a seed was typed, the baseline is not a cell of the
@@ -125,7 +131,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *_fixed_tuned_keys(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    # If keys are tuned, the runs are those of the arms, which `_with_arms` plans.
+    # If keys are tuned, the search trains only the arms, which `_with_arms` plans. Here, one run a cell is enough.
     count = 1 if asked.tune else asked.most_seeds
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
@@ -152,7 +158,9 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return the candidates with their values on the axis of bits, by the label of their ladder.
+    """Return the candidates of each ladder, keyed by the ladder's label.
+
+    Each item is a pair (value on the axis of bits, candidate).
 
     Args:
         axis: The axis of bits.
@@ -175,7 +183,7 @@ def _candidates(
                 f"{BASELINE}: the experiment has no run of {' '.join(fixed)} to compare {value} with"
             )
         if name in baselines or axis.is_baseline(run):
-            continue  # The baseline's own format is not a candidate, whether it is scaled or not.
+            continue  # The baseline's own format is not a candidate, neither with nor without gradient scaling.
         label = _label(run, axis)
         if axis.key == CASE:
             label = named = ", ".join(filter(None, [str(value), label]))
@@ -193,20 +201,18 @@ def _candidates(
 
 
 def _is_only_of_candidates(key: str, against: Plan) -> bool:
-    """Return whether `key` is an ingredient that no baseline's recipe has.
+    """Return whether `key` is a recipe's ingredient that no baseline has.
 
-    The value of such an ingredient does not distinguish one baseline from another.
+    Such a key cannot tell baselines apart, so it is not used to find the baseline of a candidate.
     """
     return key.split(".")[0] == INGREDIENTS and not any(has_key(run.config, key) for run in against.runs)
 
 
 def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
-    """Check that the direction of a script's metric is known.
-
-    cpdrun knows only what the overrides say about a script.
+    """Check that the direction of the metric is known, if the experiment runs a script.
 
     Raises:
-        ConfigError: The metric of a script has no direction.
+        ConfigError: The script's metric has no direction, because neither its name nor an override gives one.
     """
     if name is not None and is_script(config) and direction_of(name, config[SCRIPT]["direction"]) is None:
         raise ConfigError(
@@ -216,7 +222,7 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """Return the cells of the runs, by the name of each cell in the ledger."""
+    """Group runs into cells. Return the runs keyed by the cell's name in the ledger and then by the seed."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
@@ -229,9 +235,10 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
 
 
 def _label(run: PlannedRun, axis: PlannedAxis) -> str:
-    """Return what all candidates of a ladder have in common, such as `with APS, workers 8` or `of weights`.
+    """Return a label with the values that all candidates of a ladder share, such as `with APS, workers 8`.
 
-    For a case, return only the values of the other axes.
+    If the axis of bits is not `format`, the label begins with its name, as in `of weights`. For a case, the label has
+    only the values of the other axes.
     """
     scaled = "with APS" if run.config[APS] else "without APS"
     is_of_scaling = axis.key == FORMAT or APS in axis.varies or SCALING in axis.varies
@@ -247,8 +254,9 @@ def _label(run: PlannedRun, axis: PlannedAxis) -> str:
 def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ...], ...]:
     """Group candidates by bit width, most bits first.
 
-    Within a width, the format with the most exponent bits, and so the widest range, comes first. Among choices, the
-    choice that rounds less comes first. This order is used if nothing is predicted (`cpdrun.whatif.baseline_runs`).
+    Within a width, the format with the most exponent bits comes first, because it has the widest range. If the
+    candidates are choices of a config group, the choice that rounds less comes first. This order is used
+    unless a prediction (`cpdrun.whatif.baseline_runs`) gives another one.
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
@@ -260,12 +268,12 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
 
 
 def _fixed_tuned_keys(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
-    """Return overrides that fix each tuned key at its first value.
+    """Return overrides that set each tuned key to its first value.
 
-    With these, the question can be read without the other values.
+    With these overrides, the axes can be read as if nothing was tuned.
 
     Raises:
-        ConfigError: A key cannot be tuned.
+        ConfigError: A key cannot be tuned, or `search.most_seeds` exceeds FIRST_SEED.
     """
     config = first.runs[0].config
     typed = {key_of(text) for text in texts}
@@ -302,11 +310,11 @@ def _with_arms(
 
     Args:
         question: The question without tuning.
-        untuned: The runs of seed 0 from which the question was made.
-        words: For each plan from which these runs came, whether it is the baseline's plan, and its overrides without
-            tuned keys and seeds.
-        config_dir: A config directory of the user's own.
-        imports: Whether planning may import what the config names.
+        untuned: The runs with seed 0 from which the question was made.
+        words: The plans that contain those runs. For each plan, whether it is the baselines' plan, and its overrides
+            without tuned keys and seeds.
+        config_dir: The user's config directory, or None.
+        imports: Whether planning may import modules that the config names.
     """
     asked, tune = question.settings, question.settings.tune
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
@@ -334,7 +342,7 @@ def _with_arms(
 
 
 def tuned(name: str) -> str:
-    """Return the name of a cell whose arm is still to be chosen. No run has this name."""
+    """Return the name of a cell whose arm is not chosen yet. No run has this name."""
     return f"{name}, tuned"
 
 
@@ -351,7 +359,7 @@ def _untuned_point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tuned_values(run: PlannedRun, tune: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the values of the tuned keys as they are listed."""
+    """Return a run's values of the tuned keys, in the form in which `search.tune` lists them."""
     typed = {key_of(text): text.partition("=")[2] for text in run.overrides}
     return {
         key: next(value for value in values if typed_form(value) == typed[key])
@@ -360,7 +368,7 @@ def _tuned_values(run: PlannedRun, tune: Mapping[str, Sequence[Any]]) -> dict[st
 
 
 def key_of(text: str) -> str:
-    """Return the key of an override. For example, the key of `+data.size=3` is data.size."""
+    """Return the key of an override, such as data.size for `+data.size=3`."""
     return text.split("=")[0].lstrip("+~")
 
 

@@ -1,4 +1,4 @@
-"""The results of a search: the verdicts on its candidates, the rules of the test, and the same as plain data."""
+"""The results of a search: the verdicts on its candidates, the rules of the test, and both as plain data."""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class MissingPrediction:
 
     Attributes:
         ladder: The label of the ladder.
-        bits: The bit width at which the ladder starts, or None if its start was known already.
+        bits: The bit width at which the ladder therefore starts, or None if its start was known already.
     """
 
     ladder: str
@@ -46,17 +46,17 @@ class Results(RunResults):
     """The results of a search, and the verdicts that follow from them.
 
     Attributes:
-        question: The question of the search.
-        starts: How the ladders start.
+        question: The candidates, settings, and planned runs of the search.
+        starts: The way in which the ladders start, and their recorded starts.
         ledger: The hypotheses that were tested.
-        unpredicted: The ladders without a prediction. A display removes those that it has shown.
+        unpredicted: The ladders without a prediction. A display removes each ladder after it has shown a message.
     """
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self.starts = choose_starts(question)
         self.unpredicted: list[MissingPrediction] = []
-        # The ladders whose order and start are known, by label.
+        # The ladders whose order and start are known, keyed by label.
         self._ordered: dict[str, Ladder] = {}
         arms = {arm: cell for cell, arms in question.tuning.arms.items() for arm in arms}
         ledger = read_ledger(question.directory)
@@ -65,13 +65,13 @@ class Results(RunResults):
 
     @property
     def metric(self) -> Metric:
-        """The metric, with as many digits as the margin and the means of the cells need."""
+        """The metric that is compared, with enough digits to show the margin and the means of the cells."""
         means = (mean([*values.values()]) for values in self.ended.values.values())
         return self.compared_metric.with_digits(self.margin.shown, means)
 
     @property
     def margin(self) -> Margin:
-        """The margin. A relative margin is known once a run of the baseline has ended."""
+        """The margin. A relative margin is unknown until a run of the baseline has ended."""
         question = self.question
         is_typed = any(text.startswith(f"{MARGIN_KEY}=") for text in question.typed)
         asked_by = "typed" if is_typed else "the experiment's"
@@ -82,16 +82,16 @@ class Results(RunResults):
 
     @property
     def tolerance(self) -> float:
-        """The margin in the unit in which the metric is shown, NaN if there is none (yet)."""
+        """The margin in the unit in which the metric is shown. It is NaN if there is none or if it is not known yet."""
         return self.margin.shown
 
     @property
     def strictness(self) -> float:
-        """How strict the margin is, for a prediction."""
+        """The strictness of the margin, which a prediction needs (`cpdrun.whatif.damage.strictness`)."""
         return strictness(self.metric, self.tolerance, self.classes)
 
     def rules(self) -> Rules:
-        """Return the rules of the test."""
+        """Return the margin and the other inputs of the test."""
         metric, settings = self.metric, self.question.settings
         tolerance = self.tolerance / metric.scale
         baselines = {self.chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
@@ -107,9 +107,9 @@ class Results(RunResults):
         )
 
     def states(self) -> list[LadderState]:
-        """Return the verdicts on all candidates.
+        """Return each ladder with the verdicts on its candidates.
 
-        Once all ladders know where they start, this also adds the hypotheses of the candidates to the ledger.
+        If the starts of all ladders are known and a run has ended, this also adds the hypotheses to the ledger.
         """
         found = ladder_states(self.ladders, self.ended, self.rules(), self.question.tuning, self.ledger)
         if self.compared is not None and all(state.ladder.is_started for state in found):
@@ -119,7 +119,7 @@ class Results(RunResults):
 
     @property
     def ladders(self) -> list[Ladder]:
-        """The ladders of the question, with the predicted order within each width and the start, if they are known."""
+        """The ladders of the search, with their start and the order within each width as soon as these are known."""
         return [self._ordered.get(ladder.label) or self._in_order(ladder) for ladder in self.question.ladders]
 
     def _in_order(self, ladder: Ladder) -> Ladder:
@@ -129,7 +129,7 @@ class Results(RunResults):
             return self._ordered.setdefault(ladder.label, known)
         waiting = replace(known or ladder, is_ordered=False, is_started=known is not None)
         if self.chosen.get(ladder.baseline, ladder.baseline) in self.question.tuning.arms:
-            return waiting  # The baseline's record depends on the arm that is chosen for it.
+            return waiting  # The prediction reads a run of the baseline's arm, which is not chosen yet.
         first = self.first_run(ladder.baseline)
         if first is None:
             return known or ladder
@@ -140,7 +140,7 @@ class Results(RunResults):
             config = self.question.cells[first[0]][0].config
             if (
                 not is_script(config) or config["observe"]
-            ):  # A script is observed only if the user typed `observe`.
+            ):  # If a script's run was not observed because the user did not type `observe`, there is no message.
                 bits = None if known is not None else ladder.widths[0][0].bits
                 self.unpredicted.append(MissingPrediction(ladder.label, bits))
             return self._ordered.setdefault(ladder.label, known or ladder)
@@ -148,9 +148,14 @@ class Results(RunResults):
         return self._ordered.setdefault(ladder.label, started)
 
     def first_run(self, named: str) -> RunKey | None:
-        """Return the run of a baseline from which the order of the formats within a width is predicted.
+        """Return the baseline's run that predictions read: its first run that has not failed.
 
-        Return None if the baseline is still being tuned or if none of its runs will end well.
+        Args:
+            named: The name of the baseline's cell.
+
+        Returns:
+            The run, as the name of its cell (or arm) and its seed. None if the baseline is still being tuned, if it was
+            given up, or if all its runs have failed.
         """
         baseline, tuning = self.chosen.get(named, named), self.question.tuning
         if baseline in tuning.arms or baseline in self.ended.given_up:
@@ -162,24 +167,27 @@ class Results(RunResults):
 
     @property
     def first_runs(self) -> set[RunKey | None]:
-        """The first runs of all baselines. For a baseline that is being tuned, this includes a run of each arm."""
+        """The runs to observe for predictions: the first run of each baseline, or of its arms while it is tuned.
+
+        The set also contains None if a baseline has no such run.
+        """
         tuning, baselines = self.question.tuning, {ladder.baseline for ladder in self.question.ladders}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
         return {*map(self.first_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
 
     @property
     def chosen(self) -> dict[str, str]:
-        """The chosen arm of each tuned cell, by the name of the cell."""
+        """The names of the chosen arms, keyed by the name of the tuned cell."""
         better = self.compared_metric.higher_is_better
         return self.question.tuning.chosen(self.ended, higher_is_better=better)
 
     def paired(self, name: str) -> dict[int, float]:
-        """Return the values of a cell by seed, without the tuning seeds."""
+        """Return the metric of a cell's runs, keyed by seed and without the tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
 
     def gaps(self) -> dict[str, list[float]]:
-        """Return the differences of all pairs of each candidate of the question, by the name of its cell."""
+        """Return the differences of each candidate's pairs, keyed by the name of the candidate's cell."""
         rules, found = self.rules(), {}
         for candidate in (c for ladder in self.question.ladders for width in ladder.widths for c in width):
             pairs = self.ended.compared(candidate.name, candidate.baseline)
@@ -189,7 +197,7 @@ class Results(RunResults):
         return found
 
     def is_identical(self, candidate: Candidate) -> bool:
-        """Return whether the runs of a candidate are equal to its baseline's, bit for bit, for every seed."""
+        """Return whether the runs of a candidate and its baseline are equal, bit for bit, for every seed."""
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
         return are_identical(ours, theirs)
 
@@ -201,16 +209,23 @@ class Results(RunResults):
         return [course for course in courses if course is not None]
 
     def tuning_runs(self) -> int:
-        """Return how many runs on tuning seeds have ended."""
+        """Return the number of runs on tuning seeds that have ended."""
         tuning = self.question.tuning
         arms = (arm for arms in tuning.arms.values() if len(arms) > 1 for arm in arms)
         return sum(self.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
 
 
 def baseline_problem(results: Results, baseline: str) -> str | None:
-    """Return why candidates cannot be compared with this baseline, or None if they can.
+    """Return the reason why candidates cannot be compared with this baseline, or None if they can.
 
-    Most problems are known only after two runs of the baseline have ended.
+    Args:
+        results: The results so far.
+        baseline: The name of the baseline's cell or of its chosen arm.
+
+    Returns:
+        A clause for a message. The baseline's runs failed, the margin is not valid, the script ignores its seed, most
+        runs of the baseline diverged, or the baseline did not learn. The last three are known only after at least two
+        runs of the baseline have ended.
     """
     values = list((results.paired(baseline) or results.ended.values.get(baseline, {})).values())
     healthy = [value for value in values if math.isfinite(value)]
@@ -234,9 +249,9 @@ def baseline_problem(results: Results, baseline: str) -> str | None:
 
 
 def _ignores_seeds(results: Results, name: str) -> bool:
-    """Return whether a script seems to set its own seed, so that all its runs are equal.
+    """Return whether a script seems to ignore the run's seed, because all its runs have equal metrics.
 
-    Equal runs would count as evidence without any noise.
+    Such runs are copies of one run. The test would take them for evidence without any noise.
     """
     name = results.chosen.get(name, name)
     found = results.metrics.get(name, [])
@@ -246,7 +261,10 @@ def _ignores_seeds(results: Results, name: str) -> bool:
 
 
 def baseline_labels(results: Results, states: Sequence[LadderState]) -> dict[str, str]:
-    """Return the label of each baseline by the name of its cell. If there are several, each names its ladder."""
+    """Return the labels of the baselines, keyed by the name of the cell.
+
+    If there are several baselines, each label contains the label of a ladder.
+    """
     name, ladders = (
         results.question.baseline_name,
         {state.ladder.baseline: state.ladder.label for state in reversed(states)},
@@ -257,7 +275,7 @@ def baseline_labels(results: Results, states: Sequence[LadderState]) -> dict[str
 
 
 def tuned_arms(results: Results) -> dict[str, str]:
-    """Return the labels of the cells whose values are chosen, by the name of the chosen arm, baselines first."""
+    """Return the labels of the tuned cells whose arm is chosen, keyed by the name of the arm, baselines first."""
     states, tuning = results.states(), results.question.tuning
     labels = baseline_labels(results, states)
     for state in states:
@@ -266,9 +284,10 @@ def tuned_arms(results: Results) -> dict[str, str]:
 
 
 def sweep_record(results: Results) -> dict[str, Any]:
-    """Return the question for sweep.yaml, with the start of each ladder and the values chosen so far.
+    """Return the `search` block of sweep.yaml: settings, starts of the ladders, ledger, and chosen values.
 
-    The chosen values are for human readers. A report chooses again, from the same runs and by the same rule.
+    The chosen values are for human readers. A report does not read them, but chooses again by the same rule from the
+    same runs.
     """
     question = results.question
     found = question.asked | starts_record(results.starts.by, results.ladders, question.tuning.arms)
@@ -279,7 +298,7 @@ def sweep_record(results: Results) -> dict[str, Any]:
     return found | {"tune": found["tune"] | {"chosen": chosen}}
 
 
-# ---- The same as plain data
+# ---- The results as plain data
 
 
 @dataclass(frozen=True)
@@ -287,9 +306,9 @@ class ChosenValues:
     """The values of the tuned keys that were chosen for a cell.
 
     Attributes:
-        values: The chosen value of each key.
+        values: The chosen values, keyed by the tuned key.
         at_edge: "smallest" or "largest" for each key whose chosen value is at an end of the values tried.
-        measured: The metric on the tuning seeds, None for a run that diverged or failed.
+        measured: The metric on each tuning seed, or None for a run that diverged or failed.
     """
 
     values: dict[str, Any]
@@ -306,20 +325,22 @@ class CandidateResult:
         bits: The bit width.
         verdict: The verdict.
         pairs: The number of pairs.
-        settled_at: The number of pairs at which the verdict was reached, or None.
-        difference: The mean difference in the metric's own unit. Positive values are better. None without pairs.
-        low: The lower end of the confidence interval, None if it is open.
-        high: The upper end of the confidence interval, None if it is open.
-        own_low: The lower end of the interval from the candidate's own spread.
-        own_high: The upper end of the interval from the candidate's own spread.
-        more: How many more pairs are likely to settle the candidate, or None if this is unknown.
-        more_range: The range of `more`.
-        is_identical: Whether the runs equal those of the baseline bit for bit.
-        error_of_certifying: The candidate's share of the error probability.
-        runs_ended: The number of runs that have ended.
-        runs_failed: The number of runs that failed.
-        pairs_left_out: The number of pairs that are left out because a run of the baseline failed.
-        at_most_fail: The upper confidence limit of the share of runs that fail, None without runs.
+        settled_at: The number of pairs after which the candidate was certified or refuted, or None while it is open.
+        difference: The mean difference from the baseline in the unit in which the metric is stored. Positive values are
+            better. It is None without pairs.
+        low: The lower end of the confidence interval of the difference, or None if the interval has no lower end.
+        high: The upper end of the confidence interval of the difference, or None if the interval has no upper end.
+        own_low: The lower end of the confidence interval that uses only the spread of the candidate's own pairs, or
+            None if the interval has no lower end.
+        own_high: The upper end of that interval, or None if the interval has no upper end.
+        more: The number of further pairs that are likely to decide the candidate, or None if it is unknown.
+        more_range: The ends of the range in which that number lies in 80 % of searches, or None if `more` is None.
+        is_identical: Whether the candidate's runs are equal to the baseline's runs, bit for bit.
+        error_of_certifying: The probability of wrongly certifying the candidate: its share of the error probability.
+        runs_ended: The number of the candidate's runs that have ended.
+        runs_failed: The number of the candidate's runs that failed.
+        pairs_left_out: The number of pairs that are left out because the baseline's run failed.
+        at_most_fail: The upper confidence limit for the fraction of runs that fail, or None without runs.
         tuned: The chosen values, or None if nothing is tuned or nothing is chosen yet.
     """
 
@@ -346,15 +367,15 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class LadderResult:
-    """The answer of a ladder, which holds candidates that differ in their format only.
+    """The result of a ladder. A ladder holds the candidates that differ only in their format.
 
     Attributes:
-        chain: What all candidates of the ladder have in common.
-        problem: Why candidates cannot be compared with the baseline, or None if they can.
-        smallest: The certified candidate with the fewest bits, or None.
-        bits: The bit width of `smallest`, or None.
+        chain: The ladder's label: the values that all of its candidates share.
+        problem: The reason why candidates cannot be compared with the baseline, or None if they can.
+        smallest: The label of the certified candidate with the fewest bits, or None if no candidate is certified.
+        bits: The bit width of `smallest`, or None if no candidate is certified.
         started_at: The bit width at which the ladder started.
-        is_over: Whether no further run can settle anything in this ladder.
+        is_over: Whether the ladder needs no further run.
         candidates: The candidates, most bits first.
         baseline_tuned: The values chosen for the baseline, or None if nothing is tuned or nothing is chosen yet.
     """
@@ -371,10 +392,10 @@ class LadderResult:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search tunes.
+    """The keys that a search tunes, and the runs that it has used for tuning.
 
     Attributes:
-        values: The values to choose from, by key.
+        values: The values to choose from, keyed by the tuned key.
         seeds: The tuning seeds, which are in no pair.
         runs: The number of runs on tuning seeds that have ended.
     """
@@ -391,14 +412,14 @@ class SearchResult:
     Attributes:
         sweep: The folder of the sweep.
         metric: The name of the metric.
-        tolerance: The margin in the unit in which the metric is shown, None while it is unknown.
+        tolerance: The margin in the unit in which the metric is shown, or None while it is unknown.
         margin_origin: The origin of the margin, such as "typed".
         confidence: The confidence in percent.
         runs: The number of runs that have ended.
-        difference_is: What `difference` of a candidate is.
+        difference_is: The meaning of each candidate's `difference`.
         hypotheses: The number of hypotheses that share the error probability.
         error_left: The error probability that is left for further hypotheses.
-        chains: The answers.
+        chains: The result of each ladder.
         tune: The tuned keys, or None if nothing is tuned.
     """
 

@@ -1,6 +1,7 @@
-"""Choose the runs to start next: those that settle most first.
+"""Choose the runs to start next, the most useful first.
 
-The functions are pure: they take and return names and numbers.
+A run is useful if the pair to which it belongs helps to certify or refute a candidate. The functions are pure: they
+take and return names and numbers.
 """
 
 import itertools
@@ -11,7 +12,7 @@ from cpdrun.search.ladders import EVEN, UNTUNED, Candidate, Ladder, LadderState,
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.evidence import Judgement
 
-# The fewest pairs that can settle a candidate. They are asked for at once if there are enough cores.
+# The fewest pairs that can decide a candidate. If there are enough cores, these pairs run at the same time.
 FIRST_PAIRS = 3
 
 
@@ -24,24 +25,27 @@ def wanted_runs(
     *,
     ahead: bool = True,
 ) -> Iterator[RunKey]:
-    """Yield the runs that would settle most, the best first, each run once.
+    """Yield the runs to start next, the most useful first, each run once.
 
-    Ladders take turns, pair by pair. First come the pairs that the candidate in question is likely to need:
-    FIRST_PAIRS, then as many as the results so far suggest. The runs beyond these keep cores busy that would be idle.
-    They are the first pairs of the next narrower format and further seeds of the present format. If the present format
-    looks bad, another format of the same width or else of the next wider width takes the place of the narrower format.
-    Before its own pairs can tell, a format looks bad if the prediction says so.
+    Ladders take turns, pair by pair. Each ladder has one active candidate, which gets the next pairs. First come the
+    pairs that this candidate is likely to need: FIRST_PAIRS, and then as many as the results so far suggest.
 
-    A cell whose arm is still to be chosen runs on its tuning seeds first. It does so only when its ladder has reached
-    it, because tuning that was done ahead would be lost if the present format is refuted.
+    Further runs only keep cores busy that would be idle. These runs are the first pairs of the next narrower format,
+    and further seeds of the active candidate. If the active candidate looks bad, another format of the same width takes
+    the place of the narrower format. If there is none, a format of the next wider width does. A candidate looks bad if
+    it is worse than the baseline by more than the margin, averaged over its pairs. With fewer than two pairs, it looks
+    bad if it is predicted to fail.
+
+    If keys are tuned, a cell runs its arms on the tuning seeds first. This starts only when the ladder has reached the
+    cell, because tuning a narrower format ahead of time would be wasted if the active candidate is refuted.
 
     Args:
         states: The verdicts on all ladders.
-        ended: The runs that have ended. They are left out.
-        asked: The runs that were asked for already. They are left out, too.
+        ended: The runs that have ended. They are not yielded.
+        asked: The runs that are in flight. They are not yielded.
         rules: The inputs of the test.
         tuning: The tuned keys and the arms.
-        ahead: Whether to include the runs that keep idle cores busy.
+        ahead: Whether to include the runs that only keep idle cores busy.
     """
     seen = set(asked)
     needed = [list(_needed(state, ended, rules, tuning)) for state in states]
@@ -69,9 +73,9 @@ def _needed(
         return
     seeds = state.ladder.seeds(rules.most_seeds)
     counted = counted_seeds(candidate, ended, seeds)
-    # A seed that gave no pair is replaced by a further seed.
+    # Some seeds have ended without a pair. Each of them is replaced by a further seed.
     skipped = counted - judgement.pairs
-    # RunKey for half of the likely number, because the estimate changes with every pair.
+    # Request only half of the likely number of pairs, because the estimate changes with every pair.
     more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
@@ -81,10 +85,10 @@ def _needed(
 def _further(
     state: LadderState, ended: EndedRuns, rules: Rules, tuning: Tuning
 ) -> Iterator[tuple[RunKey, ...]]:
-    """Yield the runs that keep idle cores busy.
+    """Yield the runs that only keep idle cores busy.
 
-    The present candidate gets at most twice the seeds that have ended plus FIRST_PAIRS in total, because idle cores
-    are no reason to waste compute.
+    The number of seeds of the active candidate is limited to twice the number that has ended, plus FIRST_PAIRS, because
+    idle cores are no reason to waste compute.
     """
     ladder, frontier = state.ladder, state.frontier
     if state.active is None or frontier is None or not ladder.may_try(frontier):
@@ -104,10 +108,11 @@ def _further(
 
 
 def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
-    """Return the candidates of the width that is tested after the frontier.
+    """Return the candidates of the width that is likely to be tested after the width at the index `frontier`.
 
-    From the starting width downward, the next narrower width is tested. If the present width looks bad, the next wider
-    width is tested instead, from the starting width upward. The result is empty beyond the ends of the ladder.
+    If the present width looks bad and is not below the start, the next wider width is likely. If the present width does
+    not look bad and is not above the start, the next narrower width is likely. Otherwise, or if the ladder ends there,
+    the result is empty.
     """
     if looks_bad:
         following = frontier - 1 if frontier <= ladder.start else -1
@@ -128,7 +133,10 @@ def _is_tuned(candidate: Candidate, tuning: Tuning) -> bool:
 
 
 def _of_baseline(candidate: Candidate, tuning: Tuning) -> Iterator[tuple[RunKey, ...]]:
-    """Yield the baseline's runs for the first pairs, which are needed whatever is chosen for the candidate."""
+    """Yield the baseline's runs for the first pairs, unless the baseline itself is still being tuned.
+
+    These runs are needed for any values that tuning chooses for the candidate.
+    """
     if candidate.baseline not in tuning.arms:
         yield from (((candidate.baseline, seed),) for seed in range(FIRST_PAIRS))
 

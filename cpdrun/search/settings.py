@@ -1,4 +1,4 @@
-"""Read the `search:` block, which says what a search decides, and the `screen:` block of `search --allocate`.
+"""Read and check the settings of a search (the `search:` block) and of `search --allocate` (the `screen:` block).
 
 The file conf/any_run.yaml documents the keys and their defaults.
 """
@@ -19,7 +19,7 @@ from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LARGEST
 
 MARGIN_KEY = "search.tolerance"
-# Fewer seeds cannot settle a candidate.
+# With fewer seeds, no candidate can be certified or refuted.
 FEWEST_SEEDS = 3
 PREDICTED, WIDEST = "predicted", "widest"
 _CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
@@ -31,17 +31,17 @@ WIRE, OPERATIONS = "wire", "operations"
 # The keys of custom_fp.recipe.rules that a level may set.
 RULE_KEYS = ("format", "rounding", "aps", "hadamard", "history")
 
-# A rule without its modules and its role, such as {format: e3m0, aps: true}.
+# A precision rule without its modules and its role, such as {format: e3m0, aps: true}.
 Level = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit of a search. It includes the runs that have ended.
+    """The limit of a search. Runs that have ended count toward it.
 
     Attributes:
-        runs: The number of runs, or None if it is not limited.
-        core_hours: The core time, in hours, or None if it is not limited.
+        runs: The largest number of runs, or None if their number is not limited.
+        core_hours: The largest core time in hours, or None if the core time is not limited.
     """
 
     runs: int | None = None
@@ -53,18 +53,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Settings:
-    """The `search:` block.
+    """The settings in the `search:` block.
 
     Attributes:
-        tolerance: The margin, in points of a share or as a percentage, or None for the default.
+        tolerance: The margin, as a number in the unit in which the metric is shown or as text such as "2%". None means
+            the default.
         confidence: The confidence in percent.
-        most_seeds: The largest number of seeds.
+        most_seeds: The largest number of seeds that the pairs of a candidate may use.
         budget: The limit of the search, or None.
-        baseline: The values that make a cell the baseline.
-        metric: The metric that is compared, or None for the metric by which the runs are judged.
-        tune: The values to choose from, by key. It is empty if nothing is tuned.
+        baseline: The values that define the baseline's cell, keyed by config key.
+        metric: The name of the metric that is compared, or None for the metric by which the runs are judged.
+        tune: The values to choose from, keyed by the tuned key. It is empty if nothing is tuned.
         tune_seeds: The number of tuning seeds.
-        start: PREDICTED or WIDEST.
+        start: PREDICTED or WIDEST, which decides the width at which ladders start.
     """
 
     tolerance: Typed | None
@@ -85,21 +86,22 @@ class Settings:
 
 @dataclass(frozen=True)
 class ScreenSettings:
-    """The `screen:` block.
+    """The settings in the `screen:` block.
 
     Attributes:
         roles: The roles that are screened.
-        low: The low levels of each role, each narrower than the level before.
-        high: The high level of each role.
-        groups: Patterns of module names for each group, or None for the default groups.
+        low: The low levels, keyed by role. Each level has fewer bits than the level before it.
+        high: The high level, keyed by role.
+        groups: The patterns of module names in each group, keyed by the group's name, or None for the default groups.
         most_factors: The largest number of factors.
-        foldover: Whether the design is folded over.
-        seeds: The number of seeds of each row.
+        foldover: Whether the design is folded over (`cpdrun.stats.screening`).
+        seeds: The number of seeds for each row of the design.
         confidence: The confidence in percent.
-        tolerance: The margin, in points of a share or as a percentage, or None for the default.
-        metric: The metric, or None for the metric by which the runs are judged.
-        cost: The cost to minimize, WIRE or OPERATIONS.
-        uniform: The uniform formats with which the allocation is compared.
+        tolerance: The margin, as a number in the unit in which the metric is shown or as text such as "2%". None means
+            the default.
+        metric: The name of the metric, or None for the metric by which the runs are judged.
+        cost: The cost to minimize: WIRE or OPERATIONS.
+        uniform: The levels that are used in all layers for comparison with the allocation.
     """
 
     roles: tuple[str, ...]
@@ -119,22 +121,22 @@ class ScreenSettings:
     def drawn(self) -> range:
         """The seeds of the screen.
 
-        No search tests on these seeds, so an allocation is tested on runs that did not choose it.
+        Searches use other seeds for their pairs, so the runs that test an allocation did not influence its choice.
         """
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def level(self, role: str, number: int) -> Level:
-        """Return a level of a role: 0 is the high level, and 1, 2 ... are the low levels in order."""
+        """Return the level with this number for a role: 0 is the high level, and 1, 2 ... are the low levels."""
         return self.low[role][number - 1] if number else self.high[role]
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds: the number of low levels of the role that has the most."""
+        """The largest number of rounds, which is the largest number of low levels of any role."""
         return max(len(self.low[role]) for role in self.roles)
 
 
 def settings(block: Mapping[str, Any]) -> Settings:
-    """Return the settings of a `search:` block.
+    """Return the checked settings of a `search:` block.
 
     Raises:
         ConfigError: A key is unknown or a value is not allowed.
@@ -154,10 +156,12 @@ def settings(block: Mapping[str, Any]) -> Settings:
 
 
 def budget(value: Any) -> Budget | None:
-    """Return the budget: `40` is a number of runs, and `12h` or `90min` is core time.
+    """Return the budget, or None if `value` is None.
+
+    `40` is a number of runs. `12h` and `90min` are core times.
 
     Raises:
-        ConfigError: The value is neither.
+        ConfigError: The value is neither a number of runs nor a core time.
     """
     if value is None:
         return None
@@ -202,7 +206,9 @@ def _start(value: Any) -> str:
 
 
 def screen_settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> ScreenSettings:
-    """Return the settings of a `screen:` block. The margin and the metric default to those of the `search` block.
+    """Return the checked settings of a `screen:` block.
+
+    If the block sets no margin or no metric, those of the `search:` block are used.
 
     Raises:
         ConfigError: A key is unknown or a value is not allowed.
@@ -267,7 +273,7 @@ def _levels(key: str, block: Mapping[str, Any], roles: Sequence[str]) -> dict[st
 
 
 def _ladders(block: Any, roles: Sequence[str]) -> dict[str, tuple[Level, ...]]:
-    """Return the low levels of each role, one or several, from wide to narrow."""
+    """Return the low levels, keyed by role. A role has at least one low level. Levels go from most bits to fewest."""
     first = {key: value[0] if isinstance(value, list) and value else value for key, value in block.items()}
     found: dict[str, tuple[Level, ...]] = {
         role: (level,) for role, level in _levels("low", first, roles).items()

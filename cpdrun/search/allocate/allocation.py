@@ -1,17 +1,29 @@
-"""Allocate bits: choose which factors are low, and how low, so that cost is minimal and the total loss is bounded.
+"""Allocate bits: choose the level of each factor so that the cost is minimal and the total loss is bounded.
 
-A step moves factors one level down, and a screen measures the loss of each factor (`Effects`). The total loss of all
-steps is bounded by the sum of the effects, where negative effects count as 0, plus the noise of that sum
-(`cpdrun.stats.screening.joint_margin`). The noise depends only on how many factors take each step. For each such
-combination of counts, the choice is an integer program. Each group takes one of the combinations of its factors'
-levels, which has a cost and a loss. The given number of factors take each step, and the effects sum to at most the
-tolerance minus the noise. The cheapest solution over all counts is taken. Each program is solved exactly
-(scipy.optimize.milp, HiGHS: branch and bound). Effects are assumed to add up. The search that follows tests this.
+A factor is one role of a group of layers. A step lowers some factors by one level, and a screen measures the loss of
+each of these factors (`Effects`). The loss is how much worse the metric becomes.
 
-The cost `wire` is the bits of the gradients that a worker sends in one step. The cost `operations` sums, for one
-sample, the bits of one operand times the bits of the other over the multiplications of the three products of each
-Linear or Conv layer (custom_fp.layers.products). A layer whose input takes no gradient has two products. The share of
-a scale in each value counts as bits. Layers that are in no group are high.
+The total loss of an allocation is bounded by the sum of the effects of its steps, plus the noise of that sum
+(`cpdrun.stats.screening.joint_margin`). Negative effects count as 0. The bound assumes that effects add up, and the
+search that follows tests the allocation.
+
+The noise depends only on the number of factors that take each step. For each possible combination of these numbers, the
+cheapest allocation is the solution of an integer program:
+
+- Each group takes one combination of its factors' levels, which has a cost and a loss.
+- The number of factors that take each step is the given number.
+- The losses sum to at most the margin minus the noise.
+
+Each program is solved exactly (branch and bound, scipy.optimize.milp with HiGHS). The cheapest solution of all programs
+is the allocation.
+
+There are two costs:
+
+- `wire`: the number of bits of the gradients that a worker sends in one training step.
+- `operations`: for one sample, the sum over all multiplications of the bits of one operand times the bits of the other.
+  A Linear or Conv layer has three products (`custom_fp.layers.products`), or two if its input takes no gradient.
+
+If values share a scale, each value's share of the scale's bits counts. Layers that are in no group are high.
 """
 
 import itertools
@@ -26,20 +38,20 @@ from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, Levels
 from cpdrun.search.settings import GRADIENT, WIRE, Level, ScreenSettings
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
-# At most this many programs are solved. If there are more combinations of counts, an even sample of them is solved. At
-# worst, the bound then includes slightly too much noise.
+# The largest number of integer programs to solve. If there are more combinations of numbers, only an even sample of
+# them is solved. The bound of the solution then still holds, but a slightly cheaper allocation may be missed.
 MOST_PROGRAMS = 400
 
 
 @dataclass(frozen=True)
 class Step:
-    """The losses of factors that go one level down.
+    """The measured effects of lowering factors by one level.
 
-    In the first step, factors go from high to the first low level. In each later step, they go from the level of the
-    step before to the next level.
+    The first step lowers factors from the high level to the first low level. Each later step lowers them from the level
+    that the step before has reached.
 
     Attributes:
-        factors: The indices of the factors.
+        factors: The indices of the factors that were measured.
         effects: The measured effects, in the order of `factors`.
     """
 
@@ -47,17 +59,18 @@ class Step:
     effects: Effects
 
     def of(self, factor: int) -> Effect:
-        """Return the effect of one factor."""
+        """Return the effect of the factor with this index."""
         return self.effects.factors[self.factors.index(factor)]
 
 
 @dataclass(frozen=True)
 class Price:
-    """A cost.
+    """The cost of an allocation, and its mean number of bits.
 
     Attributes:
         cost: The cost in units of `unit`.
-        mean_bits: The mean bits of the values that are sent, or of the operands, weighted by how often each is used.
+        mean_bits: The mean number of bits of a gradient value that is sent (cost `wire`), or of an operand of a
+            multiplication (cost `operations`).
         unit: The unit of the cost.
     """
 
@@ -68,12 +81,12 @@ class Price:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The chosen levels, their loss and their price.
+    """The chosen levels, their loss, and their price.
 
     Attributes:
-        levels: The levels of the low factors. Factors that are not listed are high.
-        expected: The expected total loss, in the metric's unit.
-        bound: The upper bound of the total loss, at the screen's confidence.
+        levels: The levels of the low factors, keyed by the factor's index. Factors that are not listed are high.
+        expected: The expected total loss, in the unit in which the metric is stored.
+        bound: The upper confidence bound of the total loss, in the same unit and at the screen's confidence.
         price: The price of the chosen levels.
         all_low: The price if every factor is as low as the screen allows.
         all_high: The price if every factor is high.
@@ -101,24 +114,32 @@ class Costs:
     layers: Sequence[Layer]
 
     def price(self, levels: Levels) -> Price:
-        """Return the price of these levels."""
+        """Return the price of these levels. Factors that are not listed are high."""
         at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
         return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
 
     def lowest(self) -> dict[int, int]:
-        """Return the lowest level of every factor whose bits count for this cost."""
+        """Return the lowest levels, keyed by the factor's index, for all factors whose bits affect the cost."""
         return {i: len(self.asked.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
 
     def counts(self, factor: int) -> bool:
-        """Return whether the bits of a factor count for this cost."""
+        """Return whether the bits of the factor with this index affect the cost.
+
+        Only gradients affect the cost `wire`, and only the other roles affect the cost `operations`.
+        """
         return (self.factors[factor].role == GRADIENT) == (self.asked.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
-        """Return the price if all screened roles have this many bits in all layers."""
+        """Return the price if all screened roles have this number of bits in all layers. Other roles have 32 bits."""
         return self._price(lambda _, role: bits if role in self.asked.roles else 32.0)
 
     def _price(self, of: Callable[[int, str], float]) -> Price:
-        """Return the price. `of` maps a group and a role to bits; the group is -1 for layers that are in no group."""
+        """Return the price for given numbers of bits.
+
+        Args:
+            of: A function that returns the bits for the index of a group and a role. The index is -1 for layers that
+                are in no group.
+        """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.layers}
         spent = [self._layer(layer, partial(of, home.get(layer.name, -1))) for layer in self.layers]
         cost, bits, weight = (math.fsum(each[i] for each in spent) for i in range(3))
@@ -128,7 +149,7 @@ class Costs:
         )
 
     def of_group(self, group: int, levels: Mapping[str, int]) -> float:
-        """Return the cost of a group's layers with these levels by role. Other roles are high."""
+        """Return the cost of a group's layers. `levels` is keyed by role, and roles that are not listed are high."""
 
         def bits(role: str) -> float:
             return self._bits(role, levels.get(role, 0))
@@ -136,7 +157,10 @@ class Costs:
         return math.fsum(self._layer(layer, bits)[0] for layer in self.groups[group].layers)
 
     def _layer(self, layer: Layer, bits: Callable[[str], float]) -> tuple[float, float, float]:
-        """Return a layer's cost, the sum of the bits of its values or operands, and the number of these."""
+        """Return a layer's cost, the total number of bits of its items, and the number of its items.
+
+        Items are gradient values for the cost `wire`, and operands of multiplications for the cost `operations`.
+        """
         if self.asked.cost == WIRE:
             return layer.values * bits(GRADIENT), layer.values * bits(GRADIENT), float(layer.values)
         weight, read, error = (bits(role) for role in ("weight", "input", "output_gradient"))
@@ -150,13 +174,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class _Option:
-    """One combination of levels of a group.
+    """One combination of levels of a group's factors.
 
     Attributes:
         group: The index of the group.
-        levels: The levels of the group's low factors.
-        cost: The cost of the group.
-        loss: The estimated loss of the group.
+        levels: The levels of the group's low factors, keyed by the factor's index.
+        cost: The cost of the group's layers.
+        loss: The estimated loss at these levels.
     """
 
     group: int
@@ -165,18 +189,18 @@ class _Option:
     loss: float
 
     def taking(self, step: int) -> int:
-        """Return how many factors of the group take this step."""
+        """Return the number of the group's factors that take the step with this index."""
         return sum(level > step for level in self.levels.values())
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
-    """Return the cheapest allocation whose loss is within the tolerance, or None if not a single factor may be low.
+    """Return the cheapest allocation with a bound of at most `tolerance`, or None if no factor may be low.
 
     Args:
         costs: The cost of levels.
-        steps: The measured steps, from the first.
-        tolerance: The largest total loss, in the metric's unit.
-        confidence: The confidence of the bound, in percent.
+        steps: The measured steps in their order.
+        tolerance: The largest total loss, in the unit in which the metric is stored.
+        confidence: The one-sided confidence of the bound, in percent.
     """
     options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None
@@ -203,16 +227,20 @@ def _margin(steps: Sequence[Step], counts: Sequence[int], confidence: float) -> 
 def _cheapest(
     options: Sequence[_Option], groups: int, counts: Sequence[int], left: float
 ) -> dict[int, int] | None:
-    """Return the levels of the low factors in the cheapest solution, or None if there is no solution.
+    """Solve one integer program and return the levels of the low factors, or None if there is no solution.
 
-    Exactly `counts[n]` factors take step n, and the effects sum to at most `left`.
+    Args:
+        options: The combinations of levels of all groups.
+        groups: The number of groups.
+        counts: The number of factors that take each step.
+        left: The largest sum of losses.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     one_each = np.array([[float(each.group == group) for each in options] for group in range(groups)])
     taking = np.array([[float(each.taking(n)) for each in options] for n in range(len(counts))])
-    # The tolerance of HiGHS is 1e-6 in every row, so all rows are scaled to about 1.
+    # HiGHS accepts an error of 1e-6 in each constraint, so the constraints are scaled to values of about 1.
     loss = max(each.loss for each in options) or 1.0
     rules = [
         LinearConstraint(one_each, 1, 1),
@@ -229,7 +257,7 @@ def _cheapest(
 
 
 def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
-    """Yield each combination of measured levels of each group. A factor whose bits do not count stays high."""
+    """Yield each combination of measured levels of each group. Factors whose bits do not affect the cost stay high."""
     for group in range(len(costs.groups)):
         own = [i for i, f in enumerate(costs.factors) if f.group == group and costs.counts(i)]
         depths = [sum(i in step.factors for step in steps) for i in own]
@@ -240,19 +268,20 @@ def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
 
 
 def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
-    """Return the factors that take each step, with the step."""
+    """Return a pair (index of the factor, step) for each step that a factor takes."""
     return [(i, step) for i, level in sorted(levels.items()) for step in steps[:level]]
 
 
 def _loss(steps: Sequence[Step], levels: Levels) -> float:
-    """Return the loss of these levels as the screens estimate it. Negative effects count as 0."""
+    """Return the estimated loss of these levels: the sum of the effects. Negative effects count as 0."""
     return math.fsum(max(0.0, step.of(i).mean) for i, step in _taken(steps, levels))
 
 
 def _counts(costs: Costs, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return the combinations of how many factors take each step.
+    """Return the possible numbers of factors that take each step, at most MOST_PROGRAMS combinations.
 
-    At least one factor takes the first step, and no later step is taken by more factors than the step before.
+    At least one factor takes the first step, and each later step is taken by at most as many factors as the step
+    before.
     """
     most = [sum(map(costs.counts, step.factors)) for step in steps]
     found = [

@@ -1,15 +1,20 @@
 """The factors of a screen: the layers of the model, their groups, and config values for the levels of factors.
 
-A group has a factor for each role in which it takes part: either all of its layers have the low bits of the role, or
-all have the high bits. By default, the groups of a screen are the first layer, each stage and the last layer. A stage
-is all layers whose names agree up to and including the first number (`blocks.0`, `layer1.0`, `features.2`). Neighbors
-are merged until there are at most `most_factors` factors. Layers that multiply nothing join the layer before them,
-because they have no products and their gradients are small.
+A screen finds the parts of a model that need more bits. A role is a kind of tensor, such as weight or gradient. A
+factor is one role of a group of layers. It has a high level and one or more low levels, and all layers of the group
+have the same level.
 
-Levels of factors become config values, as a case of an experiment has them. Gradients between workers: the format of
-the run is the low format, and `full_precision.layers` names the layers that are exchanged in fp32 (the hybrid scheme of
-arXiv 1911.08907). Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other
-layers. These are the high layers or, if no layer is high, the layers at the most common level.
+By default, the groups are the first layer, each stage, and the last layer. A stage consists of the layers whose names
+agree up to and including the first number (`blocks.0`, `layer1.0`, `features.2`). Neighboring groups are merged until
+there are at most `most_factors` factors. A layer that multiplies nothing joins the group of the layer before it,
+because it has no products and its gradients are small.
+
+Config values select the levels. They are the values of a case of an experiment:
+
+- Gradients between workers: the run's format is the low format, and `full_precision.layers` names the layers that are
+  exchanged in fp32 (the hybrid scheme of arXiv 1911.08907).
+- Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other layers. The other
+  layers are the high layers or, if no layer is high, the layers at the most common level.
 """
 
 import glob
@@ -32,23 +37,24 @@ from cpdrun.search.settings import GRADIENT, PRODUCTS, Level, ScreenSettings
 
 FP32 = "fp32"
 
-# Config values by dotted keys.
+# Config values, keyed by dotted config key.
 Values = dict[str, Any]
-# The level of each factor: 1, 2 ... are the levels of `screen.low`. Level 0 and factors that are not listed are high.
+# The levels of factors, keyed by the factor's index. Level 0 is high, and 1, 2 ... are the levels of `screen.low`. A
+# factor that is not listed is high.
 Levels = Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with parameters of its own.
+    """A module that has parameters itself, not only in submodules.
 
     Attributes:
         name: The name of the module.
-        kind: The class of the module.
-        parameters: The number of values of each parameter, by its full name.
+        kind: The name of the module's class.
+        parameters: The numbers of values, keyed by the full name of the parameter.
         multiplies: Whether the module is a Linear or Conv layer.
-        macs: The multiplications of the forward product of one sample.
-        input_gradient: Whether the input takes a gradient.
+        macs: The number of multiplications in the forward product for one sample.
+        input_gradient: Whether the backward pass computes a gradient of the module's input.
     """
 
     name: str
@@ -60,12 +66,12 @@ class Layer:
 
     @property
     def values(self) -> int:
-        """The number of parameter values."""
+        """The total number of parameter values."""
         return sum(self.parameters.values())
 
 
 def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers in the order of the model's modules.
+    """Build a run's model in a separate process and return its layers, in the order of the modules.
 
     Raises:
         UserError: The model or the data cannot be built.
@@ -84,25 +90,25 @@ def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are low or high together."""
+    """Layers that always have the same level."""
 
     name: str
     layers: tuple[Layer, ...]
 
     @property
     def products(self) -> tuple[Layer, ...]:
-        """The layers of the group that multiply."""
+        """The Linear and Conv layers of the group."""
         return tuple(layer for layer in self.layers if layer.multiplies)
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A role of a group of layers, which is low or high as a whole.
+    """A role of a group of layers. All layers of the group have the same level of this role.
 
     Attributes:
         group: The index of the group.
-        role: The role.
-        name: The name, such as `blocks.0 weight`.
+        role: The role, such as `weight`.
+        name: The name of the factor, such as `blocks.0 weight`.
     """
 
     group: int
@@ -111,10 +117,10 @@ class Factor:
 
 
 def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
-    """Return the groups of layers.
+    """Return the groups of layers: those of `screen.groups`, or the default groups.
 
     Raises:
-        ConfigError: A pattern names no layer, or the model has no layer that takes part in a role.
+        ConfigError: A group in `screen.groups` gets no layer, or no layer of the model has any of the roles.
     """
     if asked.groups is not None:
         return _typed(layers, asked.groups)
@@ -138,7 +144,9 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
 
 
 def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
-    """Return the factors, group by group.
+    """Return the factors, sorted by group.
+
+    A group without Linear and Conv layers has only the role `gradient`.
 
     Raises:
         ConfigError: There are more factors than `screen.most_factors`.
@@ -158,7 +166,7 @@ def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Fact
 
 
 def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[LayerGroup]:
-    """Put each layer into the first group whose pattern names it. Layers that no pattern names stay high."""
+    """Put each layer into the first group with a pattern that matches its name. Other layers are in no group."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
         for name, globs in patterns.items():
@@ -181,9 +189,10 @@ def _stage(name: str) -> str:
 
 
 def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]]:
-    """Merge neighbors until at most `most` groups are left.
+    """Merge neighboring groups until at most `most` groups are left.
 
-    The first and the last group are merged last. Each time, merge the pair with the fewest layers.
+    Each step merges the pair of neighbors with the fewest layers. The first and the last group are left out until only
+    three groups remain.
     """
     found = [list(members) for _, members in cells]
     while len(found) > most:
@@ -194,7 +203,11 @@ def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]
 
 
 def _name(members: Sequence[Layer]) -> str:
-    """Return the longest common name of the layers, or else the names of the first and the last."""
+    """Return a name for a group.
+
+    The name is the layers' longest common prefix if that has at least two parts, such as `blocks.0`. Otherwise, it
+    consists of the names of the first and the last layer.
+    """
     if len(members) == 1:
         return members[0].name
     split = [layer.name.split(".") for layer in members]
@@ -209,9 +222,15 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """Return the layers of a cell, each with the layers after it that multiply nothing.
+    """Return all layers of the group whose leading layers are in `cell`.
 
-    Layers before all others belong to the first cell.
+    The other layers multiply nothing. Each of them belongs to the group of the last leading layer before it or, if
+    there is none, to the first group.
+
+    Args:
+        cell: The group's leading layers.
+        layers: All layers of the model.
+        leading: The leading layers of all groups.
     """
     own, found, owner = {layer.name for layer in cell}, [], leading[0].name
     names = {layer.name for layer in leading}
@@ -227,17 +246,17 @@ def _with_followers(
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of a screen.
+    """The cases of a screen, which turn levels of factors into config values.
 
     Attributes:
         asked: The settings of the screen.
         groups: The groups of layers.
         factors: The factors.
         layers: All layers of the model.
-        base: The values that every case has, including the baseline.
+        base: The config values of all cases, including the baseline.
         aps: Whether low gradients use APS, or None for the experiment's own setting.
-        kept: The patterns of `full_precision.layers` that the experiment has.
-        rules: The precision rules that the experiment has.
+        kept: The experiment's own patterns in `full_precision.layers`.
+        rules: The experiment's own precision rules.
     """
 
     asked: ScreenSettings
@@ -250,12 +269,12 @@ class Cases:
     rules: Sequence[Mapping[str, Any]]
 
     def baseline(self) -> Values:
-        """Return the values of the baseline: the experiment as it is, without the low or high bits of the screen."""
+        """Return the values of the baseline: no precision rules of the screen, and fp32 if gradients are screened."""
         plain = {"format": FP32, "aps": False} if GRADIENT in self.asked.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
-        """Return the values of a run in which these factors have these levels and all others are high."""
+        """Return the values of a run with these levels. Factors that are not listed are high."""
         found = self.baseline()
         at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
         if GRADIENT in self.asked.roles:
@@ -266,7 +285,7 @@ class Cases:
         return found | ({"precision.rules": [*rules, *self.rules]} if rules else {})
 
     def uniform(self, level: Level) -> Values:
-        """Return the values of a run in which all screened roles have the same format in all layers."""
+        """Return the values of a run in which all screened roles have this level in all layers."""
         found = self.baseline()
         if GRADIENT in self.asked.roles:
             found |= self._of_format(level["format"])
@@ -287,9 +306,12 @@ class Cases:
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """Yield the precision rules. Rules for specific layers come first. Roles with equal rules share one rule.
+        """Yield the precision rules for the given levels. Roles with equal rules share one rule.
 
-        `at` holds the levels by group and role.
+        Rules for specific layers come first. A rule for all other layers (`*`) follows, unless these are in fp32.
+
+        Args:
+            at: The levels, keyed by (index of the group, role). Pairs that are not listed are high.
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]

@@ -1,12 +1,16 @@
-"""Turn an experiment and the user's overrides into a screen: its factors, its design and its runs.
+"""Turn an experiment and the user's overrides into a screen: its factors, its design, and its runs.
 
-If roles have several low levels, the screen has several rounds. A round varies only the factors that the allocation
-took down as far as the round before allowed. It takes them one level further down, and all other factors keep their
-levels in that allocation.
+A screen trains the rows of a two-level design (`cpdrun.stats.screening`). Each row sets every factor that varies to one
+of two levels, and all rows use the same seeds.
 
-The runs are planned from an experiment with cases in place of its axes. Such an experiment is a file that any command
-reads with --config-dir. It says what the experiment's own file says, except for `sweep:`. A user's folder of yaml is
-copied next to the file, because a command takes only one folder.
+If roles have several low levels, the screen has several rounds. The first round varies all factors between the high
+level and the first low level. After each round, the allocation chooses a level for every factor. The next round
+varies only the factors that the allocation put at the lowest level of this round, and tries the next lower level. All
+other factors keep the level of the allocation.
+
+To plan the runs, the screen writes an experiment that lists the rows as cases instead of axes. Any command can read
+this experiment with --config-dir. Except for `sweep:` and `screen:`, its file has the same content as the user's
+experiment. The user's own yaml files are copied to the same folder, because a command takes only one config directory.
 """
 
 import shutil
@@ -43,7 +47,8 @@ from cpdrun.sweep import Plan, PlannedRun, plan
 from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
-# Keys that the screen sets, with the key to use instead. An override would replace the screen's own values.
+# The keys that the screen sets itself, with a hint on which key to use instead. Overrides of these keys are refused,
+# because they would replace the screen's own values.
 SET_HERE = {
     FORMAT: "set the low format with screen.low.gradient=FORMAT",
     "full_precision.layers": "set the groups of layers with screen.groups",
@@ -53,27 +58,29 @@ SET_HERE = {
 
 @dataclass(frozen=True)
 class ScreenQuestion:
-    """What one round of a screen measures, and its runs.
+    """The factors that one round of a screen measures, and its runs.
 
     Attributes:
-        settings: The `screen:` block.
+        settings: The settings in the `screen:` block.
         experiment: The name of the experiment.
         body: The content of the experiment's file, without its `sweep:` and `screen:` blocks.
-        search: The `search:` block, with overrides.
-        config_dir: A config directory of the user's own.
-        words: The overrides that every run has.
+        search: The `search:` block, with overrides applied.
+        config_dir: The user's config directory, or None.
+        words: The overrides from the command line that all runs have.
         groups: The groups of layers.
         factors: The factors.
         layers: All layers of the model.
-        cases: The maker of config values.
-        imports: Whether planning may import what the config names.
-        number: The number of the round, from 1.
-        base: The levels of all factors in this round. A factor that varies has this level or is one level lower.
-        varied: The factors that vary, by column of the design.
-        design: The design.
-        names: The names of the cases by their levels, including the cases of earlier rounds.
-        rows: The runs by row of the design and seed.
-        plan: The plan of the runs of this round and of earlier rounds.
+        cases: The object that turns levels into config values.
+        imports: Whether planning may import modules that the config names.
+        number: The number of the round, starting at 1.
+        base: The starting level of each factor in this round, keyed by the factor's index. Factors that are not listed
+            are high. A factor that varies has this level in some rows and the next lower level in the others.
+        varied: The indices of the factors that vary, in the order of the design's columns.
+        design: The two-level screening design.
+        names: The names of all cases so far, including earlier rounds. A key lists (index of a factor, level) for each
+            factor that is not high.
+        rows: The runs of each row of the design, sorted by seed.
+        plan: The plan of all runs of this round and of earlier rounds.
     """
 
     settings: ScreenSettings
@@ -102,22 +109,28 @@ class ScreenQuestion:
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """The runs of this round, each once."""
+        """The runs of this round, without duplicates. Rows with the same levels share their runs."""
         return list({run.name: run for row in self.rows for run in row}.values())
 
     def low(self, row: int) -> list[int]:
-        """Return the factors that vary and are low in this row."""
+        """Return the indices of the factors that vary and are at the lower level in this row."""
         return _low(self.design, self.varied, row)
 
     def by_case(self) -> dict[str, Values]:
-        """Return the values of each case by its name."""
+        """Return the config values of all cases, keyed by the case's name."""
         return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
 
     def next_round(self, levels: Levels) -> "ScreenQuestion | None":
-        """Return the question of the next round, or None if no factor can go further down.
+        """Return the next round of the screen, or None if no factor may be lowered further.
 
-        The next round varies the factors that have in `levels` the lowest level of this round, if they have a further
-        level. Raises as `ask`.
+        The next round varies the factors that have a lower level left and that `levels` puts at the lowest level of
+        this round.
+
+        Args:
+            levels: The allocation after this round.
+
+        Raises:
+            ConfigError: The runs cannot be planned, as for `ask`.
         """
         lowest = self.settings.low
         further = [i for i, f in enumerate(self.factors) if len(lowest[f.role]) > self.number]
@@ -127,9 +140,12 @@ class ScreenQuestion:
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """Return the config of one run for each level of the later rounds.
+        """Return one config for each later round, in which each factor is as low as it can be in that round.
 
-        The caller uses the configs to check the runs before any run starts. Raises as `ask`.
+        With these configs, the caller can check that later rounds will be able to run before the first round starts.
+
+        Raises:
+            ConfigError: The runs cannot be planned, as for `ask`.
         """
         lowest = {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors)}
         found = []
@@ -139,7 +155,10 @@ class ScreenQuestion:
         return found
 
     def most_runs(self) -> int:
-        """Return the number of runs of this and later rounds if every factor goes as far down as it can."""
+        """Return the largest number of runs that this and later rounds may need.
+
+        This number is needed if each round lowers all factors that have a lower level left.
+        """
         depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
         counts = [
             sum(depth >= n for depth in depths) for n in range(self.number + 1, self.settings.rounds + 1)
@@ -149,17 +168,17 @@ class ScreenQuestion:
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> ScreenQuestion:
-    """Return the question of the first round of a screen.
+    """Return the first round of a screen.
 
     Args:
         texts: The overrides that the user typed. They include exp=NAME.
-        config_dir: A config directory of the user's own.
-        imports: Whether planning may import what the config names.
+        config_dir: The user's config directory, or None.
+        imports: Whether planning may import modules that the config names.
 
     Raises:
-        ConfigError: `sweep.plan` refuses the overrides, there are axes other than the axes of bits, or an override
-            sets a key that the screen sets.
-        UserError: The layers of the model cannot be found.
+        ConfigError: `sweep.plan` refuses the overrides, an axis that is not about formats has several values, or an
+            override sets a key that the screen sets itself.
+        UserError: The layers of the model cannot be determined.
     """
     keys = {key_of(text): text.partition("=")[2] for text in texts}
     experiment = _check_typed(keys)
@@ -201,10 +220,10 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
 
 def _check_typed(keys: Mapping[str, str]) -> str:
-    """Check that no override sets what the screen sets itself, and return the name of the experiment.
+    """Check that no override sets a key that the screen sets itself, and return the name of the experiment.
 
     Raises:
-        ConfigError: No experiment was typed, or an override sets a key that the screen sets.
+        ConfigError: No experiment was typed, or an override sets such a key.
     """
     experiment = keys.get(EXPERIMENT)
     if experiment is None:
@@ -224,9 +243,12 @@ def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
 
 
 def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
-    """Return the question with the design of the factors that vary, and its runs.
+    """Return the round with the design for its varied factors, and with its planned runs.
 
-    Rows with the same levels are one case, also across rounds.
+    Rows with the same levels are one case, even if they belong to different rounds.
+
+    Raises:
+        ConfigError: An axis other than `case` and `seed` has several values.
     """
     of = design(len(question.varied), foldover=question.settings.foldover)
     names, of_rows, base = dict(question.names), [], question.base
@@ -248,7 +270,7 @@ def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
 
 
 def _planned(question: ScreenQuestion) -> Plan:
-    """Plan the runs with a temporary config folder, so that a dry run leaves no file behind."""
+    """Plan the runs of all cases. The config folder is temporary, so that a dry run leaves no files behind."""
     name = question.directory.name
     with tempfile.TemporaryDirectory() as folder:
         copy_yaml(question.config_dir, Path(folder))
@@ -258,12 +280,14 @@ def _planned(question: ScreenQuestion) -> Plan:
 
 
 def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
-    """Return the values that every run has, and whether low gradients are scaled.
+    """Return the config values that all runs share, and whether low gradients use APS.
 
-    The values come from the experiment's axes that have a single value.
+    The shared values are those of the experiment's axes that have a single value. Axes of formats may have several
+    values, which the screen replaces by its own. If APS is None, the experiment's own setting is used.
 
     Raises:
-        ConfigError: The experiment has other axes, cases or a recipe.
+        ConfigError: Another axis has several values, the experiment names cases, or it has a recipe that would conflict
+            with the screen's own precision rules.
     """
     of_bits = (FORMAT, APS, RECIPE, "precision")
     of_products = any(role in PRODUCTS for role in asked.roles)
@@ -295,7 +319,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
 
 
 def _is_of_runs(text: str, aps: bool | None) -> bool:
-    """Return whether an override goes to every run, because neither the screen nor its cases set the key."""
+    """Return whether an override is passed on to all runs, because neither the screen nor its cases set its key."""
     key = key_of(text)
     return (
         key.split(".")[0] not in (SCREEN, SEARCH) and not (key == APS and aps is not None) and key != "name"
@@ -306,9 +330,10 @@ def _is_of_runs(text: str, aps: bool | None) -> bool:
 
 
 def body_of(experiment: str, config_dir: Path | None) -> dict[str, Any]:
-    """Return what an experiment's file changes of the defaults, including what it takes from other files.
+    """Return the content of an experiment's file without its `sweep:` and `screen:` blocks.
 
-    The result has the file's choices of groups and its values, without the `sweep:` and `screen:` blocks.
+    The result has all choices of config groups and all values by which the experiment differs from the defaults,
+    including those that its file takes from other files.
     """
     with Composer(config_dir) as composer:
         composed = composer.compose({EXPERIMENT: experiment})
@@ -338,10 +363,10 @@ def write_experiment(
         folder: The config directory.
         name: The name of the experiment.
         about: The comment at the top of the file.
-        body: The content of the experiment.
-        cases: The values of each case.
+        body: The content of the experiment without `sweep:`.
+        cases: The config values of each case, keyed by the case's name.
         seeds: The seeds to list.
-        search: A `search:` block in place of the body's, if given.
+        search: A `search:` block that replaces the one in `body`. If None, the one in `body` is kept.
 
     Raises:
         OSError: The file cannot be written.
@@ -355,7 +380,7 @@ def write_experiment(
 
 
 def copy_yaml(config_dir: Path | None, folder: Path) -> None:
-    """Copy the user's yaml files to `folder`.
+    """Copy the yaml files of the user's config directory to `folder`. Files that are in `folder` already are skipped.
 
     Raises:
         OSError: A file cannot be copied.

@@ -1,6 +1,7 @@
-"""The results of a screen: the effects of the factors, the same as plain data, and the files that a screen writes.
+"""The results of a screen: the effects of the factors, the results as plain data, and the files that a screen writes.
 
-A screen writes its runs as an experiment, the allocation, and the experiment of the search that tests the allocation.
+A screen writes three files: an experiment with the screen's runs, the allocation, and an experiment for the search that
+tests the allocation.
 """
 
 import math
@@ -22,7 +23,7 @@ from cpdrun.study import formats
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric, worst
 
-# The names of cases in the experiment of the search that tests an allocation.
+# The names of cases in the experiment for the search that tests an allocation.
 ALLOCATED, ALL_LOW = "allocated", "all low"
 # The number of seeds that the written experiment lists. A search chooses its own seeds.
 SEARCH_SEEDS = 3
@@ -34,11 +35,11 @@ class RoundResult:
 
     Attributes:
         metric: The metric.
-        values_NxS: The metric of each row and seed. Diverged runs have the value `worst`.
-        worst: The value that stands for a diverged run.
-        diverged: The row and seed of each diverged run.
-        effects: The effects of the factors.
-        tolerance: The margin in the metric's unit.
+        values_NxS: The metric of the run with each of N rows and S seeds. Diverged runs have the value `worst`.
+        worst: The value that replaces the metric of a diverged run.
+        diverged: The indices (row, seed) of the diverged runs.
+        effects: The effects of the factors that varied, in the order of the design's columns.
+        tolerance: The margin in the unit in which the metric is stored.
     """
 
     metric: Metric
@@ -49,14 +50,17 @@ class RoundResult:
     tolerance: float
 
     def blamed(self, question: ScreenQuestion) -> list[str]:
-        """Return the names of the factors that were low in every diverged run, if at least two rows diverged."""
+        """Return the names of the factors that were low in all diverged runs.
+
+        If fewer than two rows diverged, the result is empty, because one row cannot tell its low factors apart.
+        """
         rows = {row for row, _ in self.diverged}
         low = [set(question.low(row)) for row in rows]
         common = set.intersection(*low) if len(rows) > 1 else set()
         return [question.factors[i].name for i in sorted(common)]
 
     def by_effect(self) -> list[int]:
-        """Return the columns of the design, the most harmful factor first."""
+        """Return the indices of the effects, sorted from the most harmful factor to the least harmful."""
         return sorted(range(len(self.effects.factors)), key=lambda i: -self.effects.factors[i].mean)
 
 
@@ -69,20 +73,20 @@ class Round:
 
     @property
     def step(self) -> Step:
-        """The measured losses of the factors that varied."""
+        """The factors that varied and their measured effects, as the allocation reads them."""
         return Step(self.question.varied, self.found.effects)
 
 
 def missing_runs(question: ScreenQuestion) -> int:
-    """Return the number of runs that have not ended with a result."""
+    """Return the number of the round's runs that have no result yet."""
     return sum(question.directory.run(run.name).result() is None for run in question.runs)
 
 
 def read(question: ScreenQuestion) -> RoundResult | None:
-    """Return the results, or None until all runs have ended.
+    """Return the results of a round, or None if a run has no result yet.
 
     Raises:
-        ConfigError: The runs do not have the metric, or nothing may be certified under the margin.
+        ConfigError: The runs do not have the metric, or the margin is not valid.
     """
     results = [[question.directory.run(run.name).result() for run in row] for row in question.rows]
     ended = [each for row in results for each in row if each is not None]
@@ -104,12 +108,13 @@ def read(question: ScreenQuestion) -> RoundResult | None:
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
-    """Return the margin in the unit in which it is shown.
+    """Return the margin in the unit in which the metric is shown.
 
-    A relative margin refers to the row with the fewest low factors.
+    A screen may have no baseline run. A relative margin therefore refers to the row with the fewest low factors whose
+    first run did not diverge.
 
     Raises:
-        ConfigError: The margin cannot be used.
+        ConfigError: The margin is not valid.
     """
     rows = [row for row, values in enumerate(values_NxS) if math.isfinite(values[0])]
     courses = []
@@ -147,19 +152,19 @@ def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
 
 
 def costs_of(question: ScreenQuestion) -> Costs:
-    """Return the cost of levels for a screen."""
+    """Return the object that computes the cost of levels for this screen."""
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
 def choose_allocation(rounds: Sequence[Round]) -> Allocation | None:
-    """Return the allocation of bits that the rounds so far lead to, or None if there is none."""
+    """Return the allocation that follows from the rounds so far, or None if no factor may be low."""
     question, found = rounds[-1].question, rounds[-1].found
     steps = [each.step for each in rounds]
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
 
 
 def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Price]]:
-    """Return the name, the bits and the price of each uniform format with which the allocation is compared."""
+    """Return the name, the bits, and the price of each uniform format with which the allocation is compared."""
     found = []
     for level in question.settings.uniform:
         bits = float(formats.bits(level["format"]) or math.nan)
@@ -168,13 +173,13 @@ def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Price]]:
 
 
 def level_name(level: Level) -> str:
-    """Return the name of a level, such as `e3m0`, `e3m0 with APS` or `mxfp4 stochastic`."""
+    """Return the name of a level, such as `e3m0`, `e3m0 with APS`, or `mxfp4 rounding=stochastic`."""
     extra = [f"{key}={value}" for key, value in level.items() if key not in ("format", "aps")]
     extra += ["with APS"] if level.get("aps") else []
     return " ".join([str(level["format"]), *extra])
 
 
-# ---- The same as plain data
+# ---- The results as plain data
 
 
 @dataclass(frozen=True)
@@ -184,10 +189,10 @@ class EffectResult:
     Attributes:
         factor: The name of the factor.
         round: The round in which the effect was measured.
-        cost: How much worse the metric is if the factor is one level lower, in the metric's own unit.
-        low: The lower end of the confidence interval.
-        high: The upper end of the confidence interval.
-        verdict: Whether the factor is sensitive, harmless or open.
+        cost: How much worse the metric is if the factor is one level lower, in the unit in which the metric is stored.
+        low: The lower end of the confidence interval of `cost`.
+        high: The upper end of the confidence interval of `cost`.
+        verdict: Whether the factor is sensitive, harmless, or open.
     """
 
     factor: str
@@ -200,20 +205,20 @@ class EffectResult:
 
 @dataclass(frozen=True)
 class AllocationResult:
-    """The chosen levels, their loss and their cost.
+    """The chosen levels, their loss, and their cost.
 
     Attributes:
         low: The names of the low factors.
         high: The names of the high factors.
-        levels: The level of each factor.
-        expected: The expected total loss, in the metric's own unit.
-        bound: The upper bound of the total loss, at the screen's confidence.
+        levels: The name of each factor's level, keyed by the factor's name.
+        expected: The expected total loss, in the unit in which the metric is stored.
+        bound: The upper confidence bound of the total loss, in the same unit and at the screen's confidence.
         cost: The cost in units of `unit`.
         unit: The unit of the cost.
-        mean_bits: The mean bits of a value.
+        mean_bits: The mean number of bits of a gradient value that is sent, or of an operand of a multiplication.
         all_low: The cost if every factor is as low as the screen allows.
         all_high: The cost if every factor is high.
-        case: The config values of the allocation.
+        case: The config values of the allocation, keyed by dotted config key.
     """
 
     low: list[str]
@@ -231,22 +236,25 @@ class AllocationResult:
 
 @dataclass(kw_only=True)
 class ScreenResult:
-    """The results of a screen. Differences are in the metric's own unit, and larger is worse.
+    """The results of a screen.
+
+    Differences are in the unit in which the metric is stored, and larger differences are worse.
 
     Attributes:
         sweep: The folder of the sweep.
         factors: The names of the factors.
         round: The number of the last round that was reached.
-        rows: The number of rows of its design.
-        runs: The number of runs of all rounds so far.
-        most_runs: The largest number of runs that the screen may need.
+        rows: The number of rows in that round's design.
+        runs: The number of planned runs of all rounds so far.
+        most_runs: The largest number of runs that the screen may need in total.
         metric: The name of the metric, or None if no round has ended.
-        effects: The effects of all rounds, the most harmful first, or None if no round has ended.
-        method: How the effects were estimated, or None if no round has ended.
-        tolerance: The margin in the metric's own unit, or None if no round has ended.
+        effects: The effects of all rounds in their order, the most harmful of each round first. None if no round has
+            ended.
+        method: The method that estimated the standard error of the effects, or None if no round has ended.
+        tolerance: The margin in the unit in which the metric is stored, or None if no round has ended.
         diverged: The number of diverged runs, or None if no round has ended.
         allocation: The allocation, or None if there is none yet.
-        certify: The command that tests the allocation, or None.
+        certify: The command that tests the allocation, or None if there is no allocation yet.
     """
 
     sweep: str
@@ -267,7 +275,14 @@ class ScreenResult:
 def screen_result(
     question: ScreenQuestion, rounds: Sequence[Round], chosen: Allocation | None, command: str | None
 ) -> ScreenResult:
-    """Return the screen as plain data. `question` is the question of the last round that was reached."""
+    """Return the results of a screen as plain data.
+
+    Args:
+        question: The last round that was reached. It may not have ended yet.
+        rounds: The rounds that have ended.
+        chosen: The allocation, or None.
+        command: The command that tests the allocation, or None.
+    """
     found = rounds[-1].found if rounds else None
     return ScreenResult(
         sweep=str(question.directory.path),
@@ -287,7 +302,7 @@ def screen_result(
 
 
 def effect_results(rounds: Sequence[Round]) -> list[EffectResult]:
-    """Return the effects of all rounds, the most harmful of each round first."""
+    """Return the effects of all rounds in their order. Within a round, the most harmful factor comes first."""
     found = []
     for each in rounds:
         for i in each.found.by_effect():
@@ -329,9 +344,9 @@ def allocation_result(question: ScreenQuestion, chosen: Allocation) -> Allocatio
 
 
 def write_rows(question: ScreenQuestion) -> None:
-    """Write the screen's runs as an experiment, so that each can be run again by hand.
+    """Write the screen's runs as an experiment, so that a user can repeat a single run.
 
-    The command is `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
+    For example, `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'` repeats the runs of the first row.
 
     Raises:
         OSError: A file cannot be written.
@@ -344,7 +359,7 @@ def write_rows(question: ScreenQuestion) -> None:
 
 
 def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
-    """Write allocation.yaml and the experiment of the search that tests it, and return the command of that search.
+    """Write allocation.yaml and an experiment that tests the allocation, and return the command for that search.
 
     Raises:
         OSError: A file cannot be written.
@@ -354,7 +369,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_name(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
     cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
-    # The bound is cautious. The search measures the lowest levels, too.
+    # The bound is cautious, so even the lowest levels may be good enough. The search tests them, too.
     if (lowest := costs_of(question).lowest()) != chosen.levels:
         cases[ALL_LOW] = question.cases.of(lowest)
     search: dict[str, Any] = {
@@ -382,7 +397,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
 
 
 def _body(question: ScreenQuestion) -> dict[str, Any]:
-    """Return the experiment with the name of the screen's folder, so that its runs go to the same folder."""
+    """Return the experiment's content with the name of the screen's sweep, so that its runs go to the same folder."""
     return question.body | {"name": question.directory.name}
 
 
