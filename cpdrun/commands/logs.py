@@ -16,8 +16,8 @@ class RunLog:
 
     Attributes:
         run: The name of the run.
-        log: The file of the output.
-        lines: The lines of the file.
+        log: The path of the log file.
+        lines: The lines of the log file.
     """
 
     run: str

@@ -13,8 +13,8 @@ class SweepDocument(SweepDescription):
 
     Attributes:
         dry_run: Whether the runs were only planned.
-        summary: The numbers of runs by how they ended, or null if nothing was launched.
-        seed_power: Which differences the seeds of the sweep can settle, or null if no runs are compared.
+        summary: The number of runs that ended in each way, or null if nothing was launched.
+        seed_power: The margins that the seeds of the sweep can decide, or null if no runs are compared.
         notes: What a user should know in addition.
     """
 
