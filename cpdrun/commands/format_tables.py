@@ -195,7 +195,7 @@ def _scales(scales: ScaleFacts) -> str:
 
 
 def _exact(value: float | None) -> str:
-    """Return all digits of a number. If the number is a power of two, add the power, as in `0.015625 = 2^-6`."""
+    """Return all digits of a number. Small and large powers of two are also written as powers: `0.015625 = 2^-6`."""
     if not value:
         return "" if value is None else "0"
     power = math.log2(value)

@@ -64,7 +64,8 @@ class CandidateDocument:
         prior: The prior for this standard deviation, or null if there is none.
         is_conditional: Whether the verdict depends on a stated standard deviation.
         margin: The margin. It is negative if an improvement is required.
-        error_probability: The probability with which a candidate that is worse by more than the margin is certified.
+        error_probability: The largest probability that a candidate is certified although it is worse by more than the
+            margin.
         more: The number of further pairs that are likely to decide the verdict, or null if there is no estimate.
         runs: The number of runs that have ended.
         runs_failed: The number of runs that failed.
