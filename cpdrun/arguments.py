@@ -69,7 +69,7 @@ def complete_by(name: str, argument: argparse.Action) -> None:
     """Set the function that completes an argument in the shell.
 
     Args:
-        name: The name of the function in cpdrun.shell.completion, which is imported only for completion.
+        name: The name of the function in cpdrun.shell.completion. This module is imported only when the shell asks.
         argument: The argument.
     """
 

@@ -109,7 +109,7 @@ def search(
         jobs: The number of processes at a time. By default, all cores are used.
         launcher: Where to run: "local" or "slurm".
         dry_run: Return what is known and what the search may cost, without starting a run.
-        report: Also write tables, plots and the HTML page.
+        report: Also write tables, plots, and the HTML page.
         overrides: Further overrides, in the same form as `words`.
         quiet: Show no progress.
         keys: Keys of the configuration, such as `search={"tolerance": 1}`, and further options of the command:
@@ -131,8 +131,9 @@ def predict(
 ) -> Answer:
     """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
 
-    Use `cpdrun.predict(exp="digits_bits")` for an experiment and `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for an
-    observed run.
+    While an observed run is trained, cpdrun observes its gradients, weights, and activations. Use
+    `cpdrun.predict(exp="digits_bits")` for an experiment, which trains the observed run if it is missing. Use
+    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for a run that has been observed.
 
     Args:
         words: Overrides as they are typed on the command line. To use an observed run, its name or folder comes first.
@@ -164,7 +165,7 @@ def judge(
         file: A CSV file, a file with JSON lines, or "-" for stdin. Each result belongs to a variant, called an arm.
         baseline: The arm that the other arms are compared with.
         target: A value that every arm is compared with, instead of a baseline.
-        margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
+        margin: How much worse than the baseline is still good enough. It is a number, or a percentage such as "2%".
         better_by: How much better than the baseline an arm must be. Give either this or `margin`.
         lower_is_better: True for losses, errors, and times.
         options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst,
@@ -278,7 +279,7 @@ def schema(kind: str | None = None, **options: Any) -> Answer:
 
     Args:
         kind: The kind of a document that commands return (docs/json.md), such as "search".
-        options: config_dir.
+        options: Further options of the command: config_dir.
     """
     return call("init --schema", () if kind is None else (kind,), options, quiet=True)
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # The maximum number of a table's rows that are displayed.
 ROWS_SHOWN = 20
-# The key under which a document has its sentences, for each kind of document. Kinds that are not listed use "says".
+# For each kind of document, the key under which it has its sentences. Kinds that are not listed use "says".
 SAYS = {"report": "sentences", "explain": "sentences"}
-# The keys that lead to the rows of a document, for each kind of document. The first key leads to a list of rows. A
-# second key leads to the list of inner rows in each of these rows.
+# For each kind of document, the keys that lead to its rows. The first key leads to a list of rows. A second key leads
+# to a list of inner rows in each of these rows.
 ROWS = {
     "sweep": ("runs",),
     "search": ("chains", "candidates"),

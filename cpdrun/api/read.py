@@ -19,15 +19,15 @@ Names = str | Path | Sequence[str | Path]
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
     """Return a DataFrame with one row per run of the given sweeps. Unfinished runs are included.
 
-    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed` or `model.width`. The
+    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed`, or `model.width`. The
     columns with data from the record have a prefix:
 
-    - `metric:` the metrics, such as `metric:test_accuracy` (float, NaN if a run does not have the metric);
+    - `metric:` the metrics, such as `metric:test_accuracy` (float; NaN if a run does not have the metric);
     - `wire:` the bytes that workers send;
     - `memory:` the bytes that were kept in memory;
     - `run:` the location and state of the run (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
       `run:wall_seconds`, ...);
-    - `env:` versions.
+    - `env:` the environment of the run: versions, the device, and digests of code and data.
 
     docs/api.md lists all columns.
 

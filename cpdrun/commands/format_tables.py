@@ -21,7 +21,7 @@ MOST_NAMED = 6
 # The maximum width of a table, in characters.
 WIDEST = 1000
 VALUES_PER_LINE = 8
-# The columns of the list of formats. Each column heading has the attribute of `FormatFacts` that the column shows.
+# The columns of the list of formats. Each heading is mapped to the attribute of `FormatFacts` that the column shows.
 # Truth values are shown as "yes" or "-".
 LIST_COLUMNS = {
     "format": "name",
@@ -55,7 +55,7 @@ class FormatKind:
 
 @dataclass
 class FormatsDocument:
-    """The kinds of number formats, and the formats with names of their own."""
+    """The kinds of number formats, and the formats that have a name of their own, such as e4m3fn."""
 
     kinds: list[FormatKind]
     formats: list[FormatFacts]
@@ -75,7 +75,7 @@ class FormatDocument(FormatFacts):
 
 
 def list_formats(output: Output) -> None:
-    """Print the kinds of number formats and the formats with names of their own."""
+    """Print the kinds of number formats, and the formats that have a name of their own, such as e4m3fn."""
     formats = [facts(fmt) for fmt in listed()]
     kinds = [
         FormatKind(name, kind.LOOKS_LIKE, list(kind.EXAMPLES), kind.PURPOSE) for name, kind in KINDS.items()

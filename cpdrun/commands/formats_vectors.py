@@ -137,7 +137,8 @@ def _request(arguments: argparse.Namespace, options: list[str], count: int) -> d
 
     Args:
         arguments: The arguments of the command.
-        options: Options of the command in the header of the vectors. The options --count and --seed are added.
+        options: Options of the command. The header of the vectors shows the command with these options, --count, and
+            --seed.
         count: The number of random inputs.
     """
     import cpdrun

@@ -1,4 +1,7 @@
-"""The document of `cpdrun judge --json`."""
+"""The document of `cpdrun judge --json`.
+
+An arm is one of the variants in a table of results. A candidate is an arm that is compared with the baseline.
+"""
 
 import math
 from collections.abc import Sequence
@@ -72,10 +75,11 @@ class CandidateDocument:
         at_most_fail: The upper confidence limit of the share of runs that fail, or null if no run has ended.
         pairs_left_out: The number of pairs without a result because the baseline's run failed.
         runs_unmatched: The number of the candidate's runs that have no run of the baseline to be paired with.
-        decision: In a session: the decision about the idea.
+        decision: In a session: whether the idea is kept or dropped, or undecided.
         idea: In a session: the name of the idea.
         number: In a session: the number of the idea.
-        log_evidence: In a session: the natural logarithm of the e-value.
+        log_evidence: In a session: the natural logarithm of the e-value. A larger value is stronger evidence for
+            keeping the idea.
         log_evidence_required: In a session: the smallest `log_evidence` with which the idea is kept.
     """
 
@@ -108,7 +112,7 @@ class CandidateDocument:
 
 @dataclass
 class SessionDocument:
-    """A session of ideas.
+    """A session, which judges a stream of ideas and limits the share of false ideas among those that are kept.
 
     Attributes:
         file: The file of the session.
@@ -139,7 +143,7 @@ class JudgeDocument:
         candidates: The verdicts.
         session: The session, if there is one.
         says: The answer in sentences.
-        notes: What a user should know in addition.
+        notes: Additional facts that the user should know.
     """
 
     file: str

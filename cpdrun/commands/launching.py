@@ -21,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 
     Args:
         parser: The parser of the command.
-        where: The launchers other than `local`, for the help of --launcher. If empty, the command always trains on this
-            machine and has no option --launcher.
+        where: The part of --launcher's help text that lists the launchers other than `local`. If empty, the command
+            always trains on this machine and has no option --launcher.
     """
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
@@ -58,14 +58,14 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
-    """Read the stored output of scripts again if the settings of their metrics have changed since the runs.
+    """Read the stored output of scripts again if the settings of their metrics have changed since then.
 
     Args:
         runs: The planned runs with their configs.
         dry_run: Only count the runs whose output would be read again.
 
     Returns:
-        Lines for the user.
+        Lines that tell the user which runs are affected.
     """
     from cpdrun.config.script import is_script
 

@@ -97,7 +97,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
 
 
 def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
-    """Plan the runs. PyTorch is imported in the background meanwhile, because this takes longer than planning."""
+    """Plan the runs while PyTorch is imported in the background, because the import takes longer than planning."""
     from cpdrun.sweep import listed, plan
 
     def say_how_many(runs: int) -> None:
@@ -119,8 +119,8 @@ def _runs_to_train(
 ) -> "tuple[list[PlannedRun], set[str]]":
     """Return the runs to train, and the names of those among them that must start from the beginning.
 
-    With --rerun all, every run starts from the beginning. With --rerun changed, runs whose code or data has changed do.
-    All other runs are resumed if they can be.
+    With --rerun all, every run starts from the beginning. With --rerun changed, this holds for runs
+    whose code or data has changed. All other runs are resumed if they can be.
     """
     from cpdrun.record import State
 
@@ -265,7 +265,7 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
     """Record the tested hypotheses in sweep.yaml, and print the answer and the command for the report.
 
     Returns:
-        The margins that the seeds can decide, or None if no runs are compared.
+        The margins for which the seeds are enough to reach a verdict, or None if no runs are compared.
     """
     from cpdrun.report.sweep_text import answer_lines
     from cpdrun.study import ReportError

@@ -14,8 +14,9 @@ class SweepDocument(SweepDescription):
     Attributes:
         dry_run: Whether the runs were only planned.
         summary: The number of runs that ended in each way, or null if nothing was launched.
-        seed_power: The margins that the seeds of the sweep can decide, or null if no runs are compared.
-        notes: What a user should know in addition.
+        seed_power: The margins for which the seeds of the sweep are enough to reach a verdict, or null if no runs are
+            compared.
+        notes: Additional facts that the user should know.
     """
 
     dry_run: bool

@@ -70,8 +70,8 @@ def run_name(config: Mapping[str, Any]) -> str:
 
     The slug is for people. It contains the model or script, the format of the gradients, the recipe, the method of
     synchronization if it is not a plain all-reduce, the case, the number of workers, and the seed. If there is a recipe
-    and the format of the gradients is fp32, the slug contains only the recipe. The hash alone identifies the run, so
-    folders whose names have an older form of the slug are still found.
+    and the format of the gradients is fp32, the slug contains the recipe but not the format. The hash alone
+    identifies the run, so folders whose names have an older form of the slug are still found.
     """
     model = stem(config["script"]) if is_script(config) else _class_name(config["model"])
     recipe = config.get("recipe")
@@ -184,7 +184,7 @@ def _is_unused(key: str, value: Any) -> bool:
 
 
 def belongs_to_identity(key: str) -> bool:
-    """Return whether the value of a dotted key can change a run's result. Paths and settings of launching cannot."""
+    """Return whether the value of a dotted key can change a run's result. Paths and launch settings cannot."""
     return _belongs(key, NOT_IDENTITY)
 
 

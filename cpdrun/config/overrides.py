@@ -65,9 +65,10 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
 
 
 def _text(text: str) -> Typed | None:
-    """Parse an override whose value is text that Hydra's grammar must not interpret, or return None for any other.
+    """Parse an override whose value is taken as text. For any other override, return None.
 
-    Such overrides set results_dir, or the path, the arguments, the launcher, or the files and metrics of a script.
+    Hydra's grammar must not interpret such text. It is the value of results_dir, or of a setting of a script: its path,
+    arguments, launcher, files, or metrics.
     """
     is_folder = text.startswith(RESULTS_DIR)
     found = (RESULTS_DIR[:-1], results_dir_of(text)) if is_folder else as_typed(text)

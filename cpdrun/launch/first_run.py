@@ -19,9 +19,9 @@ QUICK_S = 20.0
 class FirstRun:
     """Holds back the other jobs of a sweep until a first run has ended.
 
-    For a script, one run starts alone, because only at its end is it known whether the script logs its metric. For
-    cpdrun's own training loop, as many runs start as this machine trains at the same time. Nothing is held back if the
-    sweep already has a result, if a scheduler starts the runs, or with --keep-going.
+    For a script, one run starts alone, because a script that does not log its metric is recognized only when it has
+    ended. For cpdrun's own training loop, as many runs start as this machine trains at the same time. Nothing is held
+    back if the sweep already has a result, if a scheduler starts the runs, or with --keep-going.
 
     Args:
         jobs: The jobs to run.
@@ -53,7 +53,7 @@ class FirstRun:
 
     @property
     def held_back(self) -> int:
-        """The number of jobs that have not started."""
+        """The number of jobs that are still held back."""
         return len(self._held_back)
 
     def more(self, event: Event) -> list[Job]:

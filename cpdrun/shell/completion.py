@@ -18,7 +18,7 @@ from typing import Any
 EXPERIMENT, ROOT, SCRIPT_ROOT = "exp", "config", "script"
 # Entry points of installed packages with yaml files.
 ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
-# Short forms of keys of scripts.
+# The short forms of a script's keys.
 SCRIPT_KEYS = ("script", "script_args", "metric")
 
 

@@ -34,13 +34,13 @@ from cpdrun.config.scaling import with_short_form
 from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
-# The values that a case sets, by key.
+# A case, as the values that it sets, keyed by config key.
 Case = Mapping[str, Any]
-# An exclusion. Runs that have all of these values are dropped.
+# An exclusion, as values keyed by config key. Runs that have all of these values are dropped.
 Rule = Mapping[str, Any]
 
 CASE = "case"
-# Keys of cpdrun's own training loop. People may type them for a script by mistake.
+# Keys of cpdrun's own training loop. Users may type them for a script by mistake.
 NOT_OF_SCRIPTS = (
     *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
@@ -49,7 +49,7 @@ NOT_OF_SCRIPTS = (
 SEARCH = "search"
 # The section with the settings of `cpdrun search --allocate`. It is not part of any run's config.
 SCREEN = "screen"
-# The prefix of a key of a run's config that the search tunes, as in `search.tune.optim.lr`.
+# The prefix of a config key that the search tunes, as in `search.tune.optim.lr`.
 TUNE = "search.tune."
 # The prefix of a key or group whose value selects the baseline, as in `search.baseline.format`.
 BASELINE = "search.baseline."
@@ -57,7 +57,7 @@ BASELINE = "search.baseline."
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The checked request for a sweep, before the axes are multiplied out.
+    """The checked request for a sweep, before the axes are combined into runs.
 
     Single values from the command line override the experiment's body and cases. Axes override both.
 

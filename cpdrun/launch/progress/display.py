@@ -39,7 +39,7 @@ class Display:
             after the name.
 
     Attributes:
-        held_back: The number of runs that are submitted later. They count as runs to do.
+        held_back: The number of runs that are submitted later. They are included in `total`.
     """
 
     def __init__(self, console: Console, axes: Sequence[str] = ()) -> None:
@@ -118,7 +118,7 @@ class Display:
         return visible(" ".join([job.run.name, *self._values(job)]))
 
     def _values(self, job: Job) -> list[str]:
-        """Return `key=value` for each axis that the name of the run does not contain."""
+        """Return `key=value` for each axis whose value the name of the run does not contain."""
         return values_not_in_name(job.run.name, values_in(job.overrides, self.axes))
 
     def _outcome_text(self, job: Job, outcome: Outcome) -> str:
@@ -179,7 +179,7 @@ class Display:
         """Estimate the time left, in seconds, from the time that the runs took so far.
 
         Args:
-            fractions: The fraction of its training that a run in progress has completed, summed over these runs.
+            fractions: The completed fraction of training, summed over the runs in progress.
 
         Returns:
             The time left, or None if less than half a run has been trained.
