@@ -1,6 +1,7 @@
 """The document of `cpdrun judge --json`.
 
-An arm is one of the variants in a table of results. A candidate is an arm that is compared with the baseline.
+An arm is one of the variants in a table of results. A candidate is an arm that is compared with the baseline
+or the target.
 """
 
 import math

@@ -68,10 +68,10 @@ UNUSED: dict[str, Any] = {
 def run_name(config: Mapping[str, Any]) -> str:
     """Return the name of a run, `<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a.
 
-    The slug is for people. It contains the model or script, the format of the gradients, the recipe, the method of
-    synchronization if it is not a plain all-reduce, the case, the number of workers, and the seed. If there is a recipe
-    and the format of the gradients is fp32, the slug contains the recipe but not the format. The hash alone
-    identifies the run, so folders whose names have an older form of the slug are still found.
+    The slug is for people. It contains the model or script, the format of the gradients, `aps` if APS is used, the
+    recipe, the method of synchronization if it is not a plain all-reduce, the case, the number of workers, and the
+    seed. If there is a recipe and the format of the gradients is fp32, the slug contains the recipe but not the format.
+    The hash alone identifies the run, so folders whose names have an older form of the slug are still found.
     """
     model = stem(config["script"]) if is_script(config) else _class_name(config["model"])
     recipe = config.get("recipe")
@@ -131,7 +131,8 @@ def _slug(text: str) -> str:
 def identity_hash(config: Mapping[str, Any]) -> str:
     """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    # If there is a section `precision`, it contains the rules of the recipe, so the recipe's name is left out.
+    # If there is a section `precision`, it contains the recipe's rules. So the recipe's name and its
+    # ingredients are left out.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")

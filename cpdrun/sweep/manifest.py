@@ -24,7 +24,7 @@ LEDGER = "ledger"
 
 
 def read_ledger(directory: SweepDir) -> Ledger:
-    """Return the ledger of the hypotheses that were tested in a sweep's folder.
+    """Return the ledger, which lists the hypotheses that were tested in a sweep's folder.
 
     The ledger is empty if the manifest has no hypotheses or cannot be read.
     """
@@ -59,7 +59,7 @@ def _ledger(block: Mapping[str, Any]) -> Ledger:
 
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
-    """Write sweep.yaml with the overrides, axes and runs of a sweep.
+    """Write sweep.yaml with the overrides, axes, and runs of a sweep.
 
     If the existing file already lists all runs, only the settings of the last search are updated. Runs that another
     command has created in the same folder stay listed. The settings of the last search stay, too, because a report uses
@@ -67,7 +67,8 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
 
     Args:
         sweep: The planned sweep.
-        search: If a search starts these runs, its settings. They replace those of the last search.
+        search: The settings of the search that starts these runs, or None if no search does. They replace the settings
+            of the last search.
 
     Raises:
         OSError: The folder cannot be written.
