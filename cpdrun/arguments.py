@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from cpdrun.errors import MistypedError
 
-# The help of --json.
+# The help text of --json.
 AS_JSON = "print one JSON document (docs/json.md) on stdout, and text on stderr"
 
 
@@ -24,23 +24,25 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mode(parser: argparse.ArgumentParser, option: str, meaning: str) -> None:
-    """Add an option that turns the command into another command (`cpdrun.cli.COMMANDS`), so that the help lists it.
+    """Add an option that switches the command to another mode, so that the help lists this option.
+
+    A mode is a command with its own options (`cpdrun.cli.COMMANDS`).
 
     Args:
         parser: The parser of the command.
         option: The option, such as `--plan`.
-        meaning: What the option does, for the help.
+        meaning: The help text of the option.
     """
     text = f"{meaning} (own options: {parser.prog} {option} -h)"
     parser.add_argument(option, action="store_true", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add the overrides `key=value ...`, and the option --config-dir.
+    """Add the positional arguments `key=value ...`, which are overrides, and the option --config-dir.
 
     Args:
         parser: The parser of the command.
-        meaning: The help of the overrides.
+        meaning: The help text of the overrides.
     """
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
@@ -50,13 +52,13 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
-    """Add the names of sweeps or runs.
+    """Add the positional arguments that name sweeps or runs.
 
     Args:
         parser: The parser of the command.
         nargs: With "*", any number of names is accepted, and the shell completes names of sweeps. With "+", at least
             one name is needed, and the shell completes names of sweeps and runs.
-        meaning: The help of the names.
+        meaning: The help text of the names.
     """
     text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
@@ -64,10 +66,10 @@ def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """Let a function complete an argument in the shell.
+    """Set the function that completes an argument in the shell.
 
     Args:
-        name: The name of the function in cpdrun.shell.completion, which is imported only for completion.
+        name: The name of the function in cpdrun.shell.completion. This module is imported only when the shell asks.
         argument: The argument.
     """
 
@@ -82,18 +84,20 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 def with_words_after_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
 ) -> argparse.Namespace:
-    """Accept words after options, too, because argparse accepts the words of a command in only one place.
+    """Add overrides or names that were typed after an option to the parsed arguments.
+
+    Without this function they are errors, because argparse accepts positional arguments in one place only.
 
     Args:
         parser: The parser of the command.
-        arguments: The arguments that argparse has parsed. The remaining words are added to them.
-        rest: The words that argparse has not recognized.
+        arguments: The arguments that argparse has parsed. They are changed in place.
+        rest: The command-line arguments that argparse has not recognized.
 
     Returns:
         `arguments`.
 
     Raises:
-        MistypedError: The command takes no words, or one of the remaining words is an option.
+        MistypedError: The command takes no overrides or names, or `rest` contains an option.
     """
     words = next((vars(arguments)[name] for name in ("overrides", "names") if name in arguments), None)
     for word in rest:
@@ -113,7 +117,8 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
     Args:
         parser: The parser of the command.
         word: The unknown option, such as `--exp` or `--exp=digits_bits`.
-        others: The other words if the command accepts settings. The first of them may be the value of the option.
+        others: The other command-line arguments if the command accepts overrides, and None otherwise. The first of
+            them that is neither an override nor an option may be the value of the option, as in `--exp digits_bits`.
     """
     from custom_fp.words import did_you_mean
 
@@ -130,7 +135,7 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
 
 
 class Version(argparse.Action):
-    """The action of --version. It imports the version only when needed."""
+    """The action of --version. The version is imported only if it is printed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import cpdrun
@@ -145,14 +150,14 @@ def several(text: str) -> list[str]:
 
 
 def count(text: str) -> int:
-    """Return a whole number that is at least 0."""
+    """Convert text to a whole number that is at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Return a whole number that is at least 1."""
+    """Convert text to a whole number that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {text!r}")
     return int(text)

@@ -1,9 +1,9 @@
-"""The command line: parse what was typed, run the command, and report a user's mistake in one line.
+"""The command line: parse the arguments, run the command, and report a user's mistake in one line.
 
 The exit codes are 0 if all runs are done, 1 if a run failed, 2 for a usage or configuration error, and 130 if the
 command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.output`).
 
-To add a command, add a file with `add`, `run` and `DOCUMENTS` to commands/ (see commands/__init__.py), and a line to
+To add a command, add a file with `add`, `run`, and `DOCUMENTS` to commands/ (see commands/__init__.py), and a line to
 COMMANDS.
 """
 
@@ -23,8 +23,9 @@ from cpdrun.process_tree import own_age_s
 from cpdrun.shell.output import Output, print_document
 from cpdrun.shell.sanitize import visible_line
 
-# The commands in the order of the help, each with its former name, which keeps working for one release. A command with
-# an option is a mode: another command with its own options. Its file in commands/ is named like search_plan.py.
+# The commands in the order in which the help lists them. Each has its former name, which keeps working for one release,
+# or None. A command with an option, such as `search --plan`, is a mode: another command with its own options. This mode
+# is defined in commands/search_plan.py.
 COMMANDS: dict[str, str | None] = {
     "sweep": None,
     "sweep --join": "work",
@@ -61,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that was typed and return its exit code.
 
     Args:
-        argv: The words after `cpdrun`. By default, they are taken from sys.argv.
+        argv: The command-line arguments after `cpdrun`. By default, they are taken from sys.argv.
 
     Raises:
-        SystemExit: The words cannot be parsed.
+        SystemExit: The arguments cannot be parsed, or help or the version was printed.
     """
     typed = sys.argv[1:] if argv is None else list(argv)
-    # A cancellation in another shell after this time also stops this command (`cpdrun.commands.launching`).
+    # If a sweep is cancelled in another shell after this time, this command stops, too (`cpdrun.commands.launching`).
     began = time.monotonic() - (own_age_s() if argv is None else 0.0)
     try:
         arguments = read(typed)
@@ -110,13 +111,13 @@ def print_error(error: UserError) -> None:
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """Parse the typed words.
+    """Parse the command-line arguments.
 
     Returns:
-        The arguments of the command. Their attribute `run` is the function of the command.
+        The parsed arguments of the command. Their attribute `run` is the command's function.
 
     Raises:
-        MistypedError: The words cannot be parsed.
+        MistypedError: The command-line arguments cannot be parsed.
         SystemExit: Help or the version was printed, or the shell asked for completions.
     """
     if "_ARGCOMPLETE" in os.environ:
@@ -146,7 +147,7 @@ def _help() -> str:
 
 
 def _nearest(name: str) -> str:
-    """Return the end of the message about an unknown command: the nearest command, or all commands."""
+    """Return the end of the message about an unknown command. It names the most similar command, or all commands."""
     from custom_fp.words import did_you_mean
 
     names = [command for command in COMMANDS if "--" not in command]
@@ -154,7 +155,10 @@ def _nearest(name: str) -> str:
 
 
 def _with_mode(words: list[str]) -> tuple[str, list[str]]:
-    """Return the name of the command with its mode, such as `search --plan`, and the words with this name first."""
+    """Return the name of the command, and the command-line arguments with this name first.
+
+    If one of the arguments selects a mode, the mode is part of the name, such as `search --plan`.
+    """
     for word in words[1:]:
         if (name := f"{words[0]} {word}") in COMMANDS:
             rest = words[1:]
@@ -164,7 +168,7 @@ def _with_mode(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _commands_to_complete() -> list[str]:
-    """Return the command in the line that the shell completes, or all commands if it has none yet."""
+    """Return the command in the line that the shell completes. If the line has no command yet, return all commands."""
     words = os.environ.get("COMP_LINE", "").split()[1:]
     return [words[0]] if words and words[0] in COMMANDS else [name for name in COMMANDS if "--" not in name]
 
@@ -175,7 +179,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def _parser(names: Sequence[str]) -> "tuple[Parser, argparse._SubParsersAction]":
-    """Return the parser of the command line with the given commands, and its action that has their parsers by name."""
+    """Return a parser with the given commands, and the argparse action that maps their names to their own parsers."""
     parser = Parser(prog="cpdrun", usage="cpdrun COMMAND ...")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="cpdrun")
@@ -186,7 +190,10 @@ def _parser(names: Sequence[str]) -> "tuple[Parser, argparse._SubParsersAction]"
 
 
 def _end_as_by_ctrl_c(*names: str) -> None:
-    """Treat these signals as Ctrl-C until a launch handles them itself. Signals that nohup ignores stay ignored."""
+    """Treat the named signals as Ctrl-C until a launch handles them itself.
+
+    Signals that are already ignored, for example because of nohup, stay ignored.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
             if signal.getsignal(number) is signal.SIG_DFL:

@@ -53,14 +53,14 @@ class MistypedError(UserError):
 
 
 class Stopped(KeyboardInterrupt):
-    """The exception for a call that was stopped by Ctrl-C or from another shell.
+    """A call from Python was stopped by Ctrl-C or from another shell.
 
     The runs have saved their state, and the same call continues them.
     """
 
 
 class CannotWriteError(UserError):
-    """The error for a file or folder of the record that cannot be written."""
+    """A file or folder of the record cannot be written."""
 
 
 @contextlib.contextmanager

@@ -5,21 +5,21 @@
     answer = cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"], aps=[True, False], jobs=2)
     cpdrun.plot(answer.path, "accuracy_vs_bits")
 
-Each function does the same as the command of its name. It trains the same runs under the same names, skips finished
-runs, and raises the errors that the command prints.
+Each function does the same as the command with the same name. It trains the same runs under the same names, skips
+finished runs, and raises the errors that the command prints.
 
-- A keyword that is an option of the command is that option: `jobs=2` is `--jobs 2`, `dry_run=True` is `--dry-run`. Any
-  other keyword is a key of the configuration: `format="e4m3"`. Keys with dots are `**{"optim.lr": 0.1}` or
-  `optim={"lr": 0.1}`.
-- A list is an axis: `seed=[0, 1, 2]`, `seed=range(3)`. For a value that is itself a list, write a list in a list:
-  `[[1, 2]]`.
-- Words as typed on the command line are positional arguments, as in `cpdrun.sweep("exp=digits_bits",
-  "optim.lr=.1,.2")`, or are passed as `overrides`.
+- If the command has an option with the name of a keyword argument, the argument sets this option: `jobs=2` is
+  `--jobs 2`, and `dry_run=True` is `--dry-run`. Any other keyword argument sets a key of the configuration:
+  `format="e4m3"`. Write a key with dots as `**{"optim.lr": 0.1}` or as `optim={"lr": 0.1}`.
+- A list of values makes the key an axis: `seed=[0, 1, 2]`, `seed=range(3)`. For a value that is itself a list, write a
+  list in a list: `[[1, 2]]`.
+- Overrides can also be written as on the command line. Pass them as positional arguments, as in
+  `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`, or as the list `overrides`.
 - The result is an `Answer`: the document that `--json` prints (docs/json.md), which displays itself in a notebook.
 - Progress is shown live in a terminal and in a notebook, and as lines on stderr elsewhere. `quiet=True` turns it off.
 - A mistake raises `cpdrun.UserError` with the message that the command prints. Ctrl-C and `cpdrun cancel` raise
-  `cpdrun.Stopped`, a KeyboardInterrupt, after the runs have saved. Failed runs raise nothing: `Answer.exit_code` is 1,
-  and the answer names them.
+  `cpdrun.Stopped`, a KeyboardInterrupt, after the runs have saved their state. If runs fail, nothing is raised. Then
+  `Answer.exit_code` is 1, and the answer names the failed runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,19 +70,19 @@ def sweep(
     quiet: bool = False,
     **keys: Any,
 ) -> Answer:
-    """Train every combination of an experiment's axes. Finished runs are skipped (`cpdrun sweep`).
+    """Train every combination of an experiment's axes, and skip finished runs (`cpdrun sweep`).
 
     Args:
-        words: Words as they are typed, such as "format=fp32,e4m3".
+        words: Overrides as they are typed on the command line, such as "format=fp32,e4m3".
         exp: The name of an experiment.
-        jobs: The number of processes at a time. By default all cores are used.
+        jobs: The number of processes at a time. By default, all cores are used.
         launcher: Where to run: "local" or "slurm".
         dry_run: Plan the runs without starting any.
-        rerun: Run "failed", "changed" or "all" runs again.
-        overrides: Further words.
+        rerun: The runs to run again: "failed", "changed", or "all".
+        overrides: Further overrides, in the same form as `words`.
         quiet: Show no progress.
-        keys: Keys of the configuration, or further options: jobs_per_gpu, retries, max_parallel, fail_fast, wait,
-            keep_going, config_dir, join.
+        keys: Keys of the configuration, and further options of the command: jobs_per_gpu, retries, max_parallel,
+            fail_fast, wait, keep_going, config_dir, join.
     """
     given = _given(exp=exp, jobs=jobs, launcher=launcher, dry_run=dry_run, rerun=rerun)
     return call("sweep", (*words, *overrides), given | keys, quiet=quiet)
@@ -103,17 +103,17 @@ def search(
     """Find and certify the smallest format that trains as well as the baseline (`cpdrun search`).
 
     Args:
-        words: Words as they are typed, such as "format=fp32,e4m3".
+        words: Overrides as they are typed on the command line, such as "format=fp32,e4m3".
         exp: The name of an experiment.
-        budget: The maximum number of runs in total, or a core time such as "2h".
-        jobs: The number of processes at a time. By default all cores are used.
+        budget: The maximum number of runs in total, or the maximum time summed over all cores, such as "2h".
+        jobs: The number of processes at a time. By default, all cores are used.
         launcher: Where to run: "local" or "slurm".
         dry_run: Return what is known and what the search may cost, without starting a run.
-        report: Also write tables, plots and the HTML page.
-        overrides: Further words.
+        report: Also write tables, plots, and the HTML page.
+        overrides: Further overrides, in the same form as `words`.
         quiet: Show no progress.
-        keys: Keys of the configuration (`search={"tolerance": 1}`), or further options: jobs_per_gpu, retries,
-            max_parallel, fail_fast, keep_going, config_dir, plan, allocate.
+        keys: Keys of the configuration, such as `search={"tolerance": 1}`, and further options of the command:
+            jobs_per_gpu, retries, max_parallel, fail_fast, keep_going, config_dir, plan, allocate.
     """
     given = _given(exp=exp, budget=budget, jobs=jobs, launcher=launcher, dry_run=dry_run, report=report)
     return call("search", (*words, *overrides), given | keys, quiet=quiet)
@@ -131,18 +131,19 @@ def predict(
 ) -> Answer:
     """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
 
-    Use `cpdrun.predict(exp="digits_bits")` for an experiment and `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for an
-    observed run.
+    While an observed run is trained, cpdrun observes its gradients, weights, and activations. Use
+    `cpdrun.predict(exp="digits_bits")` for an experiment, which trains the observed run if it is missing. Use
+    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for a run that has been observed.
 
     Args:
-        words: Words as they are typed, or the name or folder of an observed run.
+        words: Overrides as they are typed on the command line. To use an observed run, its name or folder comes first.
         exp: The name of an experiment.
-        steps: The number of steps for which the run is trained and observed. By default the run is complete.
-        jobs: The number of processes at a time. By default all cores are used.
+        steps: The number of steps for which the run is trained and observed. By default, these are all its steps.
+        jobs: The number of processes at a time. By default, all cores are used.
         dry_run: List the runs that would be trained, without starting any.
-        overrides: Further words.
+        overrides: Further overrides, in the same form as `words`.
         quiet: Show no progress.
-        keys: Keys of the configuration, or further options: jobs_per_gpu, retries, config_dir.
+        keys: Keys of the configuration, and further options of the command: jobs_per_gpu, retries, config_dir.
     """
     given = _given(exp=exp, steps=steps, jobs=jobs, dry_run=dry_run)
     return call("predict", (*words, *overrides), given | keys, quiet=quiet)
@@ -161,13 +162,14 @@ def judge(
     """Return the verdict on results that need not come from cpdrun (`cpdrun judge`).
 
     Args:
-        file: A CSV file, JSON lines, or "-" for stdin.
-        baseline: The arm that the others are compared with.
-        target: A value to compare every arm with, instead of a baseline.
-        margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
-        better_by: How much better than the baseline an arm must be, instead of a margin.
-        lower_is_better: True for losses, errors and times.
-        options: candidate, arm, seed, value, state, sd, resolution, worst, confidence, session, ideas, idea.
+        file: A CSV file, a file with JSON lines, or "-" for stdin. Each result belongs to a variant, called an arm.
+        baseline: The arm that the other arms are compared with.
+        target: A value that every arm is compared with, instead of a baseline.
+        margin: How much worse than the baseline is still good enough. It is a number, or a percentage such as "2%".
+        better_by: How much better than the baseline an arm must be. Give either this or `margin`.
+        lower_is_better: True for losses, errors, and times.
+        options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst,
+            confidence, session, ideas, idea.
     """
     given = _given(baseline=baseline, target=target, margin=margin, better_by=better_by)
     given |= _given(lower_is_better=lower_is_better)
@@ -193,12 +195,13 @@ def report(
         metric: The metric to report.
         format: The files to write, such as ["csv", "html", "pdf"].
         ci: The confidence level in percent.
-        tol: The margin in the metric's unit, or a percentage such as "2%".
+        tol: The margin: how much worse than the baseline is still good enough. A number is in the metric's unit, and
+            text such as "2%" is a percentage.
         baseline: The runs to compare with, such as {"format": "bf16"}.
         rows: The axes of the rows of an additional table, such as ["format", "aps"].
-        cols: The axes of its columns.
+        cols: The axes of the additional table's columns.
         quiet: Print nothing.
-        options: networks, costs, to and results_dir.
+        options: Further options of the command: networks, costs, to, and results_dir.
     """
     given = _given(metric=metric, format=format, ci=ci, tol=tol, baseline=baseline, rows=rows, cols=cols)
     return call("report", names, given | options, quiet=quiet)
@@ -234,7 +237,7 @@ def doctor(**options: Any) -> Answer:
     return call("doctor", (), options, quiet=True)
 
 
-# ---- former names of functions, which keep working for one release
+# ---- The functions below have the former names of commands. They keep working for one release.
 
 
 def next(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
@@ -264,7 +267,7 @@ def work(*names: Names, quiet: bool = False, **options: Any) -> Answer:
 
 
 def vectors(name: str, **options: Any) -> Answer:
-    """Return test vectors of a format or an accumulator (`cpdrun formats --vectors`).
+    """Return test vectors for a format or an accumulator (`cpdrun formats --vectors`).
 
     Options: rounding, overflow, operands, count, seed, out.
     """
@@ -276,7 +279,7 @@ def schema(kind: str | None = None, **options: Any) -> Answer:
 
     Args:
         kind: The kind of a document that commands return (docs/json.md), such as "search".
-        options: config_dir.
+        options: Further options of the command: config_dir.
     """
     return call("init --schema", () if kind is None else (kind,), options, quiet=True)
 
@@ -290,5 +293,5 @@ def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, *
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given. An option that is None or False was not given."""
+    """Return the options that were given. An option with the value None or False counts as not given."""
     return {name: value for name, value in options.items() if value is not None and value is not False}

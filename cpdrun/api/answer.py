@@ -1,4 +1,7 @@
-"""The return type of cpdrun's functions: the document of a command, displayed as text and as a table."""
+"""The class `Answer`, which cpdrun's functions return.
+
+An answer holds the document of a command, and displays it as text and as a table.
+"""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -11,11 +14,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# The number of rows of a table that are displayed.
+# The maximum number of a table's rows that are displayed.
 ROWS_SHOWN = 20
-# The key of the sentences of a document, by kind of document. The default is "says".
+# For each kind of document, the key under which it has its sentences. Kinds that are not listed use "says".
 SAYS = {"report": "sentences", "explain": "sentences"}
-# The path of keys to the rows of a document, by kind of document. Keys after the first are inside each row.
+# For each kind of document, the keys that lead to its rows. The first key leads to a list of rows. A second key leads
+# to a list of inner rows in each of these rows.
 ROWS = {
     "sweep": ("runs",),
     "search": ("chains", "candidates"),
@@ -70,7 +74,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def says(self) -> list[str]:
-        """The answer as sentences. For a sweep, they count the runs by status."""
+        """The answer as sentences. For a sweep, the sentences count its runs by status."""
         if self.kind == "sweep":
             return list(_of_sweep(self))
         return list(self.get(SAYS.get(self.kind, "says")) or [])
@@ -124,7 +128,7 @@ class Answer(Mapping[str, Any]):
 
 
 def _of_sweep(answer: Answer) -> Iterator[str]:
-    """Yield sentences that count the runs of a sweep by status and name the failed runs."""
+    """Yield the plan of a sweep, the number of its runs by status, and a line for each failed run."""
     yield answer["plan"]
     if answer["dry_run"]:
         seconds = answer["seconds"]
@@ -140,9 +144,10 @@ def _of_sweep(answer: Answer) -> Iterator[str]:
 
 
 def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows that a path of keys leads to.
+    """Yield the rows to which the keys lead.
 
-    Each row also has the values of the rows that contain it, except for their lists and dictionaries.
+    If rows are nested, each inner row also has the values of the outer rows that contain it. Lists and dictionaries in
+    the outer rows are left out.
     """
     if not keys:
         return
@@ -156,7 +161,7 @@ def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a row without nested dictionaries, with keys such as `metrics.test_accuracy`. Lists stay unchanged."""
+    """Return a row with keys such as `metrics.test_accuracy` instead of nested dictionaries. Lists stay unchanged."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -20,12 +20,12 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
 
     Args:
         command: The command, with its mode if it has one: "search --plan".
-        words: Words as they are typed.
+        words: Positional arguments as they are typed on the command line: overrides or names.
         keywords: Options of the command, and keys of the configuration.
         quiet: Show no progress.
 
     Raises:
-        UserError: The command would print an error.
+        UserError: The command cannot be run, or fails. The message is the one that the command line would print.
         Stopped: The command was interrupted or cancelled.
     """
     began, parser = time.monotonic(), parser_of(command)
@@ -45,6 +45,6 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
 def _progress() -> Console:
     """Return a console for progress.
 
-    The console is created for each call, because notebooks and tests replace stderr.
+    The console is created for each call, because notebooks and tests replace sys.stderr.
     """
     return Notebook() if is_notebook() else Console(file=sys.stderr, highlight=False)

@@ -1,4 +1,4 @@
-"""Conversion of Python keyword arguments to the words of a command line: options and key=value."""
+"""Conversion of Python arguments to command-line arguments: options, and overrides of the form key=value."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +15,19 @@ RESULTS_DIR = "results_dir"
 
 
 def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line, without the name of the command.
+    """Return command-line arguments that have the same meaning as the given Python arguments.
 
-    A keyword that is not an option becomes `key=value` if the command takes keys of the configuration. The command
-    itself checks whether these keys exist.
+    The name of the command is not included. A keyword that is not an option becomes `key=value` if the command takes
+    keys of the configuration. The command itself checks whether these keys exist.
 
     Args:
         parser: The parser of the command.
-        words: Words as they are typed. An Answer stands for its sweep.
+        words: Positional arguments as they are typed on the command line. An Answer stands for its sweep.
         keywords: Options of the command, and keys of the configuration.
 
     Raises:
-        UserError: A keyword is not an option of a command that takes no keys, or an option has an unsuitable value.
+        UserError: The value of an option is unsuitable, or a keyword is not an option and the command takes no keys of
+            the configuration.
     """
     options = _options(parser)
     positional = next((action.dest for action in parser._actions if not action.option_strings), None)
@@ -43,14 +44,15 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Ma
 
 
 def _word(word: Any) -> str:
-    """Return a word as text. An Answer is replaced by the path of its sweep."""
+    """Return a positional argument as text. An Answer is replaced by the path of its sweep."""
     return str(word.path) if isinstance(word, Answer) else str(word)
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the options of a command by the keywords that Python may use for them.
+    """Return the options of a command, keyed by the Python keyword that sets them.
 
-    An option has several keywords if its attribute has another name, such as `wait` and `no_wait` for --no-wait.
+    If argparse stores an option under another name, the option has two keywords, such as `no_wait` and `wait` for
+    --no-wait.
     """
     found = {}
     for action in parser._actions:
@@ -63,7 +65,10 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
-    """Return the words of one option; none if the value is None or the default of a flag."""
+    """Return the command-line arguments for one option.
+
+    If the value is None or is a flag's default, return an empty list.
+    """
     text = action.option_strings[-1]
     if action.nargs == 0:
         if not isinstance(value, bool):
@@ -90,7 +95,7 @@ def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
 def _overrides(key: str, value: Any) -> Iterator[str]:
     """Yield the overrides for a key, such as `format=e4m3,fp32`.
 
-    A list or a one-dimensional array becomes an axis. A mapping has the values of the keys below this key.
+    A list or a one-dimensional array becomes an axis. A mapping sets the keys of the section `key`.
     """
     if isinstance(value, Mapping):
         for name, item in value.items():

@@ -17,17 +17,17 @@ Names = str | Path | Sequence[str | Path]
 
 
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
-    """Return a DataFrame with one row per run of the given sweeps, whether the run has finished or not.
+    """Return a DataFrame with one row per run of the given sweeps. Unfinished runs are included.
 
-    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed` or `model.width`. The
+    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed`, or `model.width`. The
     columns with data from the record have a prefix:
 
-    - `metric:` the metrics, such as `metric:test_accuracy` (float, NaN if a run does not have the metric);
+    - `metric:` the metrics, such as `metric:test_accuracy` (float; NaN if a run does not have the metric);
     - `wire:` the bytes that workers send;
     - `memory:` the bytes that were kept in memory;
     - `run:` the location and state of the run (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
       `run:wall_seconds`, ...);
-    - `env:` versions.
+    - `env:` the environment of the run: versions, the device, and digests of code and data.
 
     docs/api.md lists all columns.
 
@@ -52,7 +52,8 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         names: Names or folders of sweeps. With an empty list, the latest sweep is used.
         name: The name of a plot in `cpdrun.plots()`, such as "accuracy_vs_bits".
         results_dir: The results directory.
-        question: metric, ci, tolerance and baseline, with the same meaning as for `cpdrun.report`.
+        question: Options of the report: metric, ci, tolerance, and baseline. They have the same meaning as for
+            `cpdrun.report`, where `tolerance` is called `tol`.
 
     Raises:
         UserError: The plot is unknown, or the runs do not have the data that it needs.

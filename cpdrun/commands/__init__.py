@@ -1,8 +1,9 @@
 """The commands, one per file.
 
-In each file, `add` defines the arguments of the command, and `run` executes it. `run` also contains the imports that
-take long. `DOCUMENTS` names the kinds of document that the command prints with --json, its own kind first. The values
-are the dataclasses that define them, or `module:class` if importing the dataclass takes long.
+In each file, `add` defines the arguments of the command, and `run` executes the command. Imports that take long are
+inside `run`. `DOCUMENTS` maps each kind of document that the command prints with --json to the dataclass that defines
+it. If importing the dataclass takes long, its place is given as text: `module:class`. The command's main kind of
+document comes first.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ from cpdrun.shell.document import ErrorDocument, json_schema
 
 
 def document_types() -> dict[str, type]:
-    """Return the dataclass of each kind of document (`cpdrun.shell.document`)."""
+    """Return the dataclasses that define documents, keyed by kind of document (`cpdrun.shell.document`)."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     found: dict[str, type] = {}
     for module in modules:

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the first config of each compressor, by the name that a report uses for the compressor."""
+    """Return the first config that uses each compressor, keyed by the compressor's name in reports."""
     from cpdrun.config.keys import flatten
     from cpdrun.study.group import method_of
 

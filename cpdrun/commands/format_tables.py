@@ -16,12 +16,13 @@ from rich.text import Text
 from cpdrun.config.uses import uses
 from cpdrun.shell.output import Output
 
-# The number of yaml files per group of conf/ that are named as uses of a format.
+# If a format is used in more yaml files of one group of conf/ than this, the other files are only counted.
 MOST_NAMED = 6
 # The maximum width of a table, in characters.
 WIDEST = 1000
 VALUES_PER_LINE = 8
-# The properties in the list of formats, by column. Truth values are shown as "yes" or "-".
+# The columns of the list of formats. Each heading is mapped to the attribute of `FormatFacts` that the column shows.
+# Truth values are shown as "yes" or "-".
 LIST_COLUMNS = {
     "format": "name",
     "bits": "bits",
@@ -41,7 +42,7 @@ class FormatKind:
 
     Attributes:
         kind: The name of the kind.
-        looks_like: How names of its formats look.
+        looks_like: The pattern of the names of its formats.
         examples: The names of some of its formats.
         for_: What the kind is used for.
     """
@@ -54,7 +55,7 @@ class FormatKind:
 
 @dataclass
 class FormatsDocument:
-    """The kinds of number formats, and the formats with names of their own."""
+    """The kinds of number formats, and the formats that have a name of their own, such as e4m3fn."""
 
     kinds: list[FormatKind]
     formats: list[FormatFacts]
@@ -66,7 +67,7 @@ class FormatDocument(FormatFacts):
 
     Attributes:
         used_in: The files of conf/ that name the format.
-        values: The value of each code, or null if there are too many. Infinities and NaN are text.
+        values: The value of each code, or null if there are too many codes. Infinities and NaN are text.
     """
 
     used_in: list[str]
@@ -74,7 +75,7 @@ class FormatDocument(FormatFacts):
 
 
 def list_formats(output: Output) -> None:
-    """Print the kinds of number formats and the formats with names of their own."""
+    """Print the kinds of number formats, and the formats that have a name of their own, such as e4m3fn."""
     formats = [facts(fmt) for fmt in listed()]
     kinds = [
         FormatKind(name, kind.LOOKS_LIKE, list(kind.EXAMPLES), kind.PURPOSE) for name, kind in KINDS.items()
@@ -98,8 +99,8 @@ def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, h
     Args:
         output: The output of the command.
         fmt: The format.
-        values: The values of its codes, if they are to be shown.
-        has_more: Whether --values would show the values.
+        values: The values of the format's codes, in the order of the codes. Empty if values are not shown.
+        has_more: Whether the option --values would show the values that are not shown now.
     """
     known, used = facts(fmt), uses(fmt)
     shown = [written(value) for value in values] or None
@@ -194,7 +195,7 @@ def _scales(scales: ScaleFacts) -> str:
 
 
 def _exact(value: float | None) -> str:
-    """Return all digits of a number, and its power of two if it is one."""
+    """Return all digits of a number. Small and large powers of two are also written as powers: `0.015625 = 2^-6`."""
     if not value:
         return "" if value is None else "0"
     power = math.log2(value)
@@ -234,7 +235,7 @@ def _used(used: Sequence[str]) -> str:
 
 
 def _value_lines(values: Sequence[float], bits: int) -> Iterator[str]:
-    """Yield lines such as `0x08  0.0156  0.0176 ...`, with the code of the first value and then the values."""
+    """Yield lines such as `0x08  0.0156  0.0176 ...`. Each line starts with the code of its first value."""
     shown = [f"{value:.9g}" for value in values]
     digits, width = -(-bits // 4), max(map(len, shown))
     for first in range(0, len(shown), VALUES_PER_LINE):

@@ -14,7 +14,8 @@ DOCUMENTS = {
     "formats": "cpdrun.commands.format_tables:FormatsDocument",
     "format": "cpdrun.commands.format_tables:FormatDocument",
 }
-# The largest code width, in bits, for which a table of values is shown: by default, and with --values.
+# The largest number of bits per code for which values are shown. The first applies by default, the second with
+# --values.
 TABLE_BITS, MOST_TABLE_BITS = 8, 16
 
 
@@ -57,7 +58,7 @@ def named(name: str) -> "NumberFormat":
     """Return the format with the given name.
 
     Raises:
-        UserError: There is no such format. The message names the most similar format or what is allowed.
+        UserError: There is no such format. The message names the most similar format, or says what is allowed.
     """
     from custom_fp.facts import near
     from custom_fp.formats.names import parse
@@ -71,5 +72,8 @@ def named(name: str) -> "NumberFormat":
 
 
 def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
-    """Return the values of all codes of a format, or () if its codes have more than `bits` bits or no fixed values."""
+    """Return the values of all codes of a format.
+
+    If the codes have more than `bits` bits or have no fixed values, return an empty sequence.
+    """
     return (fmt.code_values() if fmt.code_bits <= bits else None) or ()

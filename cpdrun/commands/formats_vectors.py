@@ -1,4 +1,4 @@
-"""The command `cpdrun formats --vectors`, which writes test vectors of a number format or an accumulator.
+"""The command `cpdrun formats --vectors`, which writes test vectors for a number format or an accumulator.
 
 Hardware and software teams can check their own implementations with these vectors.
 """
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 # The module that computes the vectors. It runs in a process of its own because it imports torch.
 MODULE = "custom_fp.vectors"
 LINES, CSV = ".jsonl", ".csv"
-# The default number of random inputs, and of random blocks of a format with scales.
+# The default number of random inputs, and the default number of random blocks for a format with scales.
 VALUES, BLOCKS = 1024, 64
 
 
 class NoVectorsError(UserError):
-    """The error for a failure of the process that computes the vectors. The message has the last line of its output."""
+    """The process that computes the vectors failed. The message ends with the last line of the process's output."""
 
     exit_code = FAILED
 
 
 @dataclass
 class VectorsDocument:
-    """Test vectors of a number format or an accumulator.
+    """Test vectors for a number format or an accumulator.
 
     Attributes:
         file: The file to which the vectors were written, or null if the document contains them.
-        about: What the vectors are, or null if they were written to a file.
+        about: The header that describes the vectors, or null if they were written to a file.
         vectors: The vectors, or null if they were written to a file.
     """
 
@@ -133,11 +133,12 @@ def _check_numbers_and_file(arguments: argparse.Namespace) -> None:
 
 
 def _request(arguments: argparse.Namespace, options: list[str], count: int) -> dict[str, Any]:
-    """Return the part of a request that formats and accumulators share.
+    """Return the entries that a request for a format and a request for an accumulator have in common.
 
     Args:
         arguments: The arguments of the command.
-        options: The options that the command in the header of the vectors has in addition to --count and --seed.
+        options: Options of the command. The header of the vectors shows the command with these options, --count, and
+            --seed.
         count: The number of random inputs.
     """
     import cpdrun
@@ -153,7 +154,7 @@ def _request(arguments: argparse.Namespace, options: list[str], count: int) -> d
 
 
 def _format_request(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the request for the vectors of a format, which the process that computes them reads.
+    """Return the request for a format's vectors, which is the input of the process that computes the vectors.
 
     Raises:
         UserError: The format is unknown, or it does not support the given rounding or overflow.
@@ -195,11 +196,11 @@ def _check_rules(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
 
 
 def _accumulator_request(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the request for the vectors of an accumulator.
+    """Return the request for an accumulator's vectors.
 
     Raises:
-        UserError: The name is not an accumulator, the accumulator rounds stochastically, the operands are not suitable,
-            or --rounding or --overflow was given.
+        UserError: The name is not that of an accumulator, the accumulator rounds stochastically, the operands are not
+            suitable, or --rounding or --overflow was given.
     """
     from custom_fp.accumulator import Accumulator
 
@@ -223,12 +224,12 @@ def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["Numb
 
     Args:
         accumulator: The accumulator.
-        asked: The names from --operands: one name for both operands, or two names. If there are none, the accumulator's
-            own operands are used, or else the format of its sums.
+        asked: The names from --operands: two names, or one name for both operands. Without --operands, the
+            accumulator's own operands are used. If it has none, the format of its sums is used for both operands.
 
     Raises:
-        UserError: The accumulator has operands with scales and --operands was given, or a format is not suitable. Only
-            the accumulator's own operands may have scales.
+        UserError: --operands was given, but the accumulator's name already determines operands with scales. Or a
+            format from --operands has no sign or has scales.
     """
     from custom_fp.formats.scalar import Format
     from custom_fp.formats.tabulated import Tabulated
@@ -242,7 +243,7 @@ def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["Numb
             )
         return list(
             cast("tuple[NumberFormat, NumberFormat]", accumulator.operands)
-        )  # set by Accumulator.parse
+        )  # Accumulator.parse has set them.
     names = asked or [str(fmt) for fmt in accumulator.operands or (accumulator.sum,)]
     if len(names) > 2:
         raise UserError(f"--operands {','.join(names)}: one format is needed, or two")

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
-    """Return the question that the arguments ask.
+    """Return the request that the arguments specify: the margin, the baseline, the confidence, and so on.
 
     Raises:
         UserError: The margin cannot be read, or an option of a session was given without --session.

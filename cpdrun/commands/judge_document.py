@@ -1,4 +1,8 @@
-"""The document of `cpdrun judge --json`."""
+"""The document of `cpdrun judge --json`.
+
+An arm is one of the variants in a table of results. A candidate is an arm that is compared with the baseline
+or the target.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +14,7 @@ from cpdrun.stats.evidence import Verdict
 from cpdrun.study.judge.candidates import JudgedArm, Pairing
 from cpdrun.study.judge.session import SessionState
 
-# The decision about an idea of a session, by its verdict.
+# The decision about an idea of a session, for each verdict on the idea.
 DECISIONS: dict[Verdict, Literal["keep", "drop", "undecided"]] = {
     Verdict.CERTIFIED: "keep",
     Verdict.REFUTED: "drop",
@@ -20,11 +24,11 @@ DECISIONS: dict[Verdict, Literal["keep", "drop", "undecided"]] = {
 
 @dataclass
 class PriorDocument:
-    """The standard deviation of differences that other arms or the user provide.
+    """The prior for the standard deviation of differences. It comes from other arms or from the user.
 
     Attributes:
-        deviation: The pooled or stated standard deviation.
-        degrees: Its weight in degrees of freedom, or null if the deviation was stated.
+        deviation: The standard deviation, which is pooled from other arms or stated by the user.
+        degrees: The weight of the prior in degrees of freedom, or null if the user stated the deviation.
     """
 
     deviation: float
@@ -33,12 +37,12 @@ class PriorDocument:
 
 @dataclass
 class MorePairs:
-    """About how many further pairs are likely to settle an open question.
+    """An estimate of the number of further pairs after which the verdict is no longer open.
 
     Attributes:
-        likely: The most likely number.
-        low: The lower end of the range.
-        high: The upper end of the range.
+        likely: The expected number of pairs.
+        low: The lower end of the range that contains the number in 80 % of cases.
+        high: The upper end of this range.
     """
 
     likely: int
@@ -51,31 +55,33 @@ class CandidateDocument:
     """The verdict on a candidate.
 
     Attributes:
-        candidate: The arm.
+        candidate: The name of the candidate's arm in the table.
         verdict: The verdict. In a session, "certified" means that the idea is kept.
         pairs: The number of pairs.
-        pairing: How runs were paired.
+        pairing: How the candidate's runs were paired with the baseline's runs.
         difference: The mean difference. Positive is better.
-        low: The lower end of its interval, or null if the interval is unbounded.
-        high: The upper end of the interval.
-        own_low: The lower end of the interval from the candidate's own pairs alone.
-        own_high: The upper end of this interval.
+        low: The lower end of the interval for the difference, or null if the interval has no lower end.
+        high: The upper end of the interval, or null if the interval has no upper end.
+        own_low: The lower end of the interval that follows from the candidate's own pairs alone, without the prior.
+        own_high: The upper end of the interval without the prior.
         deviation: The standard deviation of a single difference.
-        prior: What else is known of the standard deviation.
+        prior: The prior for this standard deviation, or null if there is none.
         is_conditional: Whether the verdict depends on a stated standard deviation.
         margin: The margin. It is negative if an improvement is required.
-        error_probability: The probability of a wrong certificate.
-        more: The further pairs that are likely to settle the question.
+        error_probability: The largest probability that a candidate is certified although it is worse by more than the
+            margin.
+        more: The number of further pairs that are likely to decide the verdict, or null if there is no estimate.
         runs: The number of runs that have ended.
         runs_failed: The number of runs that failed.
-        at_most_fail: The upper limit of the share of runs that fail.
+        at_most_fail: The upper confidence limit of the share of runs that fail, or null if no run has ended.
         pairs_left_out: The number of pairs without a result because the baseline's run failed.
-        runs_unmatched: The number of runs without a run of the baseline.
-        decision: In a session: the decision about the idea.
+        runs_unmatched: The number of the candidate's runs that have no run of the baseline to be paired with.
+        decision: In a session: whether the idea is kept or dropped, or undecided.
         idea: In a session: the name of the idea.
         number: In a session: the number of the idea.
-        log_evidence: In a session: the natural logarithm of the e-value.
-        log_evidence_required: In a session: the evidence with which the idea is kept.
+        log_evidence: In a session: the natural logarithm of the e-value. A larger value is stronger evidence for
+            keeping the idea.
+        log_evidence_required: In a session: the smallest `log_evidence` with which the idea is kept.
     """
 
     candidate: str
@@ -107,7 +113,7 @@ class CandidateDocument:
 
 @dataclass
 class SessionDocument:
-    """A session of ideas.
+    """A session, which judges a stream of ideas and limits the share of false ideas among those that are kept.
 
     Attributes:
         file: The file of the session.
@@ -130,15 +136,15 @@ class JudgeDocument:
 
     Attributes:
         file: The name of the table.
-        baseline: The arm that the others are compared with.
-        target: The value that every arm is compared with.
+        baseline: The arm that the others are compared with, or null if there is a target.
+        target: The value that every arm is compared with, or null if there is a baseline.
         lower_is_better: Whether lower values are better.
         margin: The margin. It is negative if an improvement is required.
         confidence: The confidence in percent.
         candidates: The verdicts.
         session: The session, if there is one.
         says: The answer in sentences.
-        notes: What a user should know in addition.
+        notes: Additional facts that the user should know.
     """
 
     file: str
@@ -156,7 +162,7 @@ class JudgeDocument:
 def candidate_documents(
     judged: Sequence[JudgedArm], confidence: float, session: SessionState | None
 ) -> list[CandidateDocument]:
-    """Return the verdicts for programs, with the decisions of a session if there is one."""
+    """Return the verdicts as parts of the document. If there is a session, they include its decisions."""
     found = [_candidate(each, confidence) for each in judged]
     for document, decision in zip(found, session.decisions if session else (), strict=False):
         document.verdict, document.decision = decision.verdict, DECISIONS[decision.verdict]
@@ -166,7 +172,7 @@ def candidate_documents(
 
 
 def session_document(file: str, session: SessionState) -> SessionDocument:
-    """Return the state of a session for programs."""
+    """Return the state of a session as a part of the document."""
     kept, also_kept = list(session.kept), list(session.also_kept)
     return SessionDocument(file, session.ideas, session.settings.planned, kept, also_kept)
 

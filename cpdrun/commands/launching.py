@@ -1,4 +1,4 @@
-"""Options and checks of all commands that train runs."""
+"""Options and checks that all commands that train runs share."""
 
 import argparse
 import time
@@ -21,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 
     Args:
         parser: The parser of the command.
-        where: The launchers other than `local`, for the help of --launcher. If empty, the command always trains on this
-            machine and has no option --launcher.
+        where: The part of --launcher's help text that lists the launchers other than `local`. If empty, the command
+            always trains on this machine and has no option --launcher.
     """
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
-    """Return the options of a launch that were typed."""
+    """Return the launch options from the command's arguments."""
     from cpdrun.launch import LaunchOptions
 
     return LaunchOptions(
@@ -53,19 +53,19 @@ def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the typed overrides, with --launcher as the override `launcher=NAME`."""
+    """Return the overrides from the command line. The option --launcher NAME becomes the override `launcher=NAME`."""
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 
 def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
-    """Read the stored output of scripts again if the settings of their metrics have changed since the runs.
+    """Read the stored output of scripts again if the settings of their metrics have changed since then.
 
     Args:
         runs: The planned runs with their configs.
         dry_run: Only count the runs whose output would be read again.
 
     Returns:
-        Lines for the user.
+        Lines that tell the user which runs are affected.
     """
     from cpdrun.config.script import is_script
 
@@ -91,10 +91,10 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
 
 
 def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:
-    """Return the value that `cancellation` had for a sweep when the command was typed.
+    """Return the value that `cpdrun.record.cancellation` had for a sweep when the command was typed.
 
-    A command takes seconds to start. A cancellation in that time stops this command, even if the command did not yet
-    know its folder.
+    If the current value differs, the sweep was cancelled since then, and this command must stop. The comparison is
+    needed because a command takes seconds to start, and until then it does not know the sweep's folder.
     """
     from cpdrun.record import cancellation_before
 

@@ -16,8 +16,8 @@ class RunLog:
 
     Attributes:
         run: The name of the run.
-        log: The file of the output.
-        lines: The lines of the file.
+        log: The path of the log file.
+        lines: The lines of the log file.
     """
 
     run: str
@@ -62,6 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         for run in find_runs(arguments.names):
             for line in lines(run, rank, follow=arguments.follow):
                 print(visible_line(line) if sys.stdout.isatty() else line, end="", flush=arguments.follow)
-    except BrokenPipeError:  # `cpdrun logs RUN | head`
+    except BrokenPipeError:  # The reader has closed the pipe, as in `cpdrun logs RUN | head`.
         sys.stderr.close()
     return OK

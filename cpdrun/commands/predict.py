@@ -1,6 +1,6 @@
 """The command `cpdrun predict`.
 
-It ranks formats by the errors that they cause in the tensors of a run, and estimates how likely each format fails.
+It ranks formats by the errors that they cause in the tensors of a run, and estimates how likely each format is to fail.
 """
 
 import argparse
@@ -71,7 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _predict_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
-    """Predict the candidates of an experiment, and return the exit code. Observed runs that are missing are trained."""
+    """Predict how likely an experiment's candidates are to fail, and return the exit code.
+
+    The prediction needs observed runs of the baseline. If some of them are missing, they are trained first.
+    """
     from cpdrun.report.prediction import Context
     from cpdrun.report.search_text import describe_candidates, tolerance_text
     from cpdrun.search.initial_width import subject_ladder
@@ -117,7 +120,7 @@ def _predict_experiment(
 
 
 def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
-    """Predict variants of one observed run, and return the exit code."""
+    """Predict how likely variants of one observed run are to fail, and return the exit code."""
     from cpdrun.record import find_runs
     from cpdrun.report.prediction import Context
     from cpdrun.whatif.effects import check_not_diverged
@@ -172,7 +175,7 @@ def _train(
 ) -> int:
     """Train and observe the missing runs, and return the exit code.
 
-    A later sweep or search skips the runs that are in its own folder, because they are done.
+    Runs in the folder of the experiment's sweep are done afterwards, so a later sweep or search skips them.
     """
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest

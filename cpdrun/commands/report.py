@@ -15,7 +15,7 @@ DOCUMENTS = {
     "report": "cpdrun.report.document:ReportDocument",
     "plots": "cpdrun.report.document:PlotsDocument",
 }
-# The help of --format.
+# The help text of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
 
 
@@ -125,10 +125,10 @@ def _list_plots(arguments: argparse.Namespace) -> int:
 
 
 def _baseline(words: list[str]) -> dict[str, Any]:
-    """Return words of the form KEY=VALUE as a mapping.
+    """Return the values of --baseline, which have the form KEY=VALUE, as a mapping.
 
     Raises:
-        UserError: A word does not have this form.
+        UserError: A value does not have this form.
     """
     import yaml
 

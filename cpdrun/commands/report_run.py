@@ -17,7 +17,7 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
 
     Args:
         arguments: The arguments of the command.
-        runs: The runs that were named.
+        runs: The runs that were named on the command line.
 
     Returns:
         The exit code.

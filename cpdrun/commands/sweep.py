@@ -97,7 +97,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
 
 
 def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
-    """Plan the runs, and start importing PyTorch in the background, because it takes longer than planning."""
+    """Plan the runs while PyTorch is imported in the background, because the import takes longer than planning."""
     from cpdrun.sweep import listed, plan
 
     def say_how_many(runs: int) -> None:
@@ -117,7 +117,11 @@ def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
 def _runs_to_train(
     sweep: "Plan", found: "RunStates", rerun: str | None
 ) -> "tuple[list[PlannedRun], set[str]]":
-    """Return the runs to train, and the names of those that start anew although they are done or can be resumed."""
+    """Return the runs to train, and the names of those among them that must start from the beginning.
+
+    With --rerun all, every run starts from the beginning. With --rerun changed, this holds for runs
+    whose code or data has changed. All other runs are resumed if they can be.
+    """
     from cpdrun.record import State
 
     not_done = set(State) - {State.DONE}
@@ -130,7 +134,11 @@ def _runs_to_train(
 def _print_states(
     sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", arguments: argparse.Namespace
 ) -> bool:
-    """Print the numbers of runs and the notes, and return whether there are runs whose record cannot be read."""
+    """Print how many runs are done, how many will be trained, and the notes.
+
+    Returns:
+        Whether an error was printed because the record of a run cannot be read.
+    """
     from cpdrun.record import State
     from cpdrun.record.fingerprint import of_other_code
 
@@ -232,7 +240,7 @@ def _launch(
             if job.run.name in anew:
                 forget(job.run)
     display = Display(output.progress, axes_of(directory))
-    with writing(directory.path):  # usually because the disk is full
+    with writing(directory.path):  # An OSError usually means that the disk is full.
         first = FirstRun(jobs, options, display)
         launcher = configs[0]["launcher"]
         summary = session.launch(directory, first.jobs, launcher, options, display, before, more=first.more)
@@ -257,7 +265,7 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
     """Record the tested hypotheses in sweep.yaml, and print the answer and the command for the report.
 
     Returns:
-        The power of the seeds, or None if no runs are compared.
+        The margins for which the seeds are enough to reach a verdict, or None if no runs are compared.
     """
     from cpdrun.report.sweep_text import answer_lines
     from cpdrun.study import ReportError

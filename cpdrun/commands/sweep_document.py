@@ -13,9 +13,10 @@ class SweepDocument(SweepDescription):
 
     Attributes:
         dry_run: Whether the runs were only planned.
-        summary: The numbers of runs by how they ended, or null if nothing was launched.
-        seed_power: Which differences the seeds of the sweep can settle, or null if no runs are compared.
-        notes: What a user should know in addition.
+        summary: The number of runs that ended in each way, or null if nothing was launched.
+        seed_power: The margins for which the seeds of the sweep are enough to reach a verdict, or null if no runs are
+            compared.
+        notes: Additional facts that the user should know.
     """
 
     dry_run: bool

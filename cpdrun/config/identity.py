@@ -1,7 +1,7 @@
 """The name of a run: a short description and a hash of its config. The same run has the same name everywhere.
 
-The hash leaves out what cannot change the result: paths, the launcher, and names for people. For a script it includes
-the script's code but not the settings that say where its metrics are.
+The hash leaves out what cannot change the result: paths, the launcher, and names for people. For a script, the hash
+includes the script's code but not the settings for reading its metrics.
 """
 
 import hashlib
@@ -17,14 +17,15 @@ from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
-# sections that other sections contain if they use them (sync: ${topology}, model: ${norm})
+# Sections that other sections include if they use them, as in `sync: {topology: ${topology}}`. The hash covers them as
+# parts of these other sections.
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",
     "case",
     "name",
     "results_dir",
-    "init_from",  # init_sha256 identifies its contents
+    "init_from",  # init_sha256 identifies the contents of the file
     "nproc",
     "loaders",
     "patience_s",
@@ -36,13 +37,14 @@ NOT_IDENTITY = (
     "checkpoint",
     *PARTS_OF_OTHERS,
 )
-# A script distributes its data over its ranks, so their number is part of the run.
+# A script distributes its data over its ranks, so the number of ranks (nproc) can change the result.
 NOT_IDENTITY_OF_SCRIPTS = (
     *(key for key in NOT_IDENTITY if key != "nproc"),
     *(f"script.{key}" for key in ("grace_s", *METRIC_SETTINGS)),
 )
 READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
-# Keys with these values are left out of the identity, so that a new key changes the hash of no earlier run.
+# If a key has the value given here, it is left out of the identity. So the hashes of earlier runs stay the same when a
+# new version of cpdrun adds the key.
 UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
@@ -66,9 +68,10 @@ UNUSED: dict[str, Any] = {
 def run_name(config: Mapping[str, Any]) -> str:
     """Return the name of a run, `<slug>-<hash10>`, such as convnet-e4m3-aps-w8-s0-1f0c2d3e4a.
 
-    The slug is for people. It contains the model or script, the format of the gradients, the recipe, the method of
-    synchronization if it is not a plain all-reduce, the case, the number of workers and the seed. A recipe replaces the
-    format of the gradients if that is fp32. The hash identifies the run: folders with an older slug are found by it.
+    The slug is for people. It contains the model or script, the format of the gradients, `aps` if APS is used, the
+    recipe, the method of synchronization if it is not a plain all-reduce, the case, the number of workers, and the
+    seed. If there is a recipe and the format of the gradients is fp32, the slug contains the recipe but not the format.
+    The hash alone identifies the run, so folders whose names have an older form of the slug are still found.
     """
     model = stem(config["script"]) if is_script(config) else _class_name(config["model"])
     recipe = config.get("recipe")
@@ -82,7 +85,7 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 
 def cell_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a run's cell, which is all runs that differ in the seed only.
+    """Return the name of a run's cell. A cell is the set of runs that differ only in the seed.
 
     The ledger of hypotheses in sweep.yaml contains these names, so their form must never change.
     """
@@ -101,7 +104,7 @@ def hash_in(name: str) -> str:
 
 
 def _sync_slug(config: Mapping[str, Any]) -> list[str]:
-    """Return the parts of a slug that say how workers synchronize, or none for a plain all-reduce."""
+    """Return the parts of a slug that say how workers synchronize. For a plain all-reduce, the list is empty."""
     sync = config.get("sync")
     if not isinstance(sync, Mapping) or not isinstance(sync.get("_target_"), str):
         return []
@@ -121,18 +124,20 @@ def _class_name(section: Mapping[str, Any]) -> str:
 
 
 def _slug(text: str) -> str:
-    """Return a text as a part of a folder's name: at most 24 lower-case letters, digits and underscores."""
+    """Return a text in a form for folder names: at most 24 lower-case letters, digits, dots, and underscores."""
     return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_.")[:24]
 
 
 def identity_hash(config: Mapping[str, Any]) -> str:
     """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    # If there is a section `precision`, it contains the rules of the recipe.
+    # If there is a section `precision`, it contains the recipe's rules. So the recipe's name and its
+    # ingredients are left out.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")
-    if "task" in config and isinstance(data, Mapping) and "_target_" in data:  # others may say `task: mnli`
+    # The key `task` of other configs may be text, such as `task: mnli`.
+    if "task" in config and isinstance(data, Mapping) and "_target_" in data:
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
     left_out = NOT_IDENTITY_OF_SCRIPTS if is_script(config) else NOT_IDENTITY
@@ -145,7 +150,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (
-            "along sums"  # an earlier version cut blocks in memory order, so its runs have other results
+            "along sums"  # An earlier version cut blocks in memory order, so its runs have other results.
         )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -180,7 +185,7 @@ def _is_unused(key: str, value: Any) -> bool:
 
 
 def belongs_to_identity(key: str) -> bool:
-    """Return whether the value of a dotted key can change a run's result. Paths and settings of launching cannot."""
+    """Return whether the value of a dotted key can change a run's result. Paths and launch settings cannot."""
     return _belongs(key, NOT_IDENTITY)
 
 

@@ -1,4 +1,4 @@
-"""What was typed after `cpdrun sweep`: `key=value`, `key=a,b,c`, `+key=value`, `~key`, in Hydra's grammar."""
+"""Parsing of overrides from the command line, in Hydra's grammar: `key=value`, `key=a,b,c`, `+key=value`, `~key`."""
 
 import itertools
 import re
@@ -15,25 +15,43 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
-MOST_VALUES = 100_000  # of an axis, and runs of a sweep; a range of more would be read for minutes
-# Text that the grammar takes without quotes, and for text.
+# The maximum number of values of an axis, and of runs of a sweep. Reading a longer range would take minutes.
+MOST_VALUES = 100_000
+# Values that Hydra's grammar reads as text without quotes.
 _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_/][A-Za-z0-9_./@%+~-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Typed:
-    """One override. `values` holds one value, or those of an axis, or none where the key is deleted."""
+    """One override from the command line.
+
+    Attributes:
+        text: The override as typed.
+        key: The key or group.
+        values: The single value, or the values of an axis. Empty if the key is deleted.
+        is_axis: Whether the override makes the key an axis.
+        adds: Whether the override has a plus sign, so that the key need not exist.
+        deletes: Whether the override deletes the key.
+    """
 
     text: str
     key: str
     values: tuple[Any, ...]
     is_axis: bool
-    adds: bool  # written with a plus: the key need not exist
+    adds: bool
     deletes: bool
 
 
 def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
-    """Read overrides; `config_loader` (Hydra's) lets `group=glob(*)` name choices. Raises ConfigError."""
+    """Parse overrides.
+
+    Args:
+        texts: The overrides as typed.
+        config_loader: Hydra's loader. It expands choices such as `group=glob(*)`.
+
+    Raises:
+        ConfigError: An override cannot be parsed.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create(config_loader)
@@ -47,7 +65,11 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
 
 
 def _text(text: str) -> Typed | None:
-    """Read a word whose value is text, whatever it holds: a script, its arguments, its launcher, or results_dir."""
+    """Parse an override whose value is taken as text. For any other override, return None.
+
+    Hydra's grammar must not interpret such text. It is the value of results_dir, or of a setting of a script: its path,
+    arguments, launcher, files, or metrics.
+    """
     is_folder = text.startswith(RESULTS_DIR)
     found = (RESULTS_DIR[:-1], results_dir_of(text)) if is_folder else as_typed(text)
     if found is None:
@@ -82,7 +104,7 @@ def _values(override: "Override") -> tuple[Any, ...]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if override.is_sweep_override():
-        # Hydra hands the elements of a sweep over as text; the same grammar reads each as one value
+        # Hydra returns the values of an axis as text, so each of them is parsed again as a single value.
         single = OverridesParser.create()
         elements = list(itertools.islice(override.sweep_string_iterator(), MOST_VALUES + 1))
         if len(elements) > MOST_VALUES:
@@ -92,12 +114,15 @@ def _values(override: "Override") -> tuple[Any, ...]:
 
 
 def _plain_number(text: str) -> int | None:
-    """1 and up, which the grammar would read the same and a hundred times as slowly."""
+    """Return the whole number that a text such as `12` stands for, or None for any other text.
+
+    Hydra's grammar gives the same number but takes about a hundred times as long.
+    """
     return int(text) if text.isascii() and text.isdecimal() and text[0] != "0" else None
 
 
 def typed_form(value: Any) -> str:
-    """`value` as it is typed behind `key=`."""
+    """Return a value as it is typed after `key=`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

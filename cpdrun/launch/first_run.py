@@ -19,9 +19,9 @@ QUICK_S = 20.0
 class FirstRun:
     """Holds back the other jobs of a sweep until a first run has ended.
 
-    Of a script, one run starts alone, because a script without its metric is recognized only at its end. Otherwise, as
-    many runs start as this machine trains at the same time. Nothing is held back if the sweep has a result already, if
-    a scheduler starts the runs, or with --keep-going.
+    For a script, one run starts alone, because a script that does not log its metric is recognized only when it has
+    ended. For cpdrun's own training loop, as many runs start as this machine trains at the same time. Nothing is held
+    back if the sweep already has a result, if a scheduler starts the runs, or with --keep-going.
 
     Args:
         jobs: The jobs to run.
@@ -30,9 +30,9 @@ class FirstRun:
         only_scripts: Whether only jobs of scripts are held back.
 
     Attributes:
-        jobs: The jobs that may start at once.
+        jobs: The jobs that may start immediately.
         problem: Why the other jobs must not start, or "".
-        is_awaited: Whether the first run has not ended yet.
+        is_awaited: Whether a first run must still end before the other jobs may start.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class FirstRun:
 
     @property
     def held_back(self) -> int:
-        """The number of jobs that have not started."""
+        """The number of jobs that are still held back."""
         return len(self._held_back)
 
     def more(self, event: Event) -> list[Job]:
-        """Return the jobs that may start after a run has ended."""
+        """Return the held-back jobs if they may start now that a run has ended, and otherwise an empty list."""
         if not self.has_shown(event):
             return []
         held_back, self._held_back = self._held_back, []
@@ -65,7 +65,10 @@ class FirstRun:
         return held_back
 
     def has_shown(self, event: Event) -> bool:
-        """Return whether the run that has ended shows that the others may start."""
+        """Return whether the other runs may start now that a run has ended.
+
+        The first run that ends decides this. Later calls return the same answer.
+        """
         if self.is_awaited and not self.problem:
             self.is_awaited = False
             self.problem = _problem(event)
@@ -96,9 +99,9 @@ def _at_once(jobs: Sequence[Job], options: LaunchOptions) -> int:
 
 
 def _problem(event: Event) -> str:
-    """Return why a run that has ended shows that the other runs would fail, too, or ""."""
+    """Return the problem that made a run fail and would make the other runs fail, too, or "" if there is none."""
     outcome = event.outcome
-    # A run that was killed says nothing about the others.
+    # If a run was killed, the others need not fail.
     if outcome is None or not outcome.status.is_failure or outcome.status is Ending.KILLED:
         return ""
     if NO_METRIC in outcome.reason:
@@ -109,7 +112,7 @@ def _problem(event: Event) -> str:
 
 
 def _found(result: Result) -> str:
-    """Return `found val_loss and val_acc; val_loss decides, lower is better`."""
+    """Return a message such as `found val_loss and val_acc; val_loss decides, lower is better`."""
     *others, last = result.metrics
     names = f"{', '.join(others)} and {last}" if others else last
     measure = result.measures.get(result.judge or "")

@@ -12,14 +12,17 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package that calls the function of the same name in cpdrun.api, and has its signature and docstring."""
+    """A package that can be called like the function of the same name in cpdrun.api.
+
+    The package has the signature and the docstring of this function.
+    """
 
     def __call__(self, *words: Any, **keywords: Any) -> Any:
         return self._function(*words, **keywords)
 
     @property
     def _function(self) -> Callable[..., Any]:
-        # import_module instead of an import statement, because lower packages must not import cpdrun.api.
+        # An import statement is not allowed here, because lower packages must not import cpdrun.api.
         return getattr(import_module("cpdrun.api"), self.__name__.rpartition(".")[2])
 
     @property

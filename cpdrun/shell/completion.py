@@ -2,7 +2,7 @@
 
 Users turn it on in their shell with: eval "$(register-python-argcomplete cpdrun)"
 
-An answer must take less than 0.3 s, so this module reads the yaml files of conf/ itself instead of composing them with
+Completion must take less than 0.3 s, so this module reads the yaml files of conf/ itself instead of composing them with
 Hydra.
 """
 
@@ -18,16 +18,16 @@ from typing import Any
 EXPERIMENT, ROOT, SCRIPT_ROOT = "exp", "config", "script"
 # Entry points of installed packages with yaml files.
 ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
-# Short forms of keys of scripts.
+# The short forms of a script's keys.
 SCRIPT_KEYS = ("script", "script_args", "metric")
 
 
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
     """Return the completions of an override.
 
-    Before the equals sign, they are `key=` for every key and group. After it, they are the values of the key, also
-    after a comma. The words that were already typed determine which keys exist. Yaml files in the folder of an earlier
-    --config-dir are included.
+    Before the equals sign, the completions are `key=` for every key and group. After the equals sign or a comma, they
+    are the values of the key. The overrides that were already typed determine which keys exist. If --config-dir was
+    typed, the yaml files in its folder are included.
     """
     words = getattr(parsed_args, "overrides", None) or []
     chosen = dict(word.split("=", 1) for word in words if "=" in word)
@@ -104,7 +104,7 @@ def _scripts(typed: str) -> list[str]:
 
 
 def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]:
-    """Return the groups, and the keys of a run with the given choices of groups."""
+    """Return all groups, and the keys that a config with the given choices of groups has."""
     names = [root, *([f"{EXPERIMENT}/{chosen[EXPERIMENT]}"] if EXPERIMENT in chosen else [])]
     bodies = [body for name in names for body in _read(folders, name)]
     defaults = [entry for body in bodies for entry in body.get("defaults", ())]
@@ -113,7 +113,7 @@ def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]
         if isinstance(entry, dict):
             for group, choice in entry.items():
                 choices[group.split()[-1].lstrip("/").partition("@")[0]] = choice
-    choices["scaling"] = "aps"  # because aps=true may follow, whose keys may be set
+    choices["scaling"] = "aps"  # The user may still type aps=true, which adds these keys.
     found = {key for body in bodies for key in _flat(body) if key.split(".")[0] not in ("defaults", "sweep")}
     for group, choice in {**choices, **{key: chosen[key] for key in choices if key in chosen}}.items():
         if group != EXPERIMENT and choice:
@@ -123,7 +123,10 @@ def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]
 
 
 def _read(folders: list[Path], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the content of a yaml file, and of the files of the same folder that its defaults list names."""
+    """Yield the content of a yaml file, followed by the contents of the files that its defaults list names.
+
+    These files are in the same folder.
+    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -3,11 +3,11 @@
 A dataclass defines one kind of document. Its fields are the keys, and the section "Attributes:" of its docstring has
 their descriptions. These rules apply to the dataclass and to those nested in it:
 
-- A field that is declared by `optional()` is a key that is left out if its value is None.
-- A trailing underscore is removed from a field's name, as in `from_` for the key `from`.
-- A number that is not finite is written as null.
-- The class attribute VERSION (default: 1) is the version of the document. It rises when a key is removed or changes its
-  meaning, but not when a key is added.
+- If a field is declared by `optional()` and its value is None, its key is left out.
+- If a field's name ends with an underscore, the key has no underscore. For example, `from_` becomes `from`.
+- NaN and infinite numbers are written as null.
+- The class attribute VERSION (default: 1) is the version of the document. It is increased when a key is removed or
+  changes its meaning, but not when a key is added.
 """
 
 import inspect
@@ -59,7 +59,7 @@ def schema_name(kind: str, document_type: type) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a document or a part of one as plain data that JSON can represent."""
+    """Return a document, or a part of a document, as plain data that JSON can represent."""
     if is_dataclass(value) and not isinstance(value, type):
         return {
             key.name.rstrip("_"): to_plain(item)
@@ -125,7 +125,7 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _describe(part: dict[str, Any]) -> None:
-    """Turn the schema of a dataclass that msgspec made into that of the JSON object that `to_plain` makes."""
+    """Convert, in place, msgspec's schema of a dataclass to the schema of the JSON object that `to_plain` returns."""
     if "properties" not in part:
         return
     part["description"], attributes = parse_docstring(part.get("description", ""))
@@ -142,7 +142,7 @@ def _add_descriptions(part: dict[str, Any], attributes: Mapping[str, str]) -> No
 
 
 def _nullable_numbers(value: Any) -> Any:
-    """Allow null for every number that need not be a whole number, because numbers that are not finite become null."""
+    """Allow null for every float, because `to_plain` converts NaN and infinite numbers to None."""
     if isinstance(value, dict):
         if value.get("type") == "number":
             return value | {"type": ["number", "null"]}

@@ -29,8 +29,8 @@ class Output:
     Args:
         command: The kind of the command's document.
         as_json: Whether the command prints a document on stdout. All text then goes to stderr.
-        words: The console for the answer as text. By default, the answer goes to stdout.
-        progress: The console for progress. By default, progress is shown where the answer goes.
+        words: The console for the answer as text. By default, the answer goes to stdout, or to stderr with `as_json`.
+        progress: The console for progress. By default, progress is shown on the console of the answer.
 
     Attributes:
         notes: The notes for the user so far. The document contains them, too.
@@ -97,7 +97,7 @@ class Output:
 
         Args:
             document: A dataclass that defines a kind of document (`cpdrun.shell.document`).
-            kind: The kind of the document, if it is not that of the command.
+            kind: The kind of the document, if it is not the command's main kind.
         """
         self._result, self._kind = document, kind or self.command
 

@@ -1,8 +1,8 @@
 """The planning of a sweep, before any run starts.
 
 `request` and `runs` determine the runs, and `manifest` records them in sweep.yaml. `run_states`, `requirements`,
-`ignored_settings` and `dry_run` tell the user what is already done, what is missing, which settings have no effect, and
-what would run.
+`ignored_settings`, and `dry_run` tell the user what is already done, what is missing, which settings have no effect,
+and what would run.
 """
 
 from cpdrun.shell.callable_package import is_function_too

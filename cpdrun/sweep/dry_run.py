@@ -93,10 +93,10 @@ class SweepRun:
         name: The name of the run.
         state: Its state, or null if its record cannot be read.
         to_run: Whether the command trains it.
-        problem: What is wrong with its record.
-        overrides: The overrides of the run, as they are typed.
-        status: How a run that is done ended: finished, diverged or did not learn.
-        metrics: The metrics of a run that is done.
+        problem: What is wrong with its record, or null if nothing is.
+        overrides: The overrides that produce the run when typed on the command line.
+        status: How the run ended if it is done: finished, diverged, or did not learn. Null for other runs.
+        metrics: The metrics of the run if it is done. Empty for other runs.
     """
 
     name: str
@@ -117,10 +117,10 @@ class SweepDescription:
         plan: The axes and the number of runs as text.
         done: The number of runs that are done.
         to_run: The number of runs that the command trains.
-        seconds: How long they are expected to take. None if no run has ended.
-        missing: The folders of data that do not exist.
-        scripts: The scripts that the launcher would write, by path.
-        problem: Why the launcher would refuse the runs.
+        seconds: The expected time in seconds to train these runs. None if no run has ended.
+        missing: The data folders that do not exist.
+        scripts: The scripts that the launcher would write, keyed by path.
+        problem: Why the launcher would refuse the runs. None if it would not.
         runs: The runs of the sweep.
     """
 
@@ -138,7 +138,7 @@ class SweepDescription:
 def describe_sweep(
     sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> SweepDescription:
-    """Return the description of a sweep for programs."""
+    """Return the description of a sweep as a part of a JSON document."""
     wanted = {run.name for run in to_run}
     runs = [
         SweepRun(
@@ -177,7 +177,7 @@ def _width(console: Terminal, table: Table) -> int:
 
 
 def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
-    """Yield the lines of the comment at the top of the experiment's yaml, without its command."""
+    """Yield the lines of the comment at the top of the experiment's yaml, except for commands."""
     if exp is None:
         return
     folders: list[Any] = [config_dir] if config_dir is not None else []
@@ -214,7 +214,7 @@ def _forecast(
 def _at_once(sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions) -> int | None:
     """Return the number of ranks that run at the same time.
 
-    Return None if no run would be trained, or if a scheduler or the user's own executor decides the number.
+    If no run would be trained, or if a scheduler or the user's own executor decides the number, return None.
     """
     if not to_run or own_class(launcher := to_run[0].config["launcher"]) is None:
         return None
@@ -253,7 +253,10 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """Return the scripts that the launcher would write, by path, and the reason if it would refuse to start."""
+    """Return the scripts that the launcher would write, keyed by path, and the reason if it would refuse the runs.
+
+    If the launcher would accept the runs, the reason is None.
+    """
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]

@@ -1,7 +1,7 @@
 """Rules that find settings without an effect on any run of a sweep.
 
 The user gets a line about each such setting before anything starts, whether it was set on the command line, by an axis,
-by a case or in the experiment's file.
+by a case, or in the experiment's file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,8 @@ class EffectRule:
     Attributes:
         keys: The keys of the rule. The name of a group stands for all its keys.
         used: The function that returns whether the keys have an effect on the run with the given config.
-        why: The reason why the keys have no effect, for the user. `{kinds}` is replaced by the classes of `section`.
+        why: The reason why the keys have no effect, for the user. `{kinds}` is replaced by the names of the
+            classes that the runs have in `section`.
         section: The section of the config whose classes the reason names.
     """
 
@@ -43,28 +44,29 @@ class EffectRule:
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
-    """Return a function that tells whether a section of a config contains the group, by `${group}`."""
+    """Return a function that tells whether a config's section uses a group, as in `sync: {topology: ${topology}}`."""
     return lambda config: config[group] in config[section].values()
 
 
 def _rounds(*keys: str) -> Callable[[Config], bool]:
     """Return a function that tells whether one of these keys of `precision` selects fewer bits than fp32.
 
-    The function returns True as well if `precision` has none of the keys, or has rules for some of the layers.
+    If `precision` has none of the keys, or has rules for some of the layers, the function returns True as well.
     """
 
     def rounds(config: Config) -> bool:
         given = [config["precision"][key] for key in keys if key in config["precision"]]
-        rules = config["precision"].get("rules")  # other precisions for some layers
+        rules = config["precision"].get("rules")  # These rules set the precision of some layers.
         return bool(rules) or not given or any(value not in (FP32, None) for value in given)
 
     return rounds
 
 
 def _sums_in_format(config: Config) -> bool:
-    """Return whether workers sum gradients in the run's format, and not compressed messages in float32.
+    """Return whether workers sum gradients in the run's format.
 
-    sync=local supports both. It sums in the run's format with compressor=rounded.
+    Otherwise, they sum compressed messages in float32. sync=local supports both. With compressor=rounded, it sums in
+    the run's format.
     """
     if "inner_steps" not in config["sync"]:
         return config["compressor"] not in config["sync"].values()
@@ -72,7 +74,7 @@ def _sums_in_format(config: Config) -> bool:
 
 
 def _sends_less(config: Config) -> bool:
-    """Return whether workers send fewer bytes than all gradients in float32 have."""
+    """Return whether workers send fewer bytes than if they sent all gradients in float32."""
     compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
     return config["format"] != FP32 or compresses
 

@@ -1,6 +1,7 @@
 """Reading and writing of sweep.yaml, the manifest in a sweep's folder.
 
-The manifest has the overrides and axes of the sweep, the names of its runs, and the question of the last search.
+The manifest contains the overrides and axes of the sweep, the names of its runs, and the settings of the last search,
+such as its baseline and margin. The code calls these settings the question.
 """
 
 import platform
@@ -23,7 +24,7 @@ LEDGER = "ledger"
 
 
 def read_ledger(directory: SweepDir) -> Ledger:
-    """Return the ledger of the hypotheses that were tested in a sweep's folder.
+    """Return the ledger, which lists the hypotheses that were tested in a sweep's folder.
 
     The ledger is empty if the manifest has no hypotheses or cannot be read.
     """
@@ -36,7 +37,7 @@ def read_ledger(directory: SweepDir) -> Ledger:
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
-    """Add hypotheses to the ledger in sweep.yaml. Do nothing if the folder lists no runs.
+    """Add hypotheses to the ledger in sweep.yaml. If the folder lists no runs, do nothing.
 
     Raises:
         OSError: The folder cannot be written.
@@ -58,27 +59,28 @@ def _ledger(block: Mapping[str, Any]) -> Ledger:
 
 
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
-    """Write sweep.yaml with the overrides, axes and runs of a sweep.
+    """Write sweep.yaml with the overrides, axes, and runs of a sweep.
 
-    If the existing file already lists all runs, only its question is updated. Runs that another command has created in
-    the same folder stay listed. The question of the last search stays, too, because a report uses it, except for the
-    settings that this sweep was given.
+    If the existing file already lists all runs, only the settings of the last search are updated. Runs that another
+    command has created in the same folder stay listed. The settings of the last search stay, too, because a report uses
+    them. If this sweep was given some of these settings, they replace the former values.
 
     Args:
         sweep: The planned sweep.
-        search: The question of a search, if a search starts these runs. It replaces the question of the last search.
+        search: The settings of the search that starts these runs, or None if no search does. They replace the settings
+            of the last search.
 
     Raises:
         OSError: The folder cannot be written.
         ConfigError: cpdrun did not write the existing sweep.yaml.
     """
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
-    with locked(sweep.directory.lock):  # so that two commands at the same time keep each other's runs
+    with locked(sweep.directory.lock):  # Two commands at the same time must keep each other's runs.
         _add_to_manifest(sweep, search)
 
 
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
-    """Replace the question of the last search in sweep.yaml. Do nothing if the folder lists no runs.
+    """Replace the settings of the last search in sweep.yaml. If the folder lists no runs, do nothing.
 
     Raises:
         OSError: The folder cannot be written.
@@ -94,10 +96,10 @@ def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str,
 
 
 def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a question together with what earlier questions in the same folder leave behind.
+    """Return the settings of a search, with the entries that earlier searches in the same folder have left.
 
-    Earlier questions leave the ledger of their hypotheses, and the seeds on which they chose tuned values. These seeds
-    are not used in pairs.
+    These entries are the ledger of tested hypotheses, and the seeds on which tuned values were chosen. Such seeds must
+    not be used in pairs.
     """
     if not isinstance(before, Mapping):
         return dict(search)
@@ -114,9 +116,10 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question with the settings that the sweep was given, except for the baseline of a search.
+    """Return the settings of the last search, updated by the settings that the sweep was given.
 
-    A search keeps its baseline, because its cells and their shares of the error probability depend on the baseline.
+    If the settings come from a search, its baseline is not updated, because the cells of the search and their shares of
+    the error probability depend on the baseline.
     """
     is_of_search = "baseline" in asked
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
@@ -162,7 +165,7 @@ def _write(directory: SweepDir, manifest: Mapping[str, Any]) -> None:
 
 
 def listed(directory: SweepDir) -> list[str]:
-    """Return the names of the runs in the folder's sweep.yaml. Return an empty list if the file is missing or empty.
+    """Return the names of the runs in the folder's sweep.yaml. If the file is missing or empty, return an empty list.
 
     Raises:
         ConfigError: The file cannot be read, was written by a newer version, or was not written by cpdrun.

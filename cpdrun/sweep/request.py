@@ -1,4 +1,4 @@
-"""Reading and checking of the axes, cases and exclusions that an experiment and the command line ask for.
+"""Reading and checking of the axes, cases, and exclusions that an experiment and the command line ask for.
 
 An experiment's yaml has a section such as:
 
@@ -9,8 +9,8 @@ sweep:
   exclude:
     - {format: fp32, aps: true}  # drops the runs that have all of these values
 
-If the product of axes has far more runs than needed, `cases` lists named combinations instead, each with the values
-that it sets. All cases together form one more axis, `case`. A report compares them with the case named fp32.
+If the product of the axes has far more runs than needed, `cases` lists named combinations of values instead. All cases
+together form one more axis, `case`. A report compares them with the case named fp32.
 
 sweep:
   cases:
@@ -34,13 +34,13 @@ from cpdrun.config.scaling import with_short_form
 from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
-# The values that a case sets, by key.
+# A case, as the values that it sets, keyed by config key.
 Case = Mapping[str, Any]
-# An exclusion: runs that have all of these values are dropped.
+# An exclusion, as values keyed by config key. Runs that have all of these values are dropped.
 Rule = Mapping[str, Any]
 
 CASE = "case"
-# Keys of cpdrun's own training loop. People may type them for a script by mistake.
+# Keys of cpdrun's own training loop. Users may type them for a script by mistake.
 NOT_OF_SCRIPTS = (
     *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
@@ -49,7 +49,7 @@ NOT_OF_SCRIPTS = (
 SEARCH = "search"
 # The section with the settings of `cpdrun search --allocate`. It is not part of any run's config.
 SCREEN = "screen"
-# The prefix of a key of a run's config that the search tunes, as in `search.tune.optim.lr`.
+# The prefix of a config key that the search tunes, as in `search.tune.optim.lr`.
 TUNE = "search.tune."
 # The prefix of a key or group whose value selects the baseline, as in `search.baseline.format`.
 BASELINE = "search.baseline."
@@ -57,16 +57,16 @@ BASELINE = "search.baseline."
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The checked request for a sweep, before the axes are multiplied out.
+    """The checked request for a sweep, before the axes are combined into runs.
 
     Single values from the command line override the experiment's body and cases. Axes override both.
 
     Attributes:
         typed: The overrides from the command line.
-        choices: The choice of each group for which the command line gives a single value.
-        cases: The experiment's cases by name.
-        axes: The values of each axis. The order of the axes is the order of the product.
-        exclusions: The exclusions. A run that matches any of them is dropped.
+        choices: The choices of the groups for which the command line gives a single value, keyed by group.
+        cases: The experiment's cases, keyed by name.
+        axes: The values of each axis, keyed by axis. The last axis varies fastest.
+        exclusions: The exclusions. If a run matches any of them, it is dropped.
     """
 
     typed: list[Typed]
@@ -81,7 +81,7 @@ class SweepRequest:
         return self.choices.get(EXPERIMENT)
 
     def count(self) -> int:
-        """Return the number of points, before exclusions."""
+        """Return the number of combinations of the axes' values, before exclusions."""
         return math.prod(len(values) for values in self.axes.values())
 
     def points(self) -> Iterator[dict[str, Any]]:
@@ -96,11 +96,11 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
     Args:
         composer: The composer of the configuration.
         texts: The overrides as typed.
-        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe does not have are then
-            ignored, because they belong to the recipes of the candidates.
+        of_baseline: Whether the overrides describe a baseline. If so, ingredients that the baseline's recipe does not
+            have are ignored, because they belong to the recipes of the candidates.
 
     Raises:
-        ConfigError: A key, a choice or a case is unknown, an axis is not allowed, or there are too many runs.
+        ConfigError: A key, a choice, or a case is unknown, an axis is not allowed, or there are too many runs.
     """
     if is_script := _is_script(composer, texts):
         composer.use(SCRIPT_ROOT)
@@ -136,7 +136,7 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
 def _require_known_keys(
     composer: Composer, request: SweepRequest, base: Mapping[str, Any], *, is_script: bool
 ) -> None:
-    """Check the keys of the axes, the exclusions and the cases.
+    """Check the keys of the axes, the exclusions, and the cases.
 
     Raises:
         ConfigError: A key is not in the config.
@@ -188,12 +188,15 @@ def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
 
 
 def is_of_question(key: str) -> bool:
-    """Return whether a key belongs to the settings of a search or a screen, which do not change any run."""
+    """Return whether a key is a setting of `cpdrun search` or `cpdrun search --allocate`.
+
+    Such settings do not change any run.
+    """
     return key.split(".")[0] in (SEARCH, SCREEN)
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the choice of each group that has a single value on the command line.
+    """Return the choices of the groups that have a single value on the command line, keyed by group.
 
     Groups with several values are axes, which `_axes` handles.
     """
@@ -270,7 +273,7 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
 
 
 def _cases(block: Any) -> dict[str, Case]:
-    """Return the experiment's cases by name."""
+    """Return the experiment's cases, keyed by name."""
     cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
     if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
         raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
@@ -280,8 +283,8 @@ def _cases(block: Any) -> dict[str, Case]:
 def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:
     """Return the axes and the experiment's exclusions.
 
-    An axis from the command line replaces the experiment's axis of the same key, or is added after the experiment's
-    axes. A single value from the command line removes the axis.
+    If the command line gives an axis, it replaces the experiment's axis with the same key. If there is none, the axis
+    is added after the experiment's axes. If the command line gives a single value for a key, the key is not an axis.
     """
     if not isinstance(block, Mapping):
         raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
@@ -314,7 +317,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
 
 
 def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
-    """Restrict the axis `case` to the typed cases, as in `case=a,b`. A single case is an axis, too."""
+    """Restrict the axis `case` to the typed cases, as in `case=a,b`. A single case forms an axis, too."""
     names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
     for name in names:
         if name not in cases:

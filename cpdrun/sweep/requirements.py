@@ -12,7 +12,8 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 
-# The suffix of the smaller version of an experiment, which asks the same question at a smaller size.
+# The suffix in the name of the smaller version of an experiment. This version compares the same formats at a smaller
+# size.
 SMALLER = "_small"
 # An experiment that needs no data folder.
 NEEDS_NOTHING = "exp=digits_bits"
@@ -31,10 +32,11 @@ def missing_folders(config: Mapping[str, Any]) -> list[str]:
 
 
 def smaller_experiment(exp: str | None, config_dir: Path | None) -> str:
-    """Return which experiment to run instead, such as `exp=resnet50_bits_small needs nothing that is not here`.
+    """Return which experiment to run instead, such as `exp=resnet50_bits_small needs no data folder`.
 
-    The suggestion is the experiment with the suffix `_small`. If there is none, it is an experiment that needs no data
-    folder. If the smaller experiment needs folders that do not exist either, the text names both.
+    The suggestion is the experiment whose name has the suffix `_small`. If there is no such experiment, the suggestion
+    is `exp=digits_bits`, which needs no data folder. If the experiment with the suffix needs folders that do not exist
+    either, the text names both experiments.
     """
     name = f"{exp}{SMALLER}"
     try:

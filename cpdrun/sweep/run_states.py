@@ -29,11 +29,12 @@ class RunStates:
     """The state of a plan's runs.
 
     Attributes:
-        states: The state of each run whose folder can be read, by the name of the run.
-        odd: The problem of each run with an unreadable folder or record, by the name of the run.
+        states: The state of each run whose folder can be read, keyed by the run's name.
+        odd: The problem of each run whose folder or record cannot be read, keyed by the run's name.
         edited: The names of runs whose config.yaml does not match the hash in their name.
-        changed: For each done run whose code or data has changed since training, what has changed.
-        processors: The number of done runs that each kind of processor trained.
+        changed: The parts of code and data that have changed since a done run was trained, keyed by the run's name.
+            Runs without a change are left out.
+        processors: The number of done runs, keyed by the kind of processor that trained them.
     """
 
     states: dict[str, State] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class RunStates:
         return sum(found is state for found in self.states.values())
 
     def notes(self, *, here: bool) -> list[str]:
-        """Return what the user should know before more runs are trained.
+        """Return notes that the user should read before more runs are trained.
 
         Args:
             here: Whether the next runs would be trained on this machine.
@@ -74,7 +75,7 @@ class RunStates:
 def run_states(sweep: Plan) -> RunStates:
     """Return the state of all runs of a sweep.
 
-    A run whose folder cannot be read is recorded as odd, and the other runs are still examined.
+    If the folder of a run cannot be read, the problem is recorded in `odd`, and the other runs are still examined.
     """
     found = RunStates()
     done = []
@@ -99,7 +100,10 @@ def run_states(sweep: Plan) -> RunStates:
 
 
 def _look_at_config(run: RunDir, found: RunStates) -> None:
-    """Record a run as edited if its config.yaml does not match its name. A run without config.yaml is skipped."""
+    """Record a run as edited if its config.yaml does not match the hash in its name.
+
+    If the run has no config.yaml, nothing is recorded.
+    """
     try:
         config = read_config(run)
         same = isinstance(config, Mapping) and identity_hash(config) == hash_in(run.name)

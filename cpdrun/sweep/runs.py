@@ -1,7 +1,7 @@
 """Planning of the runs of a sweep.
 
-The axes are multiplied out. Runs that match an exclusion, and runs with the same config as another run, are dropped.
-`request.py` reads and checks the request.
+A run is planned for each combination of the axes' values. Runs that match an exclusion are dropped, and so are runs
+with the same config as another run. `request.py` reads and checks the request.
 """
 
 import contextlib
@@ -61,17 +61,17 @@ class Plan:
     Attributes:
         directory: The sweep's folder.
         typed: The overrides as typed.
-        axes: The values of each axis.
+        axes: The values of each axis, keyed by axis.
         runs: The runs. Added baselines come first.
         excluded: For each exclusion that matches any runs, its description and the number of these runs.
-        baselines: The number of fp32 runs without APS that replace excluded fp32 runs with APS. Without them, the
-            other runs could have no baseline.
+        baselines: The number of fp32 runs without APS that were added in place of excluded fp32 runs with APS, so that
+            the other runs have a baseline.
         duplicates: The number of runs that were dropped because another run has the same config.
-        given: The keys and groups that were given a value on the command line, by an axis, by a case or in the
-            experiment's file.
-        search: The section `search` of the config, with the settings of a search.
-        screen: The section `screen` of the config, with the settings of a screen.
-        left_out: The experiment's settings that do not apply to the choices made, each with its reason.
+        given: The keys and groups that were given a value on the command line, by an axis, by a case, or in
+            the experiment's file.
+        search: The section `search` of the config, with the settings of `cpdrun search`.
+        screen: The section `screen` of the config, with the settings of `cpdrun search --allocate`.
+        left_out: A note for each setting of the experiment that does not apply to the chosen groups.
     """
 
     directory: SweepDir
@@ -97,10 +97,10 @@ class Plan:
         return {key: value for key, value in values.items() if value is not None}
 
     def _baseline(self) -> dict[str, Any] | None:
-        """Return the given values of search.baseline, or None if there are none.
+        """Return the values of search.baseline that were given, or None if there are none.
 
-        Return None as well if one of the keys is a group or is not in the config, because the record of a run does not
-        contain the choice of a group as it was typed.
+        If one of the keys is a group or is not in the config, return None as well. A report could not find the baseline
+        by such a key, because a run's record does not contain the choice of a group as it was typed.
         """
         given = {
             key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
@@ -148,7 +148,8 @@ def plan(
         imports: Whether modules that the configuration names may be imported. Without imports, the user's own formats
             are not checked.
         on_many: A function that is called with the number of runs if planning them takes seconds.
-        of_baseline: Whether the runs are those of a baseline. Ingredients that its recipe does not have are ignored.
+        of_baseline: Whether the runs are those of a baseline. If so, ingredients that the baseline's recipe does not
+            have are ignored.
 
     Raises:
         ConfigError: The overrides or the experiment are wrong, or no run is left.
@@ -161,10 +162,10 @@ def plan(
 
 
 def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_baseline: bool) -> Plan:
-    """Multiply out the axes and return the plan.
+    """Plan a run for each combination of the axes' values, and return the plan.
 
-    Excluded runs and duplicates are dropped. If an excluded run has format fp32 and APS, the same run without APS is
-    added as a baseline, unless it is excluded, too.
+    Excluded runs and duplicates are dropped. If an excluded run has the format fp32 and APS, the same run without APS
+    is added as a baseline, unless this run is excluded, too.
     """
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
@@ -209,7 +210,10 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
 
 
 def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedRun]]:
-    """Return the sweep's folder and its runs. A run whose hash has a folder gets the name of that folder."""
+    """Return the sweep's folder and its runs.
+
+    If a folder with the hash of a run already exists, the run gets the name of this folder.
+    """
     config = next(reversed(list(runs.values()))).config
     directory = SweepDir(Path(config["results_dir"]) / config["name"])
     folders = directory.names_by_hash()
@@ -225,10 +229,10 @@ def _config(
     point: Mapping[str, Any],
     of_baseline: bool,
 ) -> dict[str, Any]:
-    """Return the unresolved config of one point of the axes.
+    """Return the unresolved config of one point, which is one combination of the axes' values.
 
-    The choices of groups are applied to the defaults and the experiment first. Then single values are set. In both
-    steps the case comes first, then the command line, then the point. Later values override earlier ones.
+    First, the choices of groups are applied to the defaults and the experiment. Then single values are set. In both
+    steps, the case comes first, then the command line, and then the point. Later values override earlier ones.
     """
     case = request.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
@@ -258,7 +262,7 @@ def _config(
 
 
 def _given(composer: Composer, request: SweepRequest) -> list[str]:
-    """Return every key and group that the command line, an axis, a case or the experiment's file sets."""
+    """Return every key and group that the command line, an axis, a case, or the experiment's file sets."""
     of_cases = [key for case in request.cases.values() for key in case]
     body = [] if request.experiment is None else composer.set_by(request.experiment)
     return [*(t.key for t in request.typed), *request.axes, *of_cases, *body]
@@ -284,7 +288,7 @@ def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str
 
 
 def _set_tuned(config: dict[str, Any], t: Typed) -> None:
-    """Replace the values of a tuned key by the typed values, as in `search.tune.optim.lr=.05,.1`."""
+    """Replace, in place, the values of a tuned key by the typed values, as in `search.tune.optim.lr=.05,.1`."""
     block = config[SEARCH]
     if isinstance(block["tune"] or {}, Mapping):
         key, tune = t.key.removeprefix(TUNE), dict(flatten(block["tune"] or {}))
@@ -339,7 +343,7 @@ def _names_a_script(config: Mapping[str, Any]) -> bool:
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Return whether a run has all values of an exclusion, in its config or as its point on the axes."""
+    """Return whether a run has all values of an exclusion, either in its config or as values on the axes."""
     values = {**point, **dict(flatten(config))}
     return all(key in values and values[key] == value for key, value in rule.items())
 

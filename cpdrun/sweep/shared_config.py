@@ -1,4 +1,4 @@
-"""Lines of a dry run that describe what the runs of a sweep have in common and what a worker sends."""
+"""Lines of a dry run that describe the settings of a sweep's runs and how much a worker sends."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
 # The prefix of the paths of cpdrun's own classes.
 OURS = "cpdrun."
-# If a key has more values than this, the recipe shows "(varies)" instead of the values.
+# If a setting has more values than this, the description shows "(varies)" instead of the values.
 MOST_SHOWN = 4
 # Classes of `sync` for which the number of bytes that a worker sends is known.
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
@@ -31,7 +31,8 @@ SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 def recipe_lines(sweep: Plan) -> Iterator[str]:
     """Yield the lines that describe the first run with the settings of its parts.
 
-    Settings that vary show all their values if these are few. The table of the runs has the values of each run.
+    If a setting varies and has at most MOST_SHOWN values, all of them are shown. The table of the runs has the values
+    of each run.
     """
     config = sweep.runs[0].config
     varies = _varying(sweep)
@@ -69,7 +70,7 @@ def _part_lines(
     varies: Mapping[str, list[str]],
     value: Callable[[str], str],
 ) -> Iterator[str]:
-    """Yield a line for each part with its class and settings. If its class varies, the line lists the classes."""
+    """Yield a line for each part with its class and settings. If the class varies, the line lists the classes."""
     for part in parts:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
         if classes := varies.get(f"{part}._target_"):
@@ -83,7 +84,7 @@ def _part_lines(
 def _script_lines(
     config: Mapping[str, Any], varies: Mapping[str, list[str]], value: Callable[[str], str]
 ) -> Iterator[str]:
-    """Yield the command of the first run, the sources of its metrics, and the settings of what is rounded."""
+    """Yield the command of a script's first run, the sources of its metrics, and the settings for rounding."""
     script = config[SCRIPT]
     command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
     front = f"{script['launch_with']} " if script["launch_with"] else ""
@@ -109,7 +110,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
     """Yield a line with the megabytes that a worker sends per step for a million gradients.
 
     With N workers and a format of k bits, reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each
-    gradient. There is no line if a run has one worker, or synchronizes gradients in another way. The user's own formats
+    gradient. If a run has one worker or synchronizes gradients in another way, there is no line. The user's own formats
     are left out.
     """
     configs = [run.config for run in sweep.runs]
@@ -128,7 +129,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
 
 
 def _varying(sweep: Plan) -> dict[str, list[str]]:
-    """Return the keys whose values differ between runs, with their distinct values as shown to the user."""
+    """Return the distinct values of each key that differs between runs, as shown to the user, keyed by key."""
     found: dict[str, dict[str, None]] = {}
     for run in sweep.runs:
         for key, value in flatten(run.config):

@@ -1,1 +1,1 @@
-"""What `cpdrun sweep`, `status` and `logs` show of runs under way."""
+"""The display of the progress and the logs of runs, for `cpdrun sweep`, `cpdrun status`, and `cpdrun logs`."""

@@ -9,7 +9,10 @@ IN_NAMES = ("format", "aps", "recipe", "world_size", "seed")
 
 
 def axes_of(sweep: SweepDir) -> list[str]:
-    """Return the keys that have several values, in the order of sweep.yaml. Return none if it cannot be read."""
+    """Return the keys that have several values, in the order of sweep.yaml.
+
+    If sweep.yaml cannot be read, return an empty list.
+    """
     return axes_and_runs(sweep)[0]
 
 
@@ -25,12 +28,15 @@ def axes_and_runs(sweep: SweepDir) -> tuple[list[str], list[str]]:
 
 
 def values_of(run: RunDir, axes: Sequence[str]) -> dict[str, str]:
-    """Return the value of a run on each axis as it was typed. Axes that overrides.txt does not contain are left out."""
+    """Return a run's values on the axes as they were typed, keyed by axis.
+
+    Axes that the run's overrides.txt does not contain are left out.
+    """
     return values_in(read_overrides(run), axes) if axes else {}
 
 
 def values_in(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, str]:
-    """Return the value on each axis from the lines of overrides.txt."""
+    """Return the values on the axes, keyed by axis, from the lines of a run's overrides.txt."""
     typed = dict(line.split("=", 1) for line in overrides if "=" in line)
     typed = {key.lstrip("+"): _without_quotes(value) for key, value in typed.items()}
     return {key: typed[key] for key in axes if key in typed}
@@ -39,7 +45,7 @@ def values_in(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, str]:
 def values_not_in_name(name: str, values: Mapping[str, str]) -> list[str]:
     """Return `key=value` for each axis whose value the name of the run does not contain.
 
-    The names of runs of former versions do not contain the recipe.
+    The recipe is looked up in the name, because names from former versions of cpdrun do not contain it.
     """
     return [
         f"{key}={value}"
@@ -54,6 +60,9 @@ def _without_quotes(value: str) -> str:
 
 
 def headings(axes: Sequence[str]) -> list[str]:
-    """Return the last part of each key, such as `lr` for `optim.lr`, or the whole key if two keys end alike."""
+    """Return a column heading for each axis: the last part of its key, such as `lr` for `optim.lr`.
+
+    If the last parts of several keys are equal, their headings are the whole keys.
+    """
     ends = [key.rpartition(".")[2] for key in axes]
     return [end if ends.count(end) == 1 else key for key, end in zip(axes, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""What the user sees while a sweep runs: a line for each run that ends, and a live table on a terminal."""
+"""The display while a sweep runs: a line for each run that ends and, on a terminal, a live table."""
 
 import time
 from collections.abc import Sequence
@@ -30,15 +30,16 @@ STYLES = {"finished": "green", "diverged": "yellow", "did not learn": "yellow", 
 class Display:
     """The display of a launch, as a context manager.
 
-    Each run that ends leaves a line with its metric, the best result so far and an estimate of the time left. On a
-    terminal, a live table shows the runs in progress. Elsewhere, each run that starts has a line, too.
+    For each run that ends, a line shows its metric, the best result so far, and an estimate of the time left. On a
+    terminal, a live table shows the runs in progress. Elsewhere, a line is printed for each run that starts, too.
 
     Args:
         console: The console to print on.
-        axes: The axes of the sweep. Values on axes that are not in a run's name are shown after the name.
+        axes: The axes of the sweep. If a run's name does not contain its value on an axis, the value is shown
+            after the name.
 
     Attributes:
-        held_back: The number of runs that are submitted later. They count as runs to do.
+        held_back: The number of runs that are submitted later. They are included in `total`.
     """
 
     def __init__(self, console: Console, axes: Sequence[str] = ()) -> None:
@@ -47,7 +48,7 @@ class Display:
         self.message = ""
         self.held_back = 0
         self._submitted = self._ended = 0
-        self._executed = 0.0  # the number of runs that were trained here, fractions included
+        self._executed = 0.0  # the number of runs that this launch has trained to their end
         self._began = time.monotonic()
         self._started: dict[str, float] = {}
         self._running: dict[str, Job] = {}
@@ -71,7 +72,7 @@ class Display:
         return self._submitted + self.held_back
 
     def expect(self, runs: int) -> None:
-        """Add runs to those of this launch."""
+        """Increase the number of runs of this launch."""
         self._submitted += runs
 
     def event(self, event: Event) -> None:
@@ -117,11 +118,14 @@ class Display:
         return visible(" ".join([job.run.name, *self._values(job)]))
 
     def _values(self, job: Job) -> list[str]:
-        """Return `key=value` for each axis that the name of the run does not contain."""
+        """Return `key=value` for each axis whose value the name of the run does not contain."""
         return values_not_in_name(job.run.name, values_in(job.overrides, self.axes))
 
     def _outcome_text(self, job: Job, outcome: Outcome) -> str:
-        """Return the deciding metric of a run that has ended, or why it failed. A repeated reason is not printed."""
+        """Return the deciding metric of a run that has ended, or why it failed.
+
+        If an earlier run failed for the same reason, the reason is not repeated.
+        """
         result = job.run.result()
         if result is not None and outcome.status.has_result:
             found = deciding(result)
@@ -131,7 +135,7 @@ class Display:
         return "for the same reason" if is_repeated and outcome.status.is_failure else outcome.reason
 
     def _best_text(self, job: Job) -> str:
-        """Return the best result of the sweep so far, with earlier runs of the sweep included."""
+        """Return the best result of the sweep so far. Runs of earlier launches are included."""
         if self._best is None:
             self._best = BestResult()
             for run in [run for run in job.run.sweep.runs() if run.name != job.run.name]:
@@ -172,10 +176,13 @@ class Display:
         return Group(table, overall)
 
     def _seconds_left(self, fractions: float) -> float | None:
-        """Estimate the time left from the time that the runs took so far.
+        """Estimate the time left, in seconds, from the time that the runs took so far.
 
         Args:
-            fractions: The sum of the fractions that the running runs have trained.
+            fractions: The completed fraction of training, summed over the runs in progress.
+
+        Returns:
+            The time left, or None if less than half a run has been trained.
         """
         executed = self._executed + fractions
         if executed < 0.5:
@@ -184,7 +191,10 @@ class Display:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print the failures with their logs, each reason once, and the numbers of runs by how they ended."""
+    """Print the failures and the number of runs that ended in each way.
+
+    Each reason for a failure is printed once, with the end of a log.
+    """
     full = [run for run, reason in summary.failed if DISK_FULL in reason]
     others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
     runs_of: dict[str, list[RunDir]] = {}
@@ -225,9 +235,10 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def informative_log(run: RunDir) -> Path | None:
-    """Return the most informative log of the last attempt that is not empty.
+    """Return the most informative log of a run's last attempt, or None if there is no log with any text.
 
-    This is the log of the rank that failed, or of rank 0 if no rank failed, or else the log of the agent.
+    If a rank failed, this is the log of that rank. Otherwise, it is the log of rank 0. If this log is empty, the log of
+    the agent is returned instead.
     """
     attempt = run.last_attempt()
     if attempt is None:
@@ -247,7 +258,7 @@ def _print_names(console: Console, what: str, runs: Sequence[RunDir]) -> None:
 
 
 def _print_failure(console: Console, run: RunDir, reason: str, others: int) -> None:
-    """Print the reason, followed by the last lines of the log that do not only repeat it.
+    """Print the reason of a failure, followed by the last lines of the log. Lines that equal the reason are left out.
 
     Args:
         console: The console to print on.

@@ -1,4 +1,4 @@
-"""The log of a run: that of one rank of its last attempt, to the end or followed until the run ends."""
+"""Reading of the log of a run, either once or continuously until the run ends."""
 
 import os
 import time
@@ -10,17 +10,22 @@ from cpdrun.launch.progress.display import informative_log
 from cpdrun.record import RunDir, is_claimed, open_record, read_lines
 
 FOLLOW_S = 0.3
-MAX_LOG_BYTES = 64 << 20  # of a longer log the end is shown
+MAX_LOG_BYTES = 64 << 20  # only the end of a longer log is shown
 
 
 class NoLogError(UserError):
-    """There is nothing to show: one line that says why."""
+    """There is no log to show. The message says why."""
 
 
 def log_of(run: RunDir, rank: int | None = None) -> Path:
-    """Return the log to show: that of `rank`, or by default the one that says most about the last attempt.
+    """Return the path of a log of a run's last attempt.
 
-    Raises NoLogError if the run has not begun or has no such rank.
+    Args:
+        run: The run.
+        rank: The rank whose log is returned. By default, the most informative log is returned (`informative_log`).
+
+    Raises:
+        NoLogError: The run has not begun, or there is no log of this rank.
     """
     attempt = run.last_attempt()
     if attempt is None:
@@ -34,10 +39,18 @@ def log_of(run: RunDir, rank: int | None = None) -> Path:
 
 
 def lines(run: RunDir, rank: int | None = None, *, follow: bool = False) -> Iterator[str]:
-    """Yield the lines of the log, each with its newline.
+    """Yield the lines of a run's log, each with its newline.
 
-    With `follow` this goes on until the run has ended, and shows rank 0 if no rank is named. Very long lines are cut,
-    and of a log larger than MAX_LOG_BYTES only the end is shown. Raises NoLogError if there is no log to read.
+    Very long lines are cut. If the log is larger than MAX_LOG_BYTES, only its end is read.
+
+    Args:
+        run: The run.
+        rank: The rank whose log is read. By default, it is rank 0 if a run in progress is followed, and otherwise the
+            most informative log is read.
+        follow: Whether to wait for new lines until the run ends.
+
+    Raises:
+        NoLogError: There is no log, or it cannot be read.
     """
     path = (follow and rank is None and _log_of_rank_0(run)) or log_of(run, rank)
     try:
@@ -49,7 +62,7 @@ def lines(run: RunDir, rank: int | None = None, *, follow: bool = False) -> Iter
             skipped = file.seek(size - MAX_LOG_BYTES) + len(file.readline(MAX_LOG_BYTES))
             yield f"[the first {skipped >> 20} MiB are not shown; the whole log is {path}]\n"
         while True:
-            ended = not follow or not is_claimed(run)  # the agent has the last word, after done.json
+            ended = not follow or not is_claimed(run)  # the agent still writes after done.json
             for line in read_lines(file):
                 yield line.decode("utf-8", "replace")
             if ended:
@@ -58,7 +71,7 @@ def lines(run: RunDir, rank: int | None = None, *, follow: bool = False) -> Iter
 
 
 def _log_of_rank_0(run: RunDir) -> Path | None:
-    """Rank 0's log, once it is there; None where the run does not run."""
+    """Wait until the log of rank 0 exists, and return its path. If the run is not in progress, return None."""
     while is_claimed(run):
         if (attempt := run.last_attempt()) is not None and attempt.rank_log(0).exists():
             return attempt.rank_log(0)

@@ -39,7 +39,10 @@ class Deciding:
 
 
 def deciding(result: Result) -> Deciding | None:
-    """Return the deciding metric of a result, or its test accuracy if it has no value of that metric."""
+    """Return the deciding metric of a result.
+
+    If the result has no value of this metric, return its test accuracy. If it has neither, return None.
+    """
     for name in (result.judge, ACCURACY):
         value = result.metrics.get(name) if name else None
         if name and value is not None:
@@ -60,9 +63,10 @@ class BestResult:
     result: Deciding | None = None
 
     def add(self, label: str, result: Result | None) -> None:
-        """Take a result into account.
+        """Replace the best result by the given one if that is better.
 
-        Runs that diverged do not count. Neither do values of another metric than that of the first run.
+        A result is ignored if the run diverged, the value is not finite, or the direction of the metric is unknown. It
+        is also ignored if its metric differs from that of the best result so far.
         """
         if result is None or result.status is Ending.DIVERGED or (found := deciding(result)) is None:
             return
@@ -82,13 +86,13 @@ class BestResult:
 
 
 def label_of(name: str, values: Sequence[str] = ()) -> str:
-    """Return the name of a run without its hash, followed by values on axes that the name does not contain."""
+    """Return the name of a run without its hash, followed by the values on axes that the name does not contain."""
     digest = hash_in(name)
     return visible(" ".join([name.removesuffix(f"-{digest}") if digest else name, *values]))
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, such as `3.2 s`, `4 min 05 s` or `2 h 10 min`."""
+    """Return a duration as text, such as `3.2 s`, `4 min 05 s`, or `2 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

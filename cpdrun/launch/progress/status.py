@@ -1,6 +1,6 @@
-"""The progress of a sweep, read from its folder alone.
+"""The progress of a sweep, read only from the files in its folder.
 
-So it can be shown in any shell, on any machine that sees the folder.
+So the progress can be shown in any shell and on any machine that sees the folder.
 """
 
 import statistics
@@ -34,10 +34,12 @@ from cpdrun.record import (
 from cpdrun.shell.sanitize import visible
 
 WATCH_S = 2.0
-IDLE_S = 20.0  # no run may be in progress for some seconds before the first run and between two runs
+# Watching ends if no run has been in progress for this time. Before the first run and between two runs, some seconds
+# without a run are normal.
+IDLE_S = 20.0
 LONGEST_NAME = 60  # longer names are cut, so that the other columns have room
 LONGEST_VALUE = 14  # longer values of an axis are cut if there is no room
-WIDE = 110  # a terminal with this many columns has room for a reason beside a run
+WIDE = 110  # a terminal with this many columns has room for a reason next to a run
 OF_PROGRESS = ("epoch", "epochs", "test_accuracy", "judged_by", "value")
 STYLES = {
     State.DONE: "green",
@@ -55,18 +57,18 @@ class RunStatus:
     Attributes:
         name: The name of the run.
         state: Its state.
-        epoch: The number of epochs that were trained.
+        epoch: The number of epochs trained so far.
         epochs: The number of epochs to train.
-        test_accuracy: The accuracy in the last epoch that was evaluated, from 0 to 1.
+        test_accuracy: The test accuracy, from 0 to 1, in the last epoch that was evaluated.
         judged_by: The metric by which the run is judged, if it is not the test accuracy.
         value: The last value of that metric.
         diverged: Whether the loss was not finite.
         did_not_learn: Whether the run did not learn.
         attempt: The number of the last attempt.
         where: The machine of the last attempt.
-        seconds_left: How long the run will take.
+        seconds_left: The time that the run still takes, in seconds.
         reason: Why the run failed, or "".
-        axes: The value of the run on each axis of the sweep.
+        axes: The run's values on the axes of the sweep, keyed by axis.
     """
 
     name: str
@@ -86,7 +88,7 @@ class RunStatus:
 
     @property
     def shown_state(self) -> str:
-        """How the run ended, if it is done, or else its state."""
+        """The text for the state: `diverged` or `did not learn` if the run ended so, and otherwise the state itself."""
         return "diverged" if self.diverged else "did not learn" if self.did_not_learn else self.state
 
     @property
@@ -116,10 +118,11 @@ class SweepStatus:
 
     Attributes:
         sweep: The folder of the sweep.
-        counts: The number of runs in each state.
+        counts: The numbers of runs, keyed by state.
         runs: The runs of the sweep.
         best: The run with the best result so far. None if no run has finished.
-        seconds_left: How long the remaining runs will take. None if no run has finished or none is running.
+        seconds_left: The time that the remaining runs still take, in seconds. None if no run has finished or none is
+            running.
     """
 
     sweep: str
@@ -137,9 +140,10 @@ class StatusDocument:
 
 
 def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
-    """Return the progress of a run. For a pending run, this only checks whether four files exist.
+    """Return the progress of a run.
 
-    A run whose record cannot be read, or was not written by cpdrun, counts as failed for this reason.
+    If the record of a run cannot be read or was not written by cpdrun, the run counts as failed, and `reason` says why.
+    Pending runs are cheap, because for them the function only checks whether four files exist.
     """
     values = values_of(run, axes)
     try:
@@ -187,7 +191,7 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
 def sweep_status(sweep: SweepDir) -> list[RunStatus]:
     """Return the progress of every run of a sweep, sorted by name.
 
-    Runs that sweep.yaml lists and that have no folder yet are pending.
+    If sweep.yaml lists a run that has no folder yet, the run is pending.
     """
     axes, listed = axes_and_runs(sweep)
     rows = [run_status(run, axes) for run in sweep.runs()]
@@ -201,7 +205,7 @@ def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> N
 
     With `watch`, the table is updated until all runs are done or have failed. If the output is not a terminal, each
     change is printed as a line instead. Watching also ends if no run has been in progress for IDLE_S seconds and none
-    waits in the queue of a scheduler, because then nobody launches runs any more.
+    waits in the queue of a scheduler, because runs are then no longer being launched.
     """
     if not watch:
         rows = sweep_status(sweep)
@@ -234,7 +238,7 @@ def _watched(sweep: SweepDir) -> Iterator[list[RunStatus]]:
 
 
 def _print_changes(console: Console, sweep: SweepDir) -> None:
-    """Print the number of runs in each state, then a line for each change, and at the end the numbers again."""
+    """Print the number of runs in each state, then a line for each change, and finally the new numbers."""
     before: dict[str, str] | None = None
     shown = ""
     for rows in _watched(sweep):
@@ -264,7 +268,7 @@ def _in_queue(sweep: SweepDir) -> bool:
 
 
 def sweep_document(sweep: SweepDir) -> SweepStatus:
-    """Return the progress of a sweep for programs."""
+    """Return the progress of a sweep as a part of a JSON document."""
     rows = sweep_status(sweep)
     counts = Counter(row.state for row in rows)
     best = _best(sweep, rows)
@@ -277,14 +281,14 @@ def sweep_document(sweep: SweepDir) -> SweepStatus:
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
     """Return the table of the runs that are not pending, and a line with the number of runs in each state.
 
-    If the names of runs leave no room for the other columns, only their hashes are shown, which also identify them. If
-    there is no room for reasons, they follow below the table.
+    If the names of runs leave no room for the other columns, the first column shows only the hashes from these names. A
+    hash is enough to identify a run. If there is no room for a column of reasons, the reasons follow below the table.
 
     Args:
         sweep: The sweep.
         rows: The progress of its runs.
         width: The width of the output.
-        height: The maximum number of rows. Runs that are in progress or have failed come first.
+        height: The maximum number of rows. Runs in progress come first, followed by failed runs.
     """
     order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
     shown = [row for row in rows if row.state in order]
@@ -298,7 +302,7 @@ def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: in
 
 
 def _counts_line(sweep: SweepDir, rows: list[RunStatus]) -> str:
-    """Return the number of runs in each state, the best result so far, and how long the other runs will take."""
+    """Return a line with the number of runs in each state, the best result so far, and the time left."""
     counts = Counter(row.state for row in rows)
     states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
     labels = {row.name: row.label for row in rows}
@@ -319,10 +323,10 @@ def _best(sweep: SweepDir, rows: list[RunStatus]) -> BestResult:
 
 
 def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
-    """Estimate how long the remaining runs take with as many runs at a time as now.
+    """Estimate the time in seconds until all runs have ended, with as many runs at a time as now.
 
-    The runs that a search is likely to need count as remaining runs, also if it has not chosen them yet. Return None if
-    no run is in progress or none has finished.
+    If a search has not chosen all its runs yet, the number of runs that it is likely to need is used. If no run is in
+    progress or none has finished, return None.
     """
     running = [row for row in rows if row.state is State.RUNNING]
     waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
@@ -341,7 +345,8 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
     Args:
         shown: The runs.
         names: What the first column shows for each run.
-        wide: Whether the last column has the reason why the run failed, or else its machine.
+        wide: Whether the table has a last column for the reason why a run failed. If a run has no reason, the column
+            shows its machine.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     axes = list(dict.fromkeys(key for row in shown for key in row.axes))
@@ -393,13 +398,17 @@ def _metric_text(row: RunStatus) -> str:
 
 
 def _heading(shown: list[RunStatus]) -> str:
-    """Return the heading of the column of metrics: `accuracy`, or the metric of all runs, or `metric`."""
+    """Return the heading of the column of metrics.
+
+    If no run is judged by a metric other than test accuracy, the heading is `accuracy`. If there is one other metric,
+    the heading is its name. If there are several, it is `metric`.
+    """
     metrics = {row.judged_by for row in shown if row.judged_by is not None}
     return visible(metrics.pop()) if len(metrics) == 1 else "metric" if metrics else "accuracy"
 
 
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
-    """Return the time in seconds that further runs take if they are like the finished ones.
+    """Estimate the time that further runs take, if each takes the median time of the finished runs.
 
     Args:
         runs: The runs of the sweep. Those without a result are ignored.
@@ -407,7 +416,7 @@ def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | N
         slots: The number of runs at a time.
 
     Returns:
-        The wall time, or None if no run has finished.
+        The wall time in seconds, or None if no run has finished.
     """
     results = [result for run in runs if (result := run.result()) is not None]
     seconds = [result.wall_seconds for result in results if result.wall_seconds is not None]
@@ -422,9 +431,9 @@ def _place(where: Where) -> str | None:
 
 
 def _seconds_left(progress: Progress, where: Where) -> float | None:
-    """Return the time that a run still takes, from the speed of this attempt.
+    """Estimate the time in seconds that a run still takes, from the time per epoch in its current attempt.
 
-    Return None before the first epoch of the attempt, and if its files lack a time.
+    If the attempt has not completed an epoch, or if its files lack the times or the number of epochs, return None.
     """
     epochs = progress.epoch - where.from_epoch
     if epochs <= 0 or progress.updated is None or progress.epochs is None or where.started is None:
