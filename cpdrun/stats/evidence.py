@@ -79,8 +79,9 @@ class SpreadPrior:
     def effect(self, margin: float) -> float | None:
         """Return the effect of a candidate that is exactly as good as its baseline.
 
-        Such a candidate lies one margin above the boundary, so its effect is the margin in standard deviations. The
-        effect is limited to the largest of EFFECTS. Without a prior, or if the margin is 0, the result is None.
+        The mean difference of such a candidate is 0, and its distance from the boundary is |margin|. The effect is this
+        distance in standard deviations, limited to the largest of EFFECTS. Without a prior, or if the margin is 0, the
+        result is None.
         """
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
