@@ -22,7 +22,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def is_zero(width: float) -> bool:
-    """Return whether a spread is zero, apart from rounding errors. The spread of equal values is."""
+    """Return whether a spread is zero or so small that it may be a rounding error."""
     return abs(width) < 1e-12
 
 

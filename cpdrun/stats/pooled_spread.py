@@ -19,12 +19,13 @@ from typing import Any
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.means import deviation
 
-MOST_DEGREES = 4  # the largest number of degrees of freedom of a prior
+MOST_DEGREES = 4  # a prior has at most this many degrees of freedom
 FEWEST_CELLS = 3  # a prior needs at least this many other cells
 # Only the first pairs of each cell are used. Their number is fixed so that further seeds do not change a prior.
 FIRST_PAIRS = 3
 BROKEN = 5.0  # cells that are worse than the baseline by more than this many margins are pooled separately
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B_2, B_4, ...
+# The Bernoulli numbers B_2, B_4, ...
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:

@@ -145,7 +145,7 @@ class Effects:
 
 
 def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> float:
-    """Return the one-sided margin of error of a sum of effects from several screening experiments.
+    """Return the one-sided margin of error for a sum of effects from several screening experiments.
 
     The margin is the t quantile times the square root of the sum of the squared standard errors. The degrees of freedom
     are those of F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics

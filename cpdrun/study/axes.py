@@ -39,7 +39,7 @@ def is_scaling(axis: str) -> bool:
 
 
 def is_strategy(axis: str) -> bool:
-    """Return whether runs that differ in this axis are shown in the same panel, and not each in its own panel."""
+    """Return whether runs with different values on this axis are shown in the same panel of a plot."""
     return is_scaling(axis) or axis == CASE
 
 
@@ -65,7 +65,7 @@ def short(name: object, most: int = 14) -> str:
 
 
 def axis_title(name: str) -> str:
-    """Return the title of an axis for headings, such as `workers`, `sweep` or `model`."""
+    """Return the title of an axis for headings, such as `workers`, `sweep`, or `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
     return known.get(name, plain(name.removesuffix("._target_")))
 
@@ -117,7 +117,7 @@ def hybrid(config: Mapping[str, Any]) -> str:
 
 FP32 = "fp32"
 APS = "aps"
-USUAL = {FORMAT: FP32, APS: False}  # the default baseline
+USUAL = {FORMAT: FP32, APS: False}  # This is the default baseline.
 
 
 @dataclass(frozen=True)

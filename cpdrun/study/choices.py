@@ -29,7 +29,7 @@ from cpdrun.study import formats
 from cpdrun.study.collect import as_rows
 from cpdrun.study.formats import Choice
 
-GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
+GROUPS = ("precision", "recipe", "sync", "compressor")  # Choices of these groups may name formats.
 RECIPE, PRECISION = "recipe", "precision"
 # The config section of the compressor. A run without this section uses no compressor, and the group `compressor` has no
 # effect on it.
@@ -99,7 +99,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a recipe with the bits of the narrowest format in which products read activations or gradients.
+    """Return a recipe with the bits of the narrowest format in which matrix products read activations or gradients.
 
     Args:
         name: The name of the recipe.

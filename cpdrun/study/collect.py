@@ -54,7 +54,7 @@ from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
 from cpdrun.study import formats
 
-UNREADABLE = "unreadable"  # the value of run:state if the State cannot be read
+UNREADABLE = "unreadable"  # run:state has this value if the State cannot be read.
 _HASH = re.compile(r"-([0-9a-f]{10})$")
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
@@ -62,9 +62,9 @@ _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "par
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
-OF_RECIPES = (RECIPE, INGREDIENTS)  # the sections whose settings are also contained in `precision`
+OF_RECIPES = (RECIPE, INGREDIENTS)  # The section `precision` repeats the settings of these.
 CORE_AXES = (FORMAT, "aps", "world_size")
-AS_FORMAT = "as format"  # the placeholder for the value of a key that always equals the format
+AS_FORMAT = "as format"  # This placeholder replaces the value of a key that always equals the format.
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
@@ -185,7 +185,7 @@ def may_be_axis(key: str) -> bool:
 
 
 def _as_listed(key: str) -> tuple:
-    """Return the key by which `other_axes` sorts config keys.
+    """Return a tuple by which `other_axes` sorts the config key.
 
     In each section, the choice of the config group comes first, if it has a column (`choices.with_choices`). It is
     followed by the ingredients of a recipe, and then by the class. The format of sums comes last, because it is the

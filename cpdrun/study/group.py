@@ -23,7 +23,8 @@ WITH_APS, WITHOUT_APS = "with APS", "without APS"
 LOCAL, SHARDED, GOSSIP = "local steps", "sharded", "gossip"
 COMPRESSOR = "sync.compressor."
 
-_COMPRESSORS = {  # the names that the papers use, keyed by compressor class
+# The papers use these names for the compressors. The keys are our classes.
+_COMPRESSORS = {
     "TopK": "top-k",
     "RandomK": "random-k",
     "QSGD": "QSGD",
@@ -35,7 +36,7 @@ _COMPRESSORS = {  # the names that the papers use, keyed by compressor class
 # The class of the compressor that rounds messages. With local steps, it does not count as a compressor: the workers'
 # updates are summed in the run's format, as gradients are without local steps.
 _IN_FORMAT = "Rounded"
-_PLAIN = ("fp32", "bf16", "fp16")  # the formats that a platform's all_reduce can sum
+_PLAIN = ("fp32", "bf16", "fp16")  # A platform's all_reduce can sum these formats.
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
 from cpdrun.study.metric import Metric, guess
 
-DEFAULT = "2%"  # the default margin for metrics that are not shares
-DEFAULT_POINTS = 0.5  # the default margin for shares, in points
+DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
+DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
 # A margin must be at most this share of the baseline's improvement. With a larger margin, a format that hardly learned
 # could pass.
 LARGEST_SHARE = 0.5

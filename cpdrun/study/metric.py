@@ -21,8 +21,8 @@ import pandas as pd
 from cpdrun.record.measure import Measure, known_measure
 from cpdrun.study import ReportError
 
-MOST_DIGITS = 12  # the largest number of decimals
-SIGNIFICANT = 4  # to distinguish values, decimals are added up to this number of significant digits
+MOST_DIGITS = 12  # Values are shown with at most this many decimals.
+SIGNIFICANT = 4  # To distinguish values, decimals are added up to this number of significant digits.
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _place(row: LoggedRow, number: int) -> int:
 
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
-_COUNT = 0  # the index of the column with the number of elements
+_COUNT = 0  # The column with this index contains the number of elements.
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def _value(row: dict[str, Any], metric: str) -> float:
 
 
 LEAST_GAIN = 0.2  # an improvement must regain at least this share of the quality that the run lost
-IGNORED = ("observe",)  # settings that change no result
+IGNORED = ("observe",)  # These settings change no result.
 # If one of these keys changed, other changed keys are not listed, because they follow from it.
 _SUFFICIENT = (
     "format",
@@ -254,7 +254,7 @@ class Neighbor:
 
 
 def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
-    """Return the finished neighbors of a run that lost less quality than the run, compared with the same baseline.
+    """Return the finished neighbors of a run that lost less quality against the baseline than the run did.
 
     Of the neighbors with wider formats, only the one with the narrowest format is returned. Neighbors with narrower
     formats are left out. Neighbors within the margin come first. Neighbors without a wider format come before the one

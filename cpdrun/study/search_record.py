@@ -29,7 +29,7 @@ from cpdrun.study.collect import CORE_AXES, SEED, as_rows, config_keys, identity
 from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric
 
-CONFIDENCE = 95.0  # the default confidence in percent
+CONFIDENCE = 95.0  # This is the default confidence in percent.
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-USE = "run:use"  # the column with the use of a run in a search that tunes: PAIRS, CHOOSES, or NOT_CHOSEN
+USE = "run:use"  # This column contains a run's use in a search that tunes: one of the next three values.
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
-CHOSEN = "chosen"  # the placeholder that replaces tuned values, so that tuned keys are not axes
+CHOSEN = "chosen"  # This placeholder replaces tuned values, so that tuned keys are not axes.
 # More combinations of tuned values than this are ignored, because a sweep.yaml may come from anyone.
 MOST_ARMS = 10_000
 

@@ -12,7 +12,7 @@ from cpdrun.stats.failures import are_identical
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
-MOST_PAIRS = 1000  # the largest number of pairs for which `pairs_needed` is computed
+MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from cpdrun.stats.failures import Failure, Runs
 
 ARM, SEED, VALUE = "arm", "seed", "value"
 MAX_BYTES = 64 << 20
-ONLY_ARM = "runs"  # the name of the arm if the table has no column of arms
+ONLY_ARM = "runs"  # The arm has this name if the table has no column of arms.
 FAILED = ("", "failed", "crashed", "error", "killed", "oom", "none", "null")
 DIVERGED = ("diverged", "inf", "-inf", "infinity", "-infinity")
 NOT_MADE = "-"
@@ -103,8 +103,9 @@ class Table:
         return self.arms[arm]
 
 
-Row = tuple[int, Mapping[str, Any]]  # the line number, and the cells by column
-Run = tuple[Seed | None, float | Failure, int]  # the seed, the value, and the line number
+Row = tuple[int, Mapping[str, Any]]  # A row consists of its line number and its cells, keyed by column.
+# A run consists of its seed, its value, and its line number.
+Run = tuple[Seed | None, float | Failure, int]
 
 
 def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table:
