@@ -223,10 +223,10 @@ def bits_axis(
 
 
 def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tuple[str, ...]) -> BitsAxis:
-    """Return the axis `format`.
+    """Return the axis `format`, the format of what workers send, with its baseline.
 
-    `aps: true` is always part of the baseline's other values. `aps: false` is part of them only if no format was
-    requested.
+    If `aps: true` was requested for the baseline, it becomes one of `BitsAxis.elsewhere`. If `aps: false` was
+    requested, it does so only if no format was requested, because a baseline without APS is the default.
     """
     beside = {key: value for key, value in baseline.items() if key not in (FORMAT, APS)}
     if baseline.get(APS) or (FORMAT not in baseline and baseline.get(APS) is not None):

@@ -32,9 +32,9 @@ class SeedPower:
             pairs are not enough, or if the margin is unknown.
         test_samples: The number of examples in the test set. NaN if it is unknown, or if the metric is not a share of
             examples.
-        test_set_settles: The smallest margin for which a candidate can be certified for other test sets too, with any
-            number of seeds. NaN if the runs did not record which examples they answered correctly, or if a candidate
-            has a single pair.
+        test_set_settles: The smallest margin for which such a candidate can be certified on other test sets too, even
+            with any number of seeds. It is limited by the size of the test set. NaN if the runs did not record which
+            examples they answered correctly, or if a candidate has a single pair.
         limited_by_test_set: Whether the study's margin is smaller than `test_set_settles`, so that more seeds do not
             help for other test sets.
     """
