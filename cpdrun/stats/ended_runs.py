@@ -1,6 +1,6 @@
-"""The runs of an experiment that have ended, by cell and seed.
+"""Record how the runs of an experiment ended, keyed by cell and seed.
 
-A cell is a point of the experiment's axes without its seed.
+A cell is one combination of values on the experiment's axes, except for the seed. Its runs differ only in their seed.
 """
 
 from collections.abc import Collection
@@ -8,23 +8,24 @@ from dataclasses import dataclass, field
 
 from cpdrun.stats.failures import Compared, Failure, Runs, compare_runs
 
-# The name of a cell and a seed.
+# A run is identified by the name of its cell and its seed.
 RunKey = tuple[str, int]
 
 
 @dataclass
 class EndedRuns:
-    """The runs that have ended, by cell and seed.
+    """The results of the runs that have ended.
 
-    A cell is given up after a number of failures if none of its runs ended well.
+    If GIVE_UP_AFTER runs of a cell failed and none finished or diverged, the cell is given up: no further runs of it
+    are started.
 
     Attributes:
-        values: The metric, NaN for a diverged run.
-        failures: Why a run has no metric.
-        given_up: The cells that were given up.
-        lengths: The epochs, steps or rows of the runs whose program decides when to stop
-            (`cpdrun.stats.failures.Runs`).
-        gave_up: The seeds of the runs that ended early because they did not learn.
+        values: The metric of each run, keyed by cell name and then by seed. A diverged run has NaN.
+        failures: The reasons why runs have no metric, keyed by cell name and then by seed.
+        given_up: The names of the cells that were given up.
+        lengths: The numbers of epochs, steps, or rows, keyed by cell name and then by seed. Only runs whose program
+            decides when to stop have an entry (`cpdrun.stats.failures.Runs`).
+        gave_up: The seeds of the runs that ended early because they did not learn, keyed by cell name.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -34,16 +35,22 @@ class EndedRuns:
     gave_up: dict[str, set[int]] = field(default_factory=dict)
 
     def has(self, key: RunKey) -> bool:
-        """Return whether a run has ended, well or not."""
+        """Return whether a run has ended, with a value or with a failure."""
         name, seed = key
         return seed in self.values.get(name, {}) or seed in self.failures.get(name, {})
 
     def runs(self, name: str) -> Runs:
-        """Return the runs of a cell, for a comparison."""
+        """Return the runs of a cell in the form that `compare_runs` expects."""
         values, failures = self.values.get(name, {}), self.failures.get(name, {})
         return Runs(values, failures, self.lengths.get(name, {}), self.gave_up.get(name, set()))
 
     def compared(self, name: str, baseline: str, aside: Collection[int] = ()) -> Compared:
-        """Return the values and the failures of all pairs of two cells, without the seeds in `aside`."""
+        """Pair the runs of a cell with those of a baseline, and return the values and the failures of the pairs.
+
+        Args:
+            name: The name of the candidate's cell.
+            baseline: The name of the baseline's cell.
+            aside: Seeds whose runs are ignored.
+        """
         sides = (self.runs(name), self.runs(baseline))
         return compare_runs(*(runs.without(aside) if aside else runs for runs in sides))

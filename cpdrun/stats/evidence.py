@@ -1,28 +1,37 @@
-"""Anytime-valid evidence on one hypothesis: a candidate is at most `margin` worse than its baseline.
+"""Anytime-valid evidence for or against one hypothesis: a candidate is at most `margin` worse than its baseline.
 
-Let d be the differences of the pairs (candidate minus baseline, positive is better) and x = d + margin. The evidence
-depends on the statistic
+A pair consists of the candidate's run and the baseline's run of the same seed. Let d be the difference of a pair
+(candidate minus baseline, positive is better), and let x = d + margin. The evidence depends on the statistic
 
     T = sum(x) / sqrt(sum(x^2) + (n - 1) resolution^2 / 6 + nu s0^2)
 
-of n pairs. `s0` is a prior estimate of the standard deviation of x, taken from other cells, and `nu` is its weight in
-degrees of freedom; nu = 0 is the test without a prior. For normal x whose variance is fixed (nu = 0), or is drawn from
-an inverse gamma distribution with shape nu / 2 and scale nu s0^2 / 2, the likelihood ratio of T between a mean of
-`effect` standard deviations and a mean of 0 is a martingale if the mean is 0. It is a Bayes factor with the right Haar
-prior on the standard deviation for nu = 0 (M. F. Perez-Ortiz, T. Lardy, R. de Heide and P. Grünwald, "E-statistics,
-group invariance and anytime-valid testing", arXiv 2208.07610; H. Wang and A. Ramdas, "Anytime-valid t-tests and
-confidence sequences for Gaussian means with unknown variance", arXiv 2310.03722). For a mean below 0 it is a
-supermartingale: after each x, this ratio and the likelihood ratio of the true mean are monotone in T in opposite
-directions, so they are negatively correlated (Chebyshev's association inequality). An average over several effects
-keeps these properties. By Ville's inequality, the evidence for a mean above 0 ever reaches 1 / alpha with probability
-at most alpha if the candidate is worse than the margin allows. Looking after every pair, stopping early and continuing
-later cost nothing. The same evidence computed from -x refutes the candidate.
+of n pairs. `s0` is a prior estimate of the standard deviation of x, which comes from the runs of other candidates. `nu`
+is the prior's weight in degrees of freedom. Without a prior, nu is 0.
 
-The test assumes that differences are independent, identically distributed and not far from normal. A failure that is
-too rare to occur in the observed pairs is invisible to any test of the mean; scripts/simulate_search.py shows how much
-that costs. With a prior it also assumes that the candidate's standard deviation resembles those of the other cells. A
-candidate that is twice as noisy as the others is certified wrongly more often, which is why nu is small
-(`cpdrun.stats.pooled_spread`) and why results also print the interval without the prior.
+The e-value is the likelihood ratio of T between two hypotheses: the mean of x is `effect` standard deviations, or it
+is 0. It assumes that x is normal. The variance of x is fixed if nu = 0. Otherwise it is drawn from an inverse gamma
+distribution with shape nu / 2 and scale nu s0^2 / 2. The e-value controls the error as follows:
+
+- If the mean is 0, the likelihood ratio is a martingale. For nu = 0 it is a Bayes factor with the right Haar prior on
+  the standard deviation (M. F. Perez-Ortiz, T. Lardy, R. de Heide, and P. Grünwald, "E-statistics, group invariance and
+  anytime-valid testing", arXiv 2208.07610; H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for
+  Gaussian means with unknown variance", arXiv 2310.03722).
+- If the mean is below 0, the likelihood ratio is a supermartingale. After each x, this ratio increases with T and the
+  likelihood ratio of the true mean decreases with T, so the two are negatively correlated (Chebyshev's association
+  inequality).
+- An average of likelihood ratios over several effects keeps these properties.
+- By Ville's inequality, a candidate that is worse by more than the margin therefore reaches an e-value of 1 / alpha
+  with probability at most alpha, over all numbers of pairs together. The evidence may be checked after every pair, and
+  a search may stop early or continue later, without any correction.
+
+The same e-value computed from -x is evidence that the candidate is worse by more than the margin.
+
+The test assumes that differences are independent, identically distributed, and not far from normal. A failure that is
+too rare to occur in the observed pairs is invisible to any test of the mean. scripts/simulate_search.py shows how often
+such candidates are certified wrongly. With a prior, the test also assumes that the candidate's standard deviation
+resembles those of the other candidates. A candidate that is twice as noisy as the others is certified wrongly more
+often. This is why nu is small (`cpdrun.stats.pooled_spread`), and why results also print the interval without the
+prior.
 """
 
 import math
@@ -36,12 +45,13 @@ from typing import Any
 
 from cpdrun.stats.means import deviation
 
-# The effects in standard deviations. Small effects settle a question after many pairs, large effects after few. The
-# largest is for broken formats: three pairs refute them even if four ladders share the error probability.
+# The effects over which the e-value averages, in standard deviations. A small effect decides a hypothesis after many
+# pairs, a large effect after few. The largest effect is for broken formats: three pairs refute such a format even if
+# four ladders share the error probability.
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
-# A relative spread below this is no larger than the rounding error of subtracting two values.
+# If a relative spread is below this, it may come from the rounding error of subtracting two values.
 _SPREADLESS = 1e-9
-# 80 % of searches take between 0.5 and 2 times the expected number of further pairs.
+# In 80 % of searches, the number of further pairs is between 0.5 and 2 times the expected number.
 _LEAST, _MOST = 0.5, 2.0
 
 
@@ -55,21 +65,23 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    """A prior for the standard deviation of a candidate's differences, estimated from the runs of other candidates.
+    """A prior for the standard deviation of a candidate's differences. It is estimated from other candidates' runs.
 
     Attributes:
         deviation: The estimate of the standard deviation of a single difference.
-        degrees: The weight of the estimate, a whole number of degrees of freedom. 0 means that there is no prior, and
-            infinity that the standard deviation is known.
+        degrees: The weight of the estimate, a whole number of degrees of freedom. 0 means that there is no prior.
+            Infinity means that the standard deviation is known.
     """
 
     deviation: float
     degrees: float
 
     def effect(self, margin: float) -> float | None:
-        """Return the effect of a candidate that equals its baseline, in standard deviations.
+        """Return the effect of a candidate that is exactly as good as its baseline.
 
-        The effect is at most the largest of EFFECTS. It is None without a prior or a margin.
+        The mean difference of such a candidate is 0, and its distance from the boundary is |margin|. The effect is this
+        distance in standard deviations, limited to the largest of EFFECTS. Without a prior, or if the margin is 0, the
+        result is None.
         """
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
@@ -81,12 +93,12 @@ NO_PRIOR = SpreadPrior(0.0, 0.0)
 
 @dataclass(frozen=True, order=True)
 class PairsRange:
-    """The number of further pairs that are likely to settle a question.
+    """The number of further pairs that are likely to decide whether a candidate is within the margin.
 
     Attributes:
         likely: The expected number.
-        low: The lower end of the range in which the number lies in 80 % of searches.
-        high: The upper end of the range.
+        low: The lower end of the range that contains the number in 80 % of searches.
+        high: The upper end of this range.
     """
 
     likely: int
@@ -101,26 +113,26 @@ class PairsRange:
 class Judgement:
     """The result of testing the pairs of one candidate.
 
-    Differences are in the metric's unit, and positive is better. An end of an interval that the pairs leave open is
-    infinite.
+    Differences are in the metric's unit, and positive is better. If the pairs do not limit the mean difference on one
+    side, that end of the interval is infinite.
 
     Attributes:
         verdict: The verdict.
         pairs: The number of pairs.
-        settled_at: The number of pairs after which the verdict was settled. None if it is open.
+        settled_at: The number of pairs after which the candidate was certified or refuted. None while it is open.
         mean: The mean difference. NaN without pairs.
-        low: The lower end of the interval that is printed.
-        high: The upper end of the interval that is printed.
-        own_low: The lower end of the interval without the prior.
-        own_high: The upper end of the interval without the prior.
-        log_certify: The natural logarithm of the largest evidence for certifying so far.
-        log_refute: The natural logarithm of the largest evidence for refuting so far.
+        low: The lower end of the mean difference's confidence interval, with the prior. Results print this interval.
+        high: The upper end of this interval.
+        own_low: The lower end of the confidence interval without the prior.
+        own_high: The upper end of the confidence interval without the prior.
+        log_certify: The natural logarithm of the largest e-value for "within the margin" so far.
+        log_refute: The natural logarithm of the largest e-value for "worse by more than the margin" so far.
         deviation: The standard deviation of a single difference, rounding included. NaN with fewer than two pairs.
         prior: The prior for the standard deviation.
-        more: The number of further pairs that are likely to settle the question. None if it cannot be computed yet.
-        trace: The base-10 logarithms of the evidence after 1, 2, ... pairs: positive for certifying, negative for
-            refuting, and 0 if there is no evidence.
-        errors: The error probabilities of certifying and of refuting.
+        more: The number of further pairs that are likely to decide the verdict. None if it cannot be computed yet.
+        trace: The evidence after 1, 2, ... pairs, as the log10 of an e-value. A positive number supports "within the
+            margin", a negative number supports "worse by more than the margin", and 0 means that there is no evidence.
+        errors: The allowed probability of a wrong certificate, and that of a wrong refutation.
     """
 
     verdict: Verdict
@@ -143,13 +155,15 @@ class Judgement:
 def log_evidence(
     statistic: float, pairs: int, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
-    """Return the natural logarithm of the e-value for a mean above 0.
+    """Return the natural logarithm of the e-value for a mean of x above 0.
 
     Args:
-        statistic: T of the module's docstring, at least 0; with infinite `prior_degrees`, sum(x) / s0.
-        pairs: the number of pairs, n.
-        prior_degrees: the weight of the prior, nu. A fraction of a degree is dropped.
-        equal_effect: an effect that gets half of the mixture's weight, as `SpreadPrior.effect` returns it.
+        statistic: The statistic T of the module's docstring, at least 0. If `prior_degrees` is infinite, pass
+            sum(x) / s0 instead.
+        pairs: The number of pairs, n.
+        prior_degrees: The weight of the prior, nu. A fraction of a degree is dropped.
+        equal_effect: An effect that gets half of the average's weight, as `SpreadPrior.effect` returns it. The other
+            half is shared by EFFECTS. None to average over EFFECTS only.
     """
     mixture = _log_mean([_log_ratio(statistic, pairs, effect, prior_degrees) for effect in EFFECTS])
     if equal_effect is None:
@@ -167,7 +181,7 @@ def _log_mean(logs: Sequence[float]) -> float:
 
 
 def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float:
-    """Return the log likelihood ratio of T between a mean of `effect` standard deviations and a mean of 0.
+    """Return the log of T's likelihood ratio between a mean of `effect` standard deviations and a mean of 0.
 
     Let w = effect * T and k = n + nu. The likelihood ratio is exp(-n effect^2 / 2) I_(k-1) / (2^(k/2 - 1) Gamma(k/2)),
     where I_j is the integral of y^j exp(-y^2 / 2 + w y) over y > 0. Integration by parts gives
@@ -190,7 +204,7 @@ def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float
 def critical_statistic(
     pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
-    """Return the smallest statistic T whose evidence is at least 1 / alpha; infinity if no T is enough.
+    """Return the smallest statistic T with an e-value of at least 1 / alpha, or infinity if no T is large enough.
 
     Args:
         pairs: The number of pairs.
@@ -220,10 +234,10 @@ def half_width(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> float:
-    """Return the distance of the mean from a boundary at which the evidence is 1 / alpha.
+    """Return the half width of a confidence interval: how far the mean must be from a boundary to exclude it.
 
-    The result is the distance at which T equals the critical statistic c. In closed form it is
-    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, and c s0 / n if the standard deviation is known.
+    At this distance, the e-value is 1 / alpha, and T equals the critical statistic c. The closed form is
+    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2. If the standard deviation is known, it is c s0 / n.
 
     Args:
         pairs: The number of pairs n.
@@ -233,7 +247,7 @@ def half_width(
         equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
 
     Returns:
-        Infinity if no distance is enough.
+        The distance, in the unit of `spread`. It is infinite if no distance is large enough.
     """
     critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
     if math.isinf(prior.degrees):
@@ -254,16 +268,16 @@ def differences(
     higher_is_better: bool = True,
     worst: float,
 ) -> list[float]:
-    """Return candidate minus baseline for every seed that both have, in the order of the seeds.
+    """Return the difference between candidate and baseline for every seed that both have, sorted by seed.
 
-    Positive differences are better. A seed that diverged on both sides is left out.
+    A positive difference means that the candidate is better. If both runs of a seed diverged, the seed is left out.
 
     Args:
-        ours: The candidate's metric by seed. NaN for a run that diverged.
-        baseline: The baseline's metric by seed. NaN for a run that diverged.
-        higher_is_better: The direction of the metric.
-        worst: The value that a diverged run counts as: the worst value that the metric can have (0 for an accuracy, the
-            loss of a guess for a loss).
+        ours: The candidate's metric, keyed by seed. A run that diverged has NaN.
+        baseline: The baseline's metric, keyed by seed. A run that diverged has NaN.
+        higher_is_better: Whether larger values of the metric are better.
+        worst: The value that replaces NaN: the worst value that the metric can have. For an accuracy this is 0, and for
+            a loss it is the loss of a model that guesses.
     """
     sign = 1.0 if higher_is_better else -1.0
     pairs = [(ours[seed], baseline[seed]) for seed in ordered_seeds(ours.keys() & baseline.keys())]
@@ -282,22 +296,25 @@ def judge(
     prior: SpreadPrior = NO_PRIOR,
     most_pairs: int = 1000,
 ) -> Judgement:
-    """Return the verdict on the differences of one candidate.
+    """Return the verdict on one candidate, from the differences of its pairs.
 
-    A candidate is certified or refuted as soon as the evidence is enough, and later pairs do not change that. Without a
-    prior, equal differences have no measured spread and settle nothing.
+    The evidence is checked after every pair. As soon as it is strong enough, the candidate is certified or refuted, and
+    later pairs do not change the verdict. Without a prior, equal differences have no measured spread, so they are no
+    evidence.
 
     Args:
-        gaps: The differences in the order of the seeds, as `differences` returns them.
-        margin: How much worse is still good enough, in the unit of `gaps`. The boundary is -margin. It may be negative.
-        certify: The probability of a wrong certificate.
-        refute: The probability of a wrong refutation.
+        gaps: The differences, sorted by seed, as `differences` returns them.
+        margin: How much worse is still good enough, in the unit of `gaps`. The boundary is -margin. A negative margin
+            requires an improvement.
+        certify: The allowed probability of a wrong certificate.
+        refute: The allowed probability of a wrong refutation.
         confidence: The confidence of the two-sided intervals as a share, such as 0.95. It holds simultaneously for all
             numbers of pairs.
-        resolution: The step in which the metric counts, 1 / samples for an accuracy. The spread that rounding may hide
-            is added, so that counts that are equal by chance do not look like evidence.
+        resolution: The smallest step between two values of the metric, which is 1 / samples for an accuracy. Rounding
+            to this step may hide some spread. That spread is added, because otherwise differences that are equal by
+            chance would look like strong evidence.
         prior: The prior for the standard deviation. It must not depend on `gaps`.
-        most_pairs: The largest total number of pairs for which `more` is computed.
+        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
     effect = prior.effect(margin)
     verdict, settled_at = Verdict.OPEN, None
@@ -360,22 +377,23 @@ def pairs_needed(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> int | None:
-    """Return the number of pairs that would settle the question if the mean and the spread stayed as they are.
+    """Return the total number of pairs that would decide the verdict if the mean and the spread stayed as they are.
 
-    Half of all searches need more pairs.
+    About half of all searches need more pairs than this.
 
     Args:
-        distance: The distance of the mean above the boundary. Negative if the mean is below.
+        distance: The distance of the mean above the boundary. It is negative if the mean is below the boundary.
         spread: The standard deviation of single differences.
-        certify: The probability of a wrong certificate.
-        refute: The probability of a wrong refutation.
+        certify: The allowed probability of a wrong certificate.
+        refute: The allowed probability of a wrong refutation.
         fewest: The smallest number to return.
         most: The largest number to return.
         prior: The prior for the standard deviation.
         equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
 
     Returns:
-        None if `most` pairs are not enough, or if `distance` or `spread` is 0 or not finite.
+        The number of pairs. If `most` pairs are not enough, or if `distance` or `spread` is 0 or not finite, the result
+        is None.
     """
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None
@@ -402,7 +420,7 @@ def _range(likely: int) -> PairsRange:
 def _looks(
     gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield each number of pairs at which there is evidence, with the mean and the spread of these pairs."""
+    """Yield (n, mean, spread) of the first n pairs, for every n for which an e-value can be computed."""
     for n in range(1, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
         if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):
@@ -412,7 +430,10 @@ def _looks(
 def _interval(
     looks: Iterator[tuple[int, float, float]], tail: float, prior: SpreadPrior, effect: float | None
 ) -> tuple[float, float]:
-    """Return the intersection of the intervals after each look. If it becomes empty, use the last interval alone."""
+    """Return the intersection of the intervals after each number of pairs.
+
+    If the intersection becomes empty, start again with the latest interval alone.
+    """
     low, high = -math.inf, math.inf
     for n, mean, spread in looks:
         half = half_width(n, spread, tail, prior, effect)
@@ -423,7 +444,10 @@ def _interval(
 
 
 def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
-    """Return the mean and the standard deviation, which includes the rounding of both values of a pair."""
+    """Return the mean and the standard deviation of the differences.
+
+    The standard deviation includes the rounding error of both values of a pair.
+    """
     if not gaps:
         return math.nan, math.nan
     spread = math.hypot(deviation(gaps), resolution / math.sqrt(6)) if len(gaps) > 1 else math.nan
@@ -450,7 +474,7 @@ def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
 
 
 def ordered_seeds(seeds: Any) -> list[Any]:
-    """Return the seeds in order: numbers of any type by size, then all others by their text."""
+    """Return the seeds in order: first all numbers, sorted by size, then all other seeds, sorted by their text."""
 
     def key(seed: Any) -> tuple[bool, Any, str]:
         is_number = isinstance(seed, Real)

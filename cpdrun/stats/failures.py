@@ -1,16 +1,16 @@
-"""The rules by which failed runs count in a comparison, and the confidence limit of a failure rate.
+"""Rules for failed runs in a comparison, and the confidence limit of a failure rate.
 
-Searches, reports, claims and imported results all apply these rules by calling `compare_runs`:
+Searches, reports, claims, and imported results all apply these rules by calling `compare_runs`:
 
-- A candidate's run fails if it diverges, ends with an error of its own, or stops before a full run would. If the
+- A candidate's run fails if it diverges, ends with an error of its own, or stops earlier than a full run. If the
   baseline's run of the same seed did not fail, the failed run counts as the worst value of the metric. It also bars the
-  candidate from being certified. Leaving such seeds out would keep only the survivors.
-- A candidate's run that ended for an unknown reason, such as a signal, has no value. It also bars the candidate,
-  because the run itself may have been the cause.
+  candidate from being certified. Failed seeds are not left out, because that would keep only the survivors.
+- If a candidate's run ended for an unknown reason, such as a signal, it has no value. It also bars the candidate from
+  being certified, because the run itself may have been the cause.
 - If a run of the baseline failed, its pair is left out.
-- A run that was stopped on request or has not ended yet is not a failure.
-- If several runs of a candidate failed and none ended well, the candidate has no pairs, because the cause need not be
-  the format.
+- A run that was stopped on request, or that has not ended yet, is not a failure.
+- If several runs of a candidate failed and none finished or diverged, the candidate has no pairs. The cause may then be
+  something other than the format.
 """
 
 import math
@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# If this many runs of a candidate have failed and none has ended well, the candidate is given up.
+# If this many runs of a candidate failed and none finished or diverged, the candidate is given up: no further runs are
+# started.
 GIVE_UP_AFTER = 2
 
 
@@ -36,10 +37,10 @@ class Runs:
     """The runs of one candidate or baseline that have ended.
 
     Attributes:
-        values: The metric by seed. NaN for a run that diverged.
-        failures: The reasons why runs have no value, by seed.
-        lengths: The epochs, steps or rows of the runs whose program decides by itself when to stop, by seed. Empty for
-            runs whose record says that they are complete.
+        values: The metric of each run, keyed by seed. A run that diverged has NaN.
+        failures: The reasons why runs have no value, keyed by seed.
+        lengths: The number of epochs, steps, or rows of each run, keyed by seed. Only runs whose program decides by
+            itself when to stop have an entry. The records of all other runs say whether they are complete.
         gave_up: The seeds of the runs that ended early because they did not learn.
     """
 
@@ -50,11 +51,11 @@ class Runs:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether no further runs are worthwhile: at least GIVE_UP_AFTER runs failed, and none finished or diverged."""
+        """Whether to start no further runs: at least GIVE_UP_AFTER runs failed, and none finished or diverged."""
         return len(self.failures) >= GIVE_UP_AFTER and not self.values
 
     def without(self, seeds: Collection[Any]) -> "Runs":
-        """Return the runs of all other seeds."""
+        """Return the runs of all seeds that are not in `seeds`."""
 
         def kept(by_seed: Mapping[Any, Any]) -> dict[Any, Any]:
             return {seed: value for seed, value in by_seed.items() if seed not in seeds}
@@ -65,12 +66,12 @@ class Runs:
 
 @dataclass(frozen=True)
 class FailureCounts:
-    """The numbers of a candidate's runs that failed, by cause.
+    """How many of a candidate's runs failed, counted separately for each cause.
 
     Attributes:
         ended: The number of all runs that have ended.
         errors: The number of runs that ended with an error of their own.
-        stopped_early: The number of runs that stopped before a full run would.
+        stopped_early: The number of runs that stopped earlier than a full run.
         unknown: The number of runs that ended for an unknown reason.
         diverged: The number of runs that diverged.
         did_not_learn: The number of runs that were stopped because they did not learn.
@@ -87,22 +88,22 @@ class FailureCounts:
 
     @property
     def failed(self) -> int:
-        """The number of failed runs, for any cause."""
+        """The number of failed runs, summed over all causes."""
         return self.errors + self.stopped_early + self.unknown + self.diverged + self.did_not_learn
 
     @property
     def without_result(self) -> int:
         """The number of failed runs that left no result.
 
-        Runs that diverged or did not learn left a result and do not count.
+        Runs that diverged or did not learn are not counted, because they left a result.
         """
         return self.errors + self.stopped_early + self.unknown
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper confidence limit of the failure rate, as a share; None if no run has ended.
+        """Return the upper confidence limit of the failure rate as a share, or None if no run has ended.
 
         Args:
-            confidence: The one-sided confidence in per cent.
+            confidence: The one-sided confidence in percent.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 
@@ -112,9 +113,9 @@ class Compared:
     """The values of a candidate and its baseline, ready for `evidence.differences`, and the candidate's failures.
 
     Attributes:
-        ours: The candidate's values by seed. NaN for a run that counts as the worst value.
-        baseline: The baseline's values by seed.
-        counts: The numbers of the candidate's failed runs.
+        ours: The candidate's values, keyed by seed. A run that counts as the worst value has NaN.
+        baseline: The baseline's values, keyed by seed.
+        counts: How many of the candidate's runs failed.
     """
 
     ours: dict[Any, float]
@@ -123,15 +124,15 @@ class Compared:
 
     @property
     def is_barred(self) -> bool:
-        """Whether failed runs bar the candidate from being certified, regardless of its pairs."""
+        """Whether a failed run bars the candidate from being certified, whatever its pairs show."""
         return self.counts.failed > 0
 
 
 def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
     """Return the values to compare and the candidate's failures, following the rules of this module.
 
-    If both runs of a seed failed, the candidate is not charged with a failure. There is one exception: if both runs of
-    a seed diverged, the candidate's run still counts as diverged.
+    If both runs of a seed failed, the failure is not counted against the candidate. There is one exception: if both
+    runs of a seed diverged, the candidate's run still counts as diverged.
     """
     full = full_length(baseline.lengths.values())
     early, baseline_early = stopped_early(candidate, full), stopped_early(baseline, full)
@@ -158,11 +159,11 @@ def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
 
 
 def full_length(lengths: Iterable[int]) -> int:
-    """Return the length of a complete run, from the lengths of the baseline's runs; 0 without runs.
+    """Return the length of a complete run, given the lengths of the baseline's runs, or 0 if there are none.
 
-    It is the length that more than half of the baseline's runs have. If there is no such length, the program decides
-    for each run when to stop. Only runs that are shorter than all runs of the baseline are known to be incomplete then,
-    so the smallest length is returned.
+    If more than half of the baseline's runs have the same length, this length is returned. Otherwise, the program
+    apparently decides for each run when to stop. A run is then known to be incomplete only if it is shorter than every
+    run of the baseline, so the smallest length is returned.
     """
     counts = Counter(lengths)
     if not counts:
@@ -185,7 +186,7 @@ def most_failing(failed: int, samples: int, ci: float) -> float:
     Args:
         failed: The number of failures.
         samples: The number of trials.
-        ci: The confidence in per cent.
+        ci: The confidence in percent.
     """
     if failed >= samples:
         return 1.0
@@ -205,21 +206,21 @@ FEWEST_SEEDS = 2  # a single equal run may be chance
 
 
 def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
-    """Return whether the runs of two cells are equal for every seed that both have, and there are at least two.
+    """Return whether two cells share at least two seeds and their runs are equal for every shared seed.
 
     Args:
-        ours: The fingerprints of the first cell's runs, by seed.
-        theirs: The fingerprints of the second cell's runs, by seed.
+        ours: The fingerprints of the first cell's runs, keyed by seed.
+        theirs: The fingerprints of the second cell's runs, keyed by seed.
     """
     shared = ours.keys() & theirs.keys()
     return len(shared) >= FEWEST_SEEDS and all(ours[seed] == theirs[seed] for seed in shared)
 
 
 def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
-    """Return groups of at least two cells that are identical to each other, by their names.
+    """Return the names of cells whose runs are identical, in groups of at least two cells.
 
     Args:
-        cells: The fingerprints of each cell's runs by seed, by the name of the cell.
+        cells: The fingerprints of the runs, keyed by cell name and then by seed.
     """
     groups: list[list[str]] = []
     for name, fingerprints in cells.items():

@@ -1,14 +1,15 @@
-"""The error of a difference in accuracy that comes from the choice of the test examples.
+"""Compute how much of the error of an accuracy difference comes from the choice of the test examples.
 
-Candidate and baseline answer the same n examples. Let d_sj be 1 if only the candidate of seed s answers example j
-right, -1 if only the baseline does, and 0 otherwise. The difference in accuracy is the mean of d_sj over seeds and
-examples. Its error due to the examples, for the given runs, follows from the means over seeds dbar_j:
+The candidate and the baseline answer the same n examples. Let d_sj be 1 if only the candidate's run of seed s answers
+example j correctly, -1 if only the baseline's run does, and 0 otherwise. The difference in accuracy is dbar, the mean
+of d_sj over all seeds and examples. Let dbar_j be the mean over the seeds for example j. For the given runs, the choice
+of the examples causes this standard error:
 
     standard_error^2 = sum_j (dbar_j - dbar)^2 / n^2
 
-With few seeds, a part of this error is due to the randomness of single runs, which averages out with more seeds. The
-part that remains with any number of seeds is the variance component of the examples in a two-way analysis of variance
-without replication (H. Scheffé, "The Analysis of Variance", 1959, chapter 7).
+With few seeds, a part of this error is due to the randomness of single runs. This part averages out with more seeds.
+The rest remains with any number of seeds. It is the variance component of the examples in a two-way analysis of
+variance without replication (H. Scheffé, "The Analysis of Variance", 1959, chapter 7).
 """
 
 import math
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExampleError:
-    """The mean of differences over seeds and examples, and its error due to the choice of the examples.
+    """The mean difference in accuracy, and its error due to the choice of the test examples.
 
     Attributes:
-        mean: The mean of all differences.
-        standard_error: The standard error of the mean for the given runs. 0 if all examples have the same mean over
-            seeds.
-        lasting: The part of the standard error that no number of further seeds removes. NaN for a single seed.
+        mean: The mean of the differences over all seeds and examples.
+        standard_error: The standard error of the mean for the given runs. It is 0 if all examples have the same mean
+            over the seeds.
+        lasting: The part of the standard error that remains with any number of further seeds. NaN for a single seed.
     """
 
     mean: float
@@ -37,10 +38,10 @@ class ExampleError:
     lasting: float
 
     def on_another_test_set(self, confidence: float) -> tuple[float, float]:
-        """Return the interval in which the mean of the same runs lies on another test set of the same size.
+        """Return a prediction interval for the mean of the same runs on another test set of the same size.
 
-        Both the given test set and the other test set are random, so the variance is twice the squared standard error.
-        The ends are NaN if the standard error is 0, because equal answers measure no spread.
+        Both test sets are random, so the variance is twice the squared standard error. If the standard error is 0, both
+        ends are NaN, because equal answers contain no information about the spread.
 
         Args:
             confidence: The confidence as a share, such as 0.95.
@@ -52,13 +53,13 @@ class ExampleError:
 
 
 def example_error(differences: Sequence["np.ndarray"]) -> ExampleError:
-    """Return the error due to the choice of the examples.
+    """Return the mean difference in accuracy and its error due to the choice of the test examples.
 
-    All sums are sums of integers and exact, so their order does not change the result.
+    All sums are exact integer sums, so their order does not change the result.
 
     Args:
-        differences: The differences d_sj of each of at least one seed, as int64 arrays of shape (n,). The examples have
-            the same order in all arrays.
+        differences: One int64 array of shape (n,) for each seed, with the differences d_sj. There is at least one
+            array, and the examples have the same order in all arrays.
     """
     seeds, n = len(differences), len(differences[0])
     by_example_n = sum(differences[1:], start=differences[0])

@@ -1,11 +1,16 @@
-"""Joint verdicts on a ladder: candidates sorted by bit width, most bits first.
+"""Judge all candidates of a ladder together.
 
-A ladder consists of the candidates that are compared with one baseline and share a way of scaling. A width is the set
-of a ladder's candidates that have the same number of bits. A width is certified if one of its formats is certified. The
-next narrower width may be certified only then, so nothing is claimed below a width that is refuted or open, regardless
-of the pairs recorded there. `cpdrun.stats.ledger` defines how the hypotheses of a ladder share the error probability,
-and where a ladder may start. A width is refuted if all of its formats are refuted. This is wrong only if a good format
-is refuted, so each format may be refuted at the error probability of the whole ladder.
+A ladder consists of the candidates that are compared with one baseline and share a gradient scaling, sorted from most
+bits to fewest. A width is the set of a ladder's candidates that have the same number of bits. The rules are:
+
+- A width is certified if one of its formats is certified.
+- A width may be certified only if the next wider width is certified. Below a width that is refuted or open, nothing is
+  claimed, whatever the pairs there show.
+- A width is refuted if all of its formats are refuted. This is wrong only if a good format is refuted, so each format
+  may be refuted at the error probability of the whole ladder.
+
+`cpdrun.stats.ledger` defines how the hypotheses of a ladder share the error probability, and at which width a ladder
+may start.
 """
 
 import math
@@ -23,9 +28,9 @@ class PairedLadder:
 
     Attributes:
         asked: The names of the candidates, and the start of the ladder.
-        gaps: For each width and candidate the differences in the order of the seeds, as `evidence.differences` returns
-            them.
-        barred: For each width and candidate whether a run failed.
+        gaps: For each width, and for each candidate of the width, the differences of its pairs. They are sorted by
+            seed, as `evidence.differences` returns them.
+        barred: For each width, and for each candidate of the width, whether one of its runs failed.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
 
@@ -37,12 +42,12 @@ class PairedLadder:
 
 @dataclass(frozen=True)
 class Width:
-    """The candidates of one bit width.
+    """The judged candidates of one bit width.
 
     Attributes:
-        judgements: The judgements of the candidates, the likeliest candidate first.
-        is_reached: Whether all widths before this one in its sequence are certified.
-        hypotheses: The hypotheses of the candidates, for the ledger.
+        judgements: The judgements of the candidates, in the order in which the candidates were given.
+        is_reached: Whether all wider widths of the same sequence are certified.
+        hypotheses: The hypotheses of the candidates, to be added to the ledger.
     """
 
     judgements: tuple[Judgement, ...]
@@ -51,19 +56,22 @@ class Width:
 
     @property
     def certified(self) -> int | None:
-        """The index of the first certified candidate; None if no candidate is certified or the width is not reached."""
+        """The index of the first certified candidate. None if there is none, or if the width is not reached."""
         found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
         return found[0] if found and self.is_reached else None
 
     def verdict_of(self, judgement: Judgement) -> Verdict:
-        """Return the verdict on a candidate of this width: certified only if all widths before it are."""
+        """Return the verdict on a candidate of this width.
+
+        A certified candidate is reported as open unless all wider widths of the sequence are certified.
+        """
         if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
             return Verdict.OPEN
         return judgement.verdict
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the width: certified if a candidate is, and refuted if all candidates are."""
+        """The verdict on the width: certified if one candidate is certified, and refuted if all candidates are."""
         if self.certified is not None:
             return Verdict.CERTIFIED
         refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)
@@ -79,18 +87,18 @@ def judge_ladders(
     ledger: Ledger,
     resolution: float = 0.0,
 ) -> list[list[Width]]:
-    """Return the verdicts of ladders that share the error probability of one ledger.
+    """Judge several ladders that share the error probability of one ledger.
 
-    New hypotheses get a weight from the error probability that is left, and the priors that follow from the pairs so
-    far. The caller adds the new hypotheses to the ledger.
+    A new hypothesis gets its weight from the error probability that is left, and its prior from the pairs so far. This
+    function does not change the ledger: the caller adds the new hypotheses to it.
 
     Args:
         ladders: The ladders.
         metric: The name of the metric.
         margin: How much worse is still good enough, in the unit of the differences.
         alpha: The error probability of the whole ledger.
-        ledger: The hypotheses that were tested before.
-        resolution: The step in which the metric counts, in the unit of the differences.
+        ledger: The ledger of the hypotheses that were tested before.
+        resolution: The smallest step between two values of the metric, in the unit of the differences.
 
     Returns:
         The widths of each ladder, most bits first.
@@ -133,18 +141,19 @@ def settle(
     most_pairs: int = 1000,
     start: int = 0,
 ) -> list[Width]:
-    """Return the widths of a ladder with their verdicts, most bits first.
+    """Judge one ladder, and return its widths with their verdicts, most bits first.
 
     Args:
-        gaps: For each width, most bits first, and each of its formats the differences in the order of the seeds, as
-            `evidence.differences` returns them. They are in the unit of `margin` and `resolution`.
+        gaps: For each width, most bits first, and for each format of the width, the differences of its pairs. They are
+            sorted by seed, as `evidence.differences` returns them, and have the unit of `margin` and `resolution`.
         margin: How much worse is still good enough.
-        hypotheses: The hypotheses of the same formats. A hypothesis whose prior is not fixed yet is tested without a
-            prior.
+        hypotheses: The hypotheses of the same formats. If the prior of a hypothesis is not fixed yet, the hypothesis is
+            tested without a prior.
         alpha: The error probability of the whole ledger.
-        barred: For each format whether a run failed. Such a format is never certified, even if it was certified before
-            the run failed. If it is the only one of its width, no narrower width is certified either.
-        resolution: The step in which the metric counts.
+        barred: For each format, whether one of its runs failed. Such a format is never certified, even if it was
+            certified before the run failed. If it is the only format of its width, no narrower width is certified
+            either.
+        resolution: The smallest step between two values of the metric.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
         start: The index of the width at which the ladder starts.
     """

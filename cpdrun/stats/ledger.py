@@ -1,31 +1,34 @@
-"""The ledger: the hypotheses that were tested on a sweep, and the share of the error probability of each.
+"""The ledger: the hypotheses that were tested on a sweep, and each hypothesis's share of the error probability.
 
-A hypothesis is "this candidate is not good enough compared with this baseline, in this metric". It gets its weight,
-which is its share of the error probability, when it is first tested, and keeps it. The ledger is append-only: repeating
-a question with fewer formats, fewer ladders or other axes frees no error probability.
+A hypothesis says: "this candidate is worse than this baseline by more than the margin, in this metric". When it is
+first tested, it gets a weight, which is its share of the error probability. It keeps this weight. Hypotheses are only
+added to the ledger, never removed. Therefore, a later search on the same sweep with fewer formats, fewer ladders, or
+other axes frees no error probability. Each request for verdicts on a set of ladders, by a search or a report, is called
+a question here.
 
-Hypotheses form sequences. A ladder, which is a list of candidates with most bits first, is one sequence. Each width
-(the candidates of one bit width) is opened by the wider width before it: it may be certified only if that one is. All
-widths have the whole weight of the ladder, because too few bits are claimed only if the first width that is not good
-enough is certified (fixed-sequence testing: W. Maurer, L. A. Hothorn and W. Lehmacher, "Multiple comparisons in drug
-clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der chemisch-pharmazeutischen
-Industrie 6 (1995)). The formats of a width share its weight equally, because any of them may open the next width
-(Bonferroni).
+Hypotheses form sequences. A ladder is one sequence. It consists of the candidates that are compared with one baseline
+and share a gradient scaling, sorted from most bits to fewest. A width consists of the ladder's candidates that have the
+same number of bits. A width is opened by the next wider width: it may be certified only if the wider width is
+certified. Every width has the whole weight of the ladder, because a wrong claim needs the certification of the first
+width that is not good enough (fixed-sequence testing: W. Maurer, L. A. Hothorn, and W. Lehmacher, "Multiple comparisons
+in drug clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der
+chemisch-pharmazeutischen Industrie 6 (1995)). The formats of a width share its weight equally, because each of them
+may open the next width (Bonferroni).
 
-A ladder may start below its widest width if a prediction says so. The widths from the start down form a sequence with
-START_SHARE of the ladder's weight. Each wider width is a sequence of its own: the k-th width above the start has
-2^-(k + 2) of the weight, and START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni
-procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). A prediction must not use any run that
-is in a pair, so the seed of its run is set aside.
+If a prediction suggests it, a ladder may start below its widest width. The widths from the start down form a sequence
+with START_SHARE of the ladder's weight. Each wider width is a sequence of its own, and the k-th width above the start
+has 2^-(k + 2) of the weight. START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni
+procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). The run that a prediction uses must not
+be in any pair, so the seed of this run is set aside.
 
-The roots are the hypotheses that no other hypothesis opens. Their weights sum to at most 1 (Bonferroni over the
-sequences). The first question of a sweep gets FIRST_QUESTION of the error probability. Each later question that adds
-roots gets half of what is left. The ladders of a question share its part equally. A width that is added below the
-narrowest width of a sequence continues the sequence with the same weight.
+A root is a hypothesis that no other hypothesis opens. The weights of all roots sum to at most 1 (Bonferroni over the
+sequences). The first question on a sweep gets FIRST_QUESTION of the error probability. Each later question that adds
+roots gets LATER_QUESTION of what is left. The ladders of a question share its part equally. If a width is added below
+the narrowest width of a sequence, it continues the sequence with the same weight.
 
-The gate of a hypothesis is the set of candidates that open it. A hypothesis is found again only if its gate is passed
-whenever the wider widths of the new question are certified. If it is tested without the formats that opened it, it is a
-new hypothesis.
+The gate of a hypothesis is the set of candidates that open it. A later question reuses a recorded hypothesis only if
+the gate is certain to be passed when the wider widths of that question are certified. If a candidate is tested without
+the formats that opened its recorded hypothesis, the test counts as a new hypothesis.
 """
 
 import math
@@ -36,21 +39,21 @@ from typing import Any, TypeGuard
 from cpdrun.stats.evidence import SpreadPrior
 
 FIRST_QUESTION = 0.8
-LATER_QUESTION = 0.5  # the share of the remaining error probability that a later question gets
+LATER_QUESTION = 0.5  # each later question gets this share of the remaining error probability
 NO_GATE: tuple[str, ...] = ()
-START_SHARE = 0.75  # the share of a ladder's weight that the widths from its start down have
+START_SHARE = 0.75  # the widths from a ladder's start down get this share of its weight
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """The hypothesis that a candidate is not good enough compared with a baseline.
+    """The hypothesis that a candidate is worse than a baseline by more than the margin.
 
     Attributes:
         metric: The name of the metric.
         candidate: The name of the candidate.
         baseline: The name of the baseline.
-        opened_by: The gate: the candidates of which one must be certified first. Empty for a root.
-        weight: The share of the error probability.
+        opened_by: The gate. One of these candidates must be certified before this one may be. Empty for a root.
+        weight: The hypothesis's share of the error probability.
         prior: The prior for the standard deviation. None until it is fixed (`cpdrun.stats.pooled_spread.priors`).
     """
 
@@ -69,13 +72,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a ladder of a search that does not start at its widest width, because of a prediction.
+    """The width at which a search starts a ladder, if a prediction made it start below the widest width.
 
     Attributes:
         ladder: The label of the ladder in the search.
         bits: The bits of the width at which the ladder starts.
-        aside: The seed of the run that the prediction used, which is in no pair. None if there is none.
-        cells: The names of the candidates' runs of seed 0, by which a report recognizes the ladder.
+        aside: The seed of the run that the prediction used. This seed is in no pair. None if no run was used.
+        cells: The names of the candidates' cells. A report recognizes the ladder by them.
     """
 
     ladder: str
@@ -86,16 +89,16 @@ class Start:
 
 @dataclass(frozen=True)
 class AskedLadder:
-    """A ladder in a question.
+    """A ladder that a question asks about.
 
-    A candidate or baseline is named after its cell, which is the name of its run of seed 0. Tuned candidates have the
-    names in `Ledger.cells`.
+    A candidate or baseline has the name of its cell, which is the name of its run of seed 0. A tuned candidate has its
+    name in `Ledger.cells`.
 
     Attributes:
         baseline: The name of the baseline.
         widths: The names of the candidates of each width, most bits first.
         start: The index of the width at which the ladder starts.
-        bits: The bits of each width. Empty if unknown.
+        bits: The number of bits of each width. Empty if it is unknown.
     """
 
     baseline: str
@@ -110,11 +113,11 @@ class Ledger:
 
     Attributes:
         hypotheses: The hypotheses, in the order in which they were added.
-        cells: The name under which a tuned candidate was tested, by the cell of its runs.
+        cells: The names under which tuned candidates were tested, keyed by the cell of the candidate's runs.
         ladders: The number of ladders in an older sweep.yaml, which contains no hypotheses. At least this many ladders
             share the error probability of the first question.
-        sizes: The number of formats by bits in an older sweep.yaml. At least this many formats share the weight of a
-            width in the first question.
+        sizes: The number of formats in an older sweep.yaml, keyed by bits. At least this many formats share the weight
+            of a width in the first question.
     """
 
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -124,13 +127,13 @@ class Ledger:
 
     @property
     def left(self) -> float:
-        """The share of the error probability that no root has."""
+        """The share of the error probability that is not used by any root yet."""
         return max(0.0, 1 - math.fsum(each.weight for each in self.hypotheses if not each.opened_by))
 
     def ask(self, metric: str, ladders: Sequence[AskedLadder]) -> list[list[list[Hypothesis]]]:
-        """Return the hypotheses of each ladder, width by width.
+        """Return the hypotheses of a question: for each ladder, the hypotheses of each width.
 
-        New hypotheses get their weights, but they are not in the ledger until `merged` adds them.
+        Recorded hypotheses are reused. New hypotheses get their weights here, but only `merged` adds them to a ledger.
 
         Args:
             metric: The name of the metric.
@@ -166,13 +169,16 @@ class Ledger:
         return replace(self, hypotheses=tuple(by_key.values()))
 
     def named(self, cell: str) -> str:
-        """Return the name under which the candidate or baseline of a cell was tested."""
+        """Return the name under which a cell's candidate or baseline was tested."""
         return self.cells.get(cell, cell)
 
     def _find(
         self, metric: str, candidate: str, baseline: str, above: Sequence[Sequence[str]]
     ) -> Hypothesis | None:
-        """Return the recorded hypothesis with the largest weight whose gate is passed whenever `above` is certified.
+        """Return the recorded hypothesis about a candidate that a new question may reuse, or None if there is none.
+
+        A hypothesis may be reused if it has no gate, or if its gate is certain to be passed when all widths `above` are
+        certified. If there are several, the one with the largest weight is returned.
 
         Args:
             metric: The name of the metric.
@@ -217,20 +223,20 @@ class Ledger:
 
     @property
     def as_yaml(self) -> dict[str, Any]:
-        """The content of `ledger` in sweep.yaml."""
+        """The value of the key `ledger` in sweep.yaml."""
         rows = [asdict(each) for each in self.hypotheses]
         hypotheses = [{**row, "opened_by": list(row["opened_by"])} for row in rows]
         return {"hypotheses": hypotheses} | ({"cells": dict(self.cells)} if self.cells else {})
 
     @classmethod
     def read(cls, block: object, family: object = None) -> "Ledger":
-        """Read the ledger of a sweep.yaml.
+        """Read the ledger from a sweep.yaml.
 
-        Anyone may have written the file, so parts that cannot be read count as absent.
+        The file may come from anyone. Parts that cannot be read are ignored.
 
         Args:
-            block: The content of `ledger`.
-            family: The content of `family` in an older sweep.yaml.
+            block: The value of the key `ledger`.
+            family: The value of the key `family` in an older sweep.yaml.
         """
         block, family = (each if isinstance(each, Mapping) else {} for each in (block, family))
         rows, cells = block.get("hypotheses"), block.get("cells")
@@ -243,7 +249,7 @@ class Ledger:
 
 
 def read_starts(block: object) -> tuple[Start, ...]:
-    """Read `start` of a sweep.yaml, which anyone may have written."""
+    """Read the value of the key `start` in a sweep.yaml. Entries that cannot be read are skipped."""
     found = []
     for each in _list(block):
         bits, aside, cells = (each.get(key) for key in ("bits", "aside", "cells"))
@@ -257,12 +263,15 @@ def read_starts(block: object) -> tuple[Start, ...]:
 def _roots(
     ladder: AskedLadder, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the indices of the widths whose new hypotheses begin a sequence, and their portions of its share.
+    """Return the widths whose new hypotheses begin a sequence, with each sequence's portion of the ladder's share.
 
     Args:
         ladder: The ladder.
-        known: For each width the recorded hypothesis of each candidate; None for a new one.
+        known: For each width, the recorded hypothesis of each candidate. None for a candidate without one.
         opened: The names of all candidates that open a recorded hypothesis.
+
+    Returns:
+        The portions, keyed by the index of the width.
     """
     found = {}
     for i, there in enumerate(known):

@@ -1,4 +1,4 @@
-"""Means and deviations of a few values, and the choice of the best of several settings by their means."""
+"""Compute means and deviations of a few values, and choose the setting with the best mean."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,38 +7,40 @@ from typing import Any
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN without values."""
+    """Return the mean, or NaN if there are no values."""
     return fmean(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation of at least two values, with n - 1 in the denominator.
 
-    The sum of squares is rounded only once (math.fsum). statistics.stdev computes with fractions and is far slower.
+    math.fsum rounds the sum of squares only once. statistics.stdev is not used because it computes with fractions,
+    which is far slower.
     """
     middle = fmean(values)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def is_zero(width: float) -> bool:
-    """Return whether a spread is zero up to rounding, as it is for equal values."""
+    """Return whether a spread is zero or so small that it may be a rounding error."""
     return abs(width) < 1e-12
 
 
-# The first seed of the runs that choose. Runs that are compared afterwards have smaller seeds.
+# A search that tunes runs its choosing runs with seeds from this one on. The runs that are compared afterwards have
+# smaller seeds.
 FIRST_SEED = 1000
 
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
     """Return the index of the best setting.
 
-    The best setting has the fewest diverged runs and, among settings with equally few, the best mean over its other
-    runs. A setting without runs comes last. Ties go to the first setting. Only the given runs influence the choice, so
-    it is independent of the runs on other seeds that are compared afterwards.
+    The best setting has the fewest diverged runs. If several settings have equally few, the mean over the other runs
+    decides, and then the order of the settings. A setting without runs comes last. The choice depends only on the given
+    runs. It is therefore independent of the runs on other seeds that are compared afterwards.
 
     Args:
-        arms: The metric of the runs of each setting. NaN for a run that diverged.
-        higher_is_better: The direction of the metric.
+        arms: For each setting, the metric of its runs. A run that diverged has NaN.
+        higher_is_better: Whether larger values of the metric are better.
     """
     sign = 1.0 if higher_is_better else -1.0
 
@@ -50,9 +52,9 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """Yield each chosen value that is the largest or the smallest number tried, as ("optim.lr", "largest").
+    """Yield the keys whose chosen value is the largest or the smallest number that was tried.
 
-    A better value may lie beyond such an end.
+    A better value may lie beyond such an end. Each result is a pair like ("optim.lr", "largest").
 
     Args:
         chosen: The chosen value of each key.

@@ -1,34 +1,37 @@
-"""Select the ideas of a stream that may be kept so that at most a share `alpha` of the kept ideas is false on average.
+"""Decide which ideas of a growing list to keep, so that on average at most a share `alpha` of the kept ideas is false.
 
-This is the online e-BH procedure of L. Fischer, Z. Xu and A. Ramdas, "An online generalization of the (e-)Benjamini-
-Hochberg procedure", arXiv 2407.20683, section 2. It rejects at least what e-LOND rejects (Z. Xu and A. Ramdas, "Online
-multiple testing with e-values", AISTATS 2024). Let E_t be the e-value of idea t, which is small if the idea is not
-better, and let the shares g_1, g_2, ... sum to at most 1. With
+An idea is a change whose runs are compared with a baseline. It is false if it is not better than the boundary. This
+module implements the online e-BH procedure (L. Fischer, Z. Xu, and A. Ramdas, "An online generalization of the
+(e-)Benjamini-Hochberg procedure", arXiv 2407.20683, section 2). It keeps every idea that e-LOND keeps, and possibly
+more (Z. Xu and A. Ramdas, "Online multiple testing with e-values", AISTATS 2024).
 
-    k* = the largest k for which at least k of the ideas have E_t >= 1 / (alpha g_t k),
+Let E_t be the e-value of idea t. If the idea is false, E_t has a mean of at most 1. Let the shares g_1, g_2, ... of the
+error probability sum to at most 1, and let
 
-the ideas with E_t >= 1 / (alpha g_t k*) are kept. The expected share of false ideas among the kept ones, the false
-discovery rate, is at most alpha under any dependence between the ideas, because every kept idea that is false adds
-1 / (kept ideas) <= alpha g_t E_t, and E_t has a mean of at most 1. The number of kept ideas never falls: a later
-success lowers the evidence that all others need, so an earlier idea may be kept afterwards.
+    k* = the largest k for which at least k of the ideas have E_t >= 1 / (alpha g_t k).
 
-An idea that is judged again with more pairs replaces its own e-value until it is kept. Then its e-value is frozen. Each
-e-value is therefore the evidence at a stopping time, for which a mean of at most 1 holds if the decision to stop looks
-at the evidence only. The largest evidence over time is not a valid e-value.
+The ideas with E_t >= 1 / (alpha g_t k*) are kept. The false discovery rate, which is the expected share of false ideas
+among the kept ones, is then at most alpha, even if the ideas depend on each other: every kept idea that is false adds
+1 / (kept ideas) <= alpha g_t E_t to that share, and E_t has a mean of at most 1. The number of kept ideas never falls.
+A later success lowers the evidence that all other ideas need, so an earlier idea may be kept afterwards.
+
+If an idea is judged again with more pairs, its new e-value replaces the old one. Once the idea is kept, its e-value is
+frozen. Each e-value is therefore the evidence at a stopping time, and its mean is at most 1 if the decision to stop
+depends on the evidence only. The largest e-value over time would not be valid.
 """
 
 import math
 from collections.abc import Mapping
 
-# The share of the error probability that the planned ideas have. Each further lot of ideas has half of what is left.
+# The share of the error probability that the planned ideas have together. The rest is for further ideas.
 PLANNED_SHARE = 0.8
 
 
 def share(number: int, planned: int) -> float:
-    """Return the share of the error probability that an idea has.
+    """Return an idea's share of the error probability.
 
-    The first `planned` ideas divide PLANNED_SHARE equally. Every further lot of `planned` ideas divides half of what is
-    left, so the shares of any number of ideas sum to less than 1.
+    The first `planned` ideas share PLANNED_SHARE equally. Every further lot of `planned` ideas shares half of what is
+    left, so the shares of all ideas sum to less than 1.
 
     Args:
         number: The number of the idea. The first idea has number 1.
@@ -55,7 +58,7 @@ def kept_ideas(log_evidence: Mapping[int, float], alpha: float, planned: int) ->
     """Return the numbers of the ideas that online e-BH keeps.
 
     Args:
-        log_evidence: The natural logarithm of each idea's e-value, by the idea's number.
+        log_evidence: The natural logarithm of each idea's e-value, keyed by the idea's number.
         alpha: The allowed false discovery rate.
         planned: The number of planned ideas.
     """

@@ -1,10 +1,14 @@
-"""A prior for the standard deviation of a cell's differences, pooled over the other cells of the same sweep and metric.
+"""A prior for the standard deviation of a cell's differences, estimated from other cells of the same sweep and metric.
 
-The estimate is that of limma's squeezeVar: G. K. Smyth, "Linear models and empirical Bayes methods for assessing
-differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology 3 (2004),
-section 6.2. Variances s_j^2 with d_j degrees of freedom are taken as s0^2 F(d_j, nu); s0 and nu follow from the mean
-and the variance of log s_j^2. Differences from limma: nu is a whole number and at most MOST_DEGREES, so that a cell
-that is noisier than the others is not judged by their spread alone, and variances of zero are left out.
+A cell is one candidate, with its runs of all seeds. The estimate is that of limma's squeezeVar: G. K. Smyth, "Linear
+models and empirical Bayes methods for assessing differential expression in microarray experiments", Statistical
+Applications in Genetics and Molecular Biology 3 (2004), section 6.2. The model assumes that the variances s_j^2, which
+have d_j degrees of freedom, are distributed as s0^2 F(d_j, nu). The mean and the variance of log s_j^2 then determine
+s0 and nu. There are two differences from limma:
+
+- nu is a whole number and at most MOST_DEGREES. Otherwise, a cell that is noisier than the others would be judged
+  almost by their spread alone.
+- Variances of zero are left out.
 """
 
 import math
@@ -15,23 +19,24 @@ from typing import Any
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.means import deviation
 
-MOST_DEGREES = 4  # the largest number of degrees of freedom of a prior
-FEWEST_CELLS = 3  # the smallest number of other cells that give a prior
-# The number of pairs of each cell that are used. It is fixed so that a prior does not change with further seeds.
+MOST_DEGREES = 4  # a prior has at most this many degrees of freedom
+FEWEST_CELLS = 3  # a prior needs at least this many other cells
+# Only the first pairs of each cell are used. Their number is fixed so that further seeds do not change a prior.
 FIRST_PAIRS = 3
-BROKEN = 5.0  # cells that are worse by more than this many margins form a pool of their own
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B_2, B_4, ...
+BROKEN = 5.0  # cells that are worse than the baseline by more than this many margins are pooled separately
+# The Bernoulli numbers B_2, B_4, ...
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
-    """Return the prior for a cell's standard deviation that other cells give.
+    """Return a prior for a cell's standard deviation, estimated from other cells.
 
     Args:
-        cells: The standard deviation and its degrees of freedom for each of the other cells.
+        cells: For each of the other cells, its standard deviation and the degrees of freedom of this estimate.
 
     Returns:
-        NO_PRIOR if fewer than FEWEST_CELLS cells have a positive standard deviation, or if their standard deviations
-        differ so much that the prior has less than one degree of freedom.
+        The prior. It is NO_PRIOR if fewer than FEWEST_CELLS cells have a positive standard deviation, or if their
+        standard deviations differ so much that the prior would have less than one degree of freedom.
     """
     known = [(spread, degrees) for spread, degrees in cells if spread > 0 and degrees > 0]
     if len(known) < FEWEST_CELLS:
@@ -48,17 +53,20 @@ def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
 def priors(
     cells: Mapping[Any, Sequence[float]], margin: float, resolution: float = 0.0
 ) -> dict[Any, SpreadPrior]:
-    """Return the prior of each cell, from the first pairs of the other cells.
+    """Return the prior of each cell, estimated from the first pairs of the other cells.
 
-    A cell is left out while its prior must not be fixed yet: if it has no pairs, or if it has fewer than FIRST_PAIRS
-    pairs and the other cells give no prior. The cell is not judged until then, so the time at which its prior is fixed
-    depends on nothing in its differences. Cells that are worse by more than BROKEN margins form a pool of their own.
-    Only this choice of the pool depends on a cell's own mean, and a cell in the second pool is far from certification.
+    The result has no entry for a cell whose prior must not be fixed yet. This holds for a cell without pairs, and for a
+    cell with fewer than FIRST_PAIRS pairs if the other cells give no prior. The time at which a prior is fixed
+    therefore does not depend on the cell's own differences.
+
+    Cells that are worse than the baseline by more than BROKEN margins are pooled separately, because broken formats are
+    noisier. Only this choice of the pool depends on a cell's own mean. The dependence does no harm, because such a cell
+    is far from being certified.
 
     Args:
-        cells: The differences of each cell, in the order of the seeds.
+        cells: The differences of each cell, sorted by seed.
         margin: The margin in the unit of the differences.
-        resolution: The step in which the metric counts.
+        resolution: The smallest step between two values of the metric.
     """
     first = {name: gaps[:FIRST_PAIRS] for name, gaps in cells.items() if gaps}
     is_broken = {name: fmean(gaps) < -BROKEN * abs(margin) for name, gaps in first.items()}
@@ -79,15 +87,16 @@ def priors(
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean of log(chi^2 / degrees) for a chi^2 variable with `degrees` degrees of freedom."""
+    """Return the mean of log(X / degrees), where X is a chi^2 variable with `degrees` degrees of freedom."""
     return _polygamma(0, degrees / 2) - math.log(degrees / 2)
 
 
 def _polygamma(order: int, x: float) -> float:
     """Return the digamma function (order 0) or its first or second derivative at x > 0, to about 1e-13.
 
-    The recurrence in x leads to an argument of at least 12, where the asymptotic series holds (Abramowitz and Stegun,
-    6.3.18, 6.4.12 and 6.4.13). scipy.special has the same function, but its import takes longer than a judgement.
+    The recurrence in x raises the argument to at least 12, for which the asymptotic series is accurate (Abramowitz and
+    Stegun, 6.3.18, 6.4.12, and 6.4.13). scipy.special has the same function, but importing it takes longer than judging
+    a candidate.
     """
     steps = 0.0
     while x < 12:

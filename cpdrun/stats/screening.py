@@ -1,30 +1,33 @@
-"""Two-level screening designs and their analysis: find in few runs which of many factors matter.
+"""Two-level screening experiments: design them, and estimate from few runs which of many factors matter.
 
-A design consists of columns of a Hadamard matrix of order N (R. L. Plackett and J. P. Burman, "The design of optimum
-multifactorial experiments", Biometrika 33 (1946)). It has N runs, and each run sets every factor to its high (-1) or
-low (+1) level. Any two columns are orthogonal, so each effect is the difference of two means of N / 2 runs, as if only
-that factor had been varied. In a folded-over design (G. E. P. Box and K. B. Wilson, Journal of the Royal Statistical
-Society B 13 (1951)), each run has a mirror image with all levels swapped. This takes twice the runs, and no interaction
-of two factors biases any main effect. The fold-over of a Hadamard matrix H is the left half of the matrix of twice the
-order, [[H, H], [-H, H]]. All columns of H, including the constant column, can therefore carry a factor: 12 factors
-take 24 runs.
+A factor is a part of a model whose bit width is either high or low. A design assigns a level of every factor to each
+run. It consists of columns of a Hadamard matrix of order N (R. L. Plackett and J. P. Burman, "The design of optimum
+multifactorial experiments", Biometrika 33 (1946)). The N rows are the runs, and -1 is the high level and +1 the low
+level. Any two columns are orthogonal. Each effect is therefore the difference between two means of N / 2 runs, as if
+only that factor had been varied.
 
-The standard error of an effect is found in one of two ways:
+In a folded-over design, each run has a mirror image with all levels swapped (G. E. P. Box and K. B. Wilson, Journal of
+the Royal Statistical Society B 13 (1951)). This takes twice as many runs, but interactions of two factors no longer
+bias the main effects. The fold-over of a Hadamard matrix H is the left half of the matrix of twice the order,
+[[H, H], [-H, H]]. All columns of H, including the constant column, can therefore carry a factor: 12 factors take 24
+runs.
 
-- If each run is repeated with S >= 2 seeds, all rows use the same seeds, which are treated as blocks. The noise is the
-  residual after row means and seed means, y_rs - y_r. - y_.s + y.., with (N - 1)(S - 1) degrees of freedom. It does not
-  depend on the model of main effects, so interactions are not mistaken for noise. The test is Student's t.
-- With a single seed, the method is that of R. V. Lenth, "Quick and easy analysis of unreplicated factorials",
-  Technometrics 31 (1989). Most of the N - 1 contrasts, including those of columns that carry no factor, are assumed to
-  be noise. With s0 = 1.5 median |c|, the pseudo standard error is 1.5 times the median of the |c| below 2.5 s0. It is
-  used with the t distribution with (N - 1) / 3 degrees of freedom, as in the paper.
+The standard error of an effect is computed in one of two ways:
 
-Several factors are judged at once. The verdicts hold jointly, at the familywise error rate (S. Holm, "A simple
-sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979)). Each interval holds on
-its own.
+- With S >= 2 seeds, every run is repeated with the same seeds, which are treated as blocks. The noise is estimated from
+  the residuals after subtracting row means and seed means, y_rs - y_r. - y_.s + y.., with (N - 1)(S - 1) degrees of
+  freedom. The estimate does not depend on the model of main effects, so interactions are not mistaken for noise. The
+  test is Student's t.
+- With a single seed, Lenth's method is used (R. V. Lenth, "Quick and easy analysis of unreplicated factorials",
+  Technometrics 31 (1989)). It assumes that most of the N - 1 contrasts c, including those of columns that carry no
+  factor, are noise. Let s0 = 1.5 median |c|. The pseudo standard error is 1.5 times the median of all |c| below 2.5 s0.
+  As in the paper, the test uses the t distribution with (N - 1) / 3 degrees of freedom.
+
+The verdicts on all factors hold jointly, at the familywise error rate (S. Holm, "A simple sequentially rejective
+multiple test procedure", Scandinavian Journal of Statistics 6 (1979)). Each confidence interval holds only on its own.
 
 Shapes: N runs, K factors, S seeds. Values are float64 and finite. NaN and inf raise ValueError, because the caller must
-decide what a diverged run counts as.
+decide which value a diverged run counts as.
 """
 
 import math
@@ -36,22 +39,22 @@ import numpy as np
 from scipy.linalg import hadamard as sylvester
 from scipy.special import stdtr, stdtrit
 
-# The first rows of the cyclic designs of Plackett and Burman (1946), by N. Each row has N - 1 signs.
+# The first rows of the cyclic designs of Plackett and Burman (1946), keyed by N. Each row has N - 1 signs.
 GENERATORS = {
     12: "++-+++---+-",
     20: "++--++++-+-+----++-",
     24: "+++++-+-++--++--+-+----",
     36: "-+-+++---+++++-+++--+----+-+-++--+-",
 }
-LARGEST = 512  # the largest number of runs; nobody trains more
+LARGEST = 512  # a design has at most this many runs, because nobody trains more
 HIGH, LOW = -1, +1
 
 
 class Sensitivity(StrEnum):
-    """The verdict on a factor. Values are the texts that reports show."""
+    """The verdict on a factor. The values are the texts that reports show."""
 
-    SENSITIVE = "sensitive"  # the low level significantly costs something
-    HARMLESS = "harmless"  # the low level significantly costs less than the margin
+    SENSITIVE = "sensitive"  # The cost of the low level is significantly above 0.
+    HARMLESS = "harmless"  # The cost of the low level is significantly below the margin.
     OPEN = "not shown to be either"
 
 
@@ -60,9 +63,9 @@ class Design:
     """A two-level screening design.
 
     Attributes:
-        hadamard_NxN: The Hadamard matrix, int64 with values +1 and -1 and orthogonal columns.
-        columns: The indices of the K columns that carry the factors, in the order of the factors.
-        is_folded: Whether each run has a mirror image.
+        hadamard_NxN: The Hadamard matrix, an int64 array of +1 and -1 with orthogonal columns.
+        columns: For each of the K factors, the index of the column that carries it.
+        is_folded: Whether each run has a mirror image with all levels swapped.
     """
 
     hadamard_NxN: np.ndarray
@@ -76,7 +79,7 @@ class Design:
 
     @property
     def levels(self) -> np.ndarray:
-        """The level of each factor in each run, int64 of shape (N, K). LOW means the factor's low bit width."""
+        """The level of each factor in each run, an int64 array of shape (N, K). LOW is the factor's low bit width."""
         return self.hadamard_NxN[:, list(self.columns)]
 
     @property
@@ -92,8 +95,9 @@ class Effect:
         mean: The estimate, in the metric's unit. Positive is worse.
         low: The lower end of the two-sided confidence interval.
         high: The upper end of the interval.
-        p_sensitive: The one-sided p-value of the test that the effect is above 0, adjusted for all factors.
-        p_harmless: The one-sided p-value of the test that the effect is below the margin, adjusted for all factors.
+        p_sensitive: The one-sided p-value of the test for an effect above 0, adjusted for the number of factors.
+        p_harmless: The one-sided p-value of the test for an effect below the margin, adjusted for the number of
+            factors.
         verdict: The verdict at the requested confidence.
     """
 
@@ -110,10 +114,10 @@ class Effects:
     """The effects of all factors of a design.
 
     Attributes:
-        factors: The effects, in the order of the design's columns.
+        factors: The effects, in the order of the design's factors.
         error: The standard error, which is the same for all effects.
         degrees: The degrees of freedom of `error`.
-        method: A description of how `error` was found.
+        method: A description of how `error` was computed.
     """
 
     factors: tuple[Effect, ...]
@@ -122,34 +126,34 @@ class Effects:
     method: str
 
     def bound(self, low: Sequence[int], confidence: float) -> float:
-        """Return an upper confidence limit for the total cost of setting some factors low, if effects are additive.
+        """Return an upper confidence limit for the total cost of setting some factors to their low level.
 
-        The estimates are uncorrelated, so their noise grows with the square root of their number, and this limit is
-        smaller than the sum of the upper ends of their intervals. A negative effect counts as 0, so that noise that
-        looks like a gain does not offset a cost.
+        The limit assumes that the effects are additive. The estimates are uncorrelated, so the noise of their sum grows
+        only with the square root of their number. The limit is therefore smaller than the sum of the upper ends of the
+        single intervals. A negative effect counts as 0. Otherwise, noise that looks like a gain could offset a cost.
 
         Args:
-            low: The indices of the factors that are set low.
-            confidence: The one-sided confidence in per cent.
+            low: The indices of the factors that are set to their low level.
+            confidence: The one-sided confidence in percent.
         """
         costs = math.fsum(max(0.0, self.factors[i].mean) for i in low)
         return costs + self.margin(len(low), confidence)
 
     def margin(self, count: int, confidence: float) -> float:
-        """Return how much of `bound` is due to noise, if `count` factors are set low."""
+        """Return the part of `bound` that is due to noise if `count` factors are set to their low level."""
         return joint_margin([(self, count)], confidence)
 
 
 def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> float:
-    """Return the one-sided margin of error of a sum of effects from several screening experiments.
+    """Return the one-sided margin of error for a sum of effects from several screening experiments.
 
-    It is the t quantile times the root of the sum of the squared standard errors. The degrees of freedom are those of
-    F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
-    (1946). The result is 0 if all standard errors are 0.
+    The margin is the t quantile times the square root of the sum of the squared standard errors. The degrees of freedom
+    are those of F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics
+    Bulletin 2 (1946). If all standard errors are 0, the margin is 0.
 
     Args:
-        parts: The effects of each screening experiment, with the number of its effects that are in the sum.
-        confidence: The one-sided confidence in per cent.
+        parts: For each screening experiment, its effects, and how many of them are part of the sum.
+        confidence: The one-sided confidence in percent.
     """
     squares = [(count * of.error**2, of.degrees) for of, count in parts]
     variance = math.fsum(square for square, _ in squares)
@@ -162,8 +166,8 @@ def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> flo
 def hadamard_matrix(order: int) -> np.ndarray:
     """Return a Hadamard matrix whose first column is constant.
 
-    If the order is a power of two, the matrix is Sylvester's (scipy). Otherwise it is a cyclic matrix of Plackett and
-    Burman, or one of these matrices doubled.
+    If the order is a power of two, the matrix is Sylvester's (from scipy). Otherwise, it is a cyclic matrix of Plackett
+    and Burman, or such a matrix doubled one or more times.
 
     Args:
         order: The number of rows and columns.
@@ -197,17 +201,17 @@ def orders() -> list[int]:
 def design(factors: int, *, foldover: bool = True) -> Design:
     """Return the smallest design for a number of factors.
 
-    A folded-over design has 2n runs for the smallest available n >= factors. A design without foldover has n runs for
-    the smallest available n > factors. No row occurs twice, because a run that is read twice would show no noise. With
-    foldover, 1 factor takes 2 runs and 2 factors take 4 runs; with a single seed, so few runs give hardly any estimate
-    of the noise.
+    With foldover, the design has 2n runs, where n is the smallest available order that is at least `factors`. Without
+    foldover, it has n runs, where n is the smallest available order above `factors`. No row occurs twice, because two
+    copies of the same run would show no noise. With foldover, 1 factor takes 2 runs and 2 factors take 4 runs. With a
+    single seed, so few runs are hardly enough to estimate the noise.
 
     Args:
         factors: The number of factors.
-        foldover: Whether each run gets a mirror image.
+        foldover: Whether to add a mirror image of each run.
 
     Raises:
-        ValueError: There is less than one factor, or the design would need more than LARGEST runs.
+        ValueError: There is no factor, or the design would need more than LARGEST runs.
     """
     needed = factors if foldover else factors + 1
     most = LARGEST // 2 if foldover else LARGEST
@@ -217,14 +221,15 @@ def design(factors: int, *, foldover: bool = True) -> Design:
     h = hadamard_matrix(order)
     if not foldover:
         return Design(h, tuple(range(1, factors + 1)), is_folded=False)
-    # In the folded matrix, the constant column of h distinguishes a run from its mirror image. It is used last.
+    # In the folded matrix, the constant column of h distinguishes a run from its mirror image. It is used last, only
+    # if the other columns are not enough.
     return Design(np.block([[h, h], [-h, h]]), tuple([*range(1, order), 0][:factors]), is_folded=True)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the given order.
+    """Return Holm's adjusted p-values, in the order of `p_values`.
 
-    An adjusted p-value is at most alpha exactly if Holm's step-down test rejects the hypothesis at alpha.
+    Holm's step-down test rejects a hypothesis at level alpha exactly if its adjusted p-value is at most alpha.
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     found, largest = [1.0] * len(p_values), 0.0
@@ -235,9 +240,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def lenth(contrasts: Sequence[float]) -> float:
-    """Return Lenth's pseudo standard error of contrasts, most of which are assumed to be noise.
+    """Return Lenth's pseudo standard error of contrasts. Most of the contrasts are assumed to be noise.
 
-    The result is 0 if more than half of the contrasts are 0.
+    If more than half of the contrasts are 0, the result is 0.
     """
     sizes = np.abs(np.asarray(contrasts, dtype=float))
     s0 = 1.5 * np.median(sizes)
@@ -250,17 +255,18 @@ def effects(
 ) -> Effects:
     """Return the effects of all factors of a design.
 
-    If no value varies from seed to seed, the standard error is 0, and any difference is significant.
+    If there are several seeds and all of them give the same values, the standard error is 0, so any difference is
+    significant.
 
     Args:
         of: The design.
-        worse_NxS: The metric of each run and seed, oriented so that larger values are worse.
+        worse_NxS: The metric of each run and seed, with a sign such that larger values are worse.
         margin: The cost below which a factor is harmless, in the metric's unit.
-        confidence: The confidence in per cent. It holds for each interval on its own, for all verdicts "sensitive"
-            jointly, and for all verdicts "harmless" jointly.
+        confidence: The confidence in percent. It holds for each interval on its own, jointly for all verdicts
+            "sensitive", and jointly for all verdicts "harmless".
 
     Raises:
-        ValueError: A value is not finite, or the number of rows is not that of the design's runs.
+        ValueError: A value is not finite, or the number of rows differs from the number of the design's runs.
     """
     y_NxS = np.asarray(worse_NxS, dtype=float)
     if y_NxS.ndim != 2 or len(y_NxS) != of.runs or y_NxS.shape[1] < 1:

@@ -4,12 +4,12 @@ from cpdrun.errors import FAILED, USAGE, UserError
 
 
 class ReportError(UserError):
-    """There is nothing to report."""
+    """A report cannot be made, for example because no run has finished."""
 
     exit_code = FAILED
 
 
 class ReportUsageError(ReportError):
-    """The question contains a mistake, such as an unknown kind of file, axis or metric."""
+    """What the user typed contains a mistake, such as an unknown axis, metric, or kind of file."""
 
     exit_code = USAGE

@@ -1,6 +1,7 @@
-"""The answers of a study: the verdict on each ladder, and what a reader must know about its baseline and test set.
+"""Compute a study's answers: the verdict on each ladder, and what a reader must know about its baseline and test set.
 
-A ladder consists of the candidates of one facet that share a way of scaling.
+A facet contains the runs that are compared with each other, and appears as one panel of a plot. A ladder consists of
+the candidates of one facet that share a gradient scaling, sorted by bit width.
 """
 
 import math
@@ -20,7 +21,7 @@ from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
 from cpdrun.study.verdicts import LadderAnswer
 
-# The largest number of facets that are answered one by one. More facets are summarized.
+# Up to this many facets are answered one by one. If there are more, they are summarized.
 MOST_FACETS = 3
 VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
@@ -30,29 +31,30 @@ VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
 @dataclass(frozen=True)
 class LadderVerdict:
-    """The answer for the candidates of one facet that share a way of scaling, for programs.
+    """The answer for the candidates of one facet that share a gradient scaling, for programs.
 
-    The values after `bits` are null if no candidate is compared. Differences are in the metric's own unit.
+    If no candidate is compared, all values from `candidate` on are null. Differences are in the metric's own unit.
 
     Attributes:
-        facet: The values of the axes other than the format and its scaling.
+        facet: The facet's values on all axes other than the format and its scaling.
         scaling: How the gradients are scaled.
-        verdict: The verdict.
-        candidate: The certified format with the fewest bits, or else the one that is most likely to be
-            certified, or else the one with the best mean.
-        bits: The bits per value of the candidate.
-        pairs: The number of pairs.
-        mean: The mean difference to the baseline. Positive is better.
-        low: The lower end of its interval.
-        high: The upper end of its interval.
-        own_low: The lower end of the interval from the candidate's own pairs alone.
+        verdict: The verdict on the ladder.
+        candidate: The certified format with the fewest bits. If no format is certified, this is the format that is most
+            likely to be certified, and if there is none either, the format with the best mean.
+        bits: The candidate's number of bits per value.
+        pairs: The candidate's number of pairs.
+        mean: The mean difference between the candidate and the baseline. Positive is better.
+        low: The lower end of the confidence interval of this difference.
+        high: The upper end of this interval.
+        own_low: The lower end of the confidence interval that uses the candidate's own pairs alone.
         own_high: The upper end of this interval.
-        more: About how many further pairs settle an open question, or null if it cannot be said.
-        more_range: The range that holds for 80 % of questions.
-        runs_ended: The number of runs that have ended.
-        runs_failed: The number of runs that failed.
-        at_most_fail: The upper confidence limit of the share of runs that fail.
-        is_identical: Whether its runs equal the baseline's bit for bit, so that they are no evidence.
+        more: The expected number of further pairs until an open verdict is decided. Null if the verdict is not open or
+            the number cannot be computed.
+        more_range: The range that contains the number of further pairs in 80 % of searches. Null if `more` is null.
+        runs_ended: The number of the candidate's runs that have ended.
+        runs_failed: The number of the candidate's runs that failed.
+        at_most_fail: The upper confidence limit of the candidate's failure rate, as a share.
+        is_identical: Whether the candidate's runs equal the baseline's runs bit for bit. Such runs are no evidence.
     """
 
     facet: str
@@ -75,7 +77,7 @@ class LadderVerdict:
 
 
 def ladder_verdicts(study: Study) -> list[LadderVerdict]:
-    """Return the answer of each ladder whose baseline is fit to compare with."""
+    """Return the answer for each ladder whose baseline is fit to compare with."""
     return [
         _ladder_verdict(study, facet, name, study.answer(facet, name))
         for facet in study.facets
@@ -114,7 +116,7 @@ def _ladder_verdict(study: Study, facet: Facet, scaling: str, answer: LadderAnsw
 
 
 def _equals_baseline(facet: Facet, group: Group) -> bool:
-    """Return whether the runs of a group are equal to those of the baseline bit for bit."""
+    """Return whether a group's runs equal the baseline's runs bit for bit."""
     return facet.baseline is not None and are_identical(group.fingerprints, facet.baseline.fingerprints)
 
 
@@ -127,8 +129,8 @@ def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
     """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
 
     Returns:
-        The command. It is empty if there is no valid margin, if no verdict is open, if further pairs cannot settle any
-        open verdict, if there are several sweeps, or if the overrides cannot be read.
+        The command. It is empty if there is no valid margin, if further pairs cannot decide any verdict, if there are
+        several sweeps, or if the overrides cannot be read.
     """
     facets = [facet for facet in study.facets if not study.baseline_problem(facet)]
     is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.ladders)
@@ -152,12 +154,12 @@ def _needs_pairs(study: Study, facet: Facet, scaling: str) -> bool:
 
 
 def group_outlook(study: Study, group: Group) -> Outlook:
-    """Return what further pairs can do for one candidate."""
+    """Return the outlook for one candidate: whether and how many further pairs are likely to decide its verdict."""
     return outlook(study.judged[group].judgement, study.tolerance / study.metric.scale, study.samples(group))
 
 
 def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
-    """Return what further pairs can do for the most likely candidate of a ladder."""
+    """Return the outlook for the ladder's candidate that is most likely to be certified."""
     if answer.likely is None or answer.judgement is None:
         return Outlook(Prospect.NO_PAIRS)
     return outlook(answer.judgement, study.tolerance / study.metric.scale, study.samples(answer.likely))
@@ -167,25 +169,27 @@ def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
 
 
 class Kind(StrEnum):
-    """The kind of answer that a ladder has."""
+    """The kind of a ladder's answer."""
 
     CERTIFIED = "certified"
     OPEN = "open"
-    NOT_TESTED = "not tested"  # The certified candidate is equal to the baseline bit for bit.
+    NOT_TESTED = "not tested"  # The certified candidate's runs equal the baseline's runs bit for bit.
     REFUTED = "refuted"
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The answer of one ladder, with the groups to show.
+    """A ladder's answer, with the groups to show.
 
     Attributes:
-        scaling: The way of scaling.
-        kind: The kind of answer.
+        scaling: How the gradients are scaled.
+        kind: The kind of the answer.
         answer: The answer.
-        outlook: What further pairs can do for the most likely candidate.
-        refuted: The best group of the widest refuted width, if the whole ladder is refuted.
-        has_narrower: Whether the ladder has narrower widths than that of `refuted`.
+        outlook: Whether further pairs are likely to decide the verdict on the candidate that is most likely to be
+            certified.
+        refuted: If the whole ladder is refuted, the group with the best mean among those of the widest refuted width.
+            Otherwise None.
+        has_narrower: Whether the ladder has formats with fewer bits than `refuted`.
         failed: The groups with failed runs.
     """
 
@@ -199,7 +203,7 @@ class Ladder:
 
 
 def count_kinds(study: Study) -> dict[Kind, int]:
-    """Return how many compared groups have each kind of answer."""
+    """Return the number of compared groups for each kind of answer. Kinds without a group are left out."""
     kinds = [
         Kind.NOT_TESTED
         if judged.verdict is Verdict.CERTIFIED
@@ -213,22 +217,25 @@ def count_kinds(study: Study) -> dict[Kind, int]:
 
 @dataclass(frozen=True)
 class FacetAnswer:
-    """The answers of one facet.
+    """The answers for one facet.
 
     Attributes:
         facet: The facet.
-        problem: Why its baseline is not fit to compare with. None if it is fit.
-        best: The group with the best mean. It is shown if there is no baseline.
-        ladders: The answers of the ladders. Empty for a facet of named cases.
-        cases: The named cases by verdict, best mean first. Verdicts without a case are left out.
+        problem: The reason why the baseline is not fit to compare with. None if it is fit.
+        best: If the baseline is not fit to compare with, the group with the best mean, to be shown in its place.
+            Otherwise None.
+        ladders: The ladders' answers. Empty for a facet of named cases.
+        cases: The named cases, keyed by verdict. The cases of each verdict are sorted from the best mean to the worst.
+            Verdicts without a case are left out.
         failed: The compared groups with failed runs.
         left_out: The compared groups with pairs that were left out because the baseline's run failed.
-        identical: The sets of cells, by name, whose runs are equal bit for bit.
+        identical: The names of groups whose runs are equal bit for bit, in lists of at least two.
         samples: The number of test samples. NaN if it is unknown.
         margin_samples: The margin in test samples. NaN if it is unknown.
-        deciding: The certified or most likely candidate of the first ladder that has one.
-        other_test_set: The range of the deciding candidate's gap on another test set of the same size. None if it is
-            unknown.
+        deciding: The certified candidate of the first ladder that has one, or else the candidate that is most likely to
+            be certified. None if no ladder has either.
+        other_test_set: The error due to the test examples for the deciding candidate, with the interval of its gap on
+            another test set of the same size. None if it is unknown.
     """
 
     facet: Facet
@@ -251,7 +258,7 @@ class FacetAnswer:
 
 
 def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
-    """Return the answers of one facet."""
+    """Return the answers for one facet."""
     problem = study.baseline_problem(facet)
     if problem is not None or facet.baseline is None:
         with_value = [group for group in facet.groups if group.values]
@@ -295,7 +302,7 @@ def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
 
 
 def _cases(study: Study, groups: Sequence[Group]) -> dict[Verdict, list[Group]]:
-    """Return the named cases by verdict, best mean first."""
+    """Return the named cases, keyed by verdict and sorted from the best mean to the worst."""
     ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
     cases = {each: [g for g in ordered if study.judged[g].verdict is each] for each in VERDICTS}
     return {verdict: chosen for verdict, chosen in cases.items() if chosen}

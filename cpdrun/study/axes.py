@@ -1,12 +1,19 @@
-"""The axes that runs differ in: their titles in reports, and the axis of bits with the baseline on it.
+"""Name the axes that runs differ in, and find the axis of bits and its baseline.
 
-An axis of bits is `format`, the format of what workers send, or another key whose values have a known bit width: they
-all name formats (`precision.weights`), are numbers of bits (`precision.weight_bits`), or are choices of a group that
-names formats (`precision`).
+An axis is a config key with several values. An axis of bits is an axis whose values all have a known bit width. There
+are four kinds:
 
-If several axes of bits vary, one is compared and the others are held fixed. The compared axis is the axis that the
-requested baseline names, otherwise `format` if it varies, otherwise the axis with the most values. Unless a baseline is
-requested, it is the value that rounds nothing, or the widest value if every value rounds.
+- `format`, the number format of what workers send;
+- a key whose values name formats, such as `precision.weights`;
+- a key whose values are numbers of bits, such as `precision.weight_bits`;
+- a config group whose choices name formats, such as `precision`.
+
+If several axes of bits vary, one of them is compared and the others are held fixed: groups with other values on these
+axes are not compared. The compared axis is the axis that the requested baseline names. If it names none, it is `format`
+if the format varies, and otherwise the axis with the most values.
+
+If no baseline is requested, the baseline is the value that rounds nothing. If every value rounds, it is the widest
+value.
 """
 
 import math
@@ -22,29 +29,31 @@ from cpdrun.study import choices, formats
 from cpdrun.study.collect import CASE, FORMAT, SCALING, config_keys, identity, settles
 from cpdrun.study.formats import Choice
 
-SWEEP = "run:sweep"  # the column of the sweep's name, which is an axis if a report covers several sweeps
+SWEEP = "run:sweep"  # The column with the sweep's name. If a report covers several sweeps, it is an axis.
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 
 def is_scaling(axis: str) -> bool:
-    """Return whether an axis is the scaling rule of gradients or one of its settings."""
+    """Return whether an axis is the scaling rule for gradients or a setting of this rule."""
     return axis.split(".")[0] == SCALING
 
 
 def is_strategy(axis: str) -> bool:
-    """Return whether runs that differ in this axis are compared in one panel, not in a panel each."""
+    """Return whether runs with different values on this axis are shown in the same panel of a plot."""
     return is_scaling(axis) or axis == CASE
 
 
 def plain(text: str) -> str:
-    """Return the text without control characters, which are commands to a terminal and forbidden in XML."""
+    """Return the text without control characters, because they control terminals and are forbidden in XML."""
     return "".join(
         c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
     )
 
 
 def short(name: object, most: int = 14) -> str:
-    """Return a name for a plot. A long name loses its middle, because such names differ at their ends.
+    """Shorten a name for a plot.
+
+    A name that is too long loses its middle, because long names usually differ at their ends.
 
     Args:
         name: The name.
@@ -56,13 +65,16 @@ def short(name: object, most: int = 14) -> str:
 
 
 def axis_title(name: str) -> str:
-    """Return the title of an axis for headings, such as `workers`, `sweep` or `model`."""
+    """Return the title of an axis for headings, such as `workers`, `sweep`, or `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
     return known.get(name, plain(name.removesuffix("._target_")))
 
 
 def short_titles(keys: Collection[str]) -> dict[str, str]:
-    """Return the last word of each key, such as `lr` for optim.lr, or the whole key if two keys end alike."""
+    """Return a short title for each key: its part after the last dot, such as `lr` for `optim.lr`.
+
+    If several keys have the same last part, their titles are the whole keys.
+    """
     last = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
     words = list(last.values())
     return {key: plain(word if words.count(word) == 1 else key) for key, word in last.items()}
@@ -71,7 +83,7 @@ def short_titles(keys: Collection[str]) -> dict[str, str]:
 def axis_text(value: Any) -> str:
     """Return a short text for a config value.
 
-    A dotted `_target_` gives the name of its class, a flag gives `yes` or `no`, and a missing value gives `-`.
+    The text is the class name for a dotted `_target_`, `yes` or `no` for a flag, and `-` for a missing value.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -82,16 +94,18 @@ def axis_text(value: Any) -> str:
 
 
 def hybrid(config: Mapping[str, Any]) -> str:
-    """Describe the layers and epochs whose gradients a run exchanges in fp32 (`full_precision`); "" if there are none.
+    """Describe the layers and epochs whose gradients a run exchanges in fp32 (`full_precision`).
+
+    If there are none, return an empty text.
 
     Args:
-        config: The run's settings, by dotted key.
+        config: The run's settings, keyed by dotted key.
     """
     layers = str(config.get("full_precision.layers") or "")
     first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
     named = plain(layers.strip("[] ")).replace('"', "")
-    # With "*", all gradients are fp32. The format applies to something else, such as what the workers that share a
-    # model exchange.
+    # With "*", all gradients are exchanged in fp32. The format then applies to something else, such as what the workers
+    # that share a model exchange.
     if named == "*":
         return ""
     parts = [f"layers {named}"] if named not in ("", "nan") else []
@@ -103,7 +117,7 @@ def hybrid(config: Mapping[str, Any]) -> str:
 
 FP32 = "fp32"
 APS = "aps"
-USUAL = {FORMAT: FP32, APS: False}  # the default baseline
+USUAL = {FORMAT: FP32, APS: False}  # This is the default baseline.
 
 
 @dataclass(frozen=True)
@@ -112,15 +126,15 @@ class BitsAxis:
 
     Attributes:
         key: The config key of the axis.
-        what: The tensors that have these formats, such as `weights` or `weights and activations`. Empty for what
-            workers send.
+        what: The tensors that have these formats, such as `weights` or `weights and activations`. Empty if the axis is
+            `format`.
         against: The baseline's value on this axis. None for fp32.
-        is_widest: Whether the baseline is the widest value because the axis has no fp32.
+        is_widest: Whether the baseline is only the widest value, because no value of the axis is fp32.
         of_choices: Whether the values are choices of a group, such as `precision=pure_fp8`.
-        of_cases: Whether named cases are compared, and not the settings that each of them contains.
+        of_cases: Whether whole named cases are compared. If False, single settings are compared.
         elsewhere: The baseline's values on other axes.
-        has_value: Whether the baseline has a value of its own on this axis. If False, only `elsewhere` distinguishes
-            the baseline, which has the same format as the candidates that are compared with it.
+        has_value: Whether the baseline has a value of its own on this axis. If False, the baseline has the same format
+            as the candidates that are compared with it, and differs from them only in `elsewhere`.
         others: The other axes of bits, which are held fixed.
     """
 
@@ -141,15 +155,15 @@ class BitsAxis:
 
     @property
     def noun(self) -> str:
-        """The noun for a value of this axis. A number of bits also counts as a choice."""
+        """The noun for a value of this axis: "choice" or "format". A number of bits is also called a choice."""
         return "choice" if self.of_choices else "format"
 
     @property
     def baseline_name(self) -> str:
-        """The name of the baseline for reports.
+        """The baseline's name in reports, such as `fp32` or `bf16`.
 
-        Examples are `fp32`, `bf16`, `fp32 with optim.lr 0.1` if the baseline has values on other axes, and
-        `without APS` if it has no value on this axis.
+        If the baseline has values on other axes, they follow, as in `fp32 with optim.lr 0.1`. If it has no value on
+        this axis, the name consists only of the other values, as in `without APS`.
         """
         name = FP32 if self.against is None else str(self.against)
         words = [_in_words(key, value) for key, value in self.elsewhere.items()]
@@ -164,8 +178,8 @@ class BitsAxis:
         """Return whether a group is the baseline.
 
         Args:
-            keys: The group's values by axis.
-            name: The group's value on this axis, or the name of its case.
+            keys: The group's values, keyed by axis.
+            name: The group's value on this axis. For a named case, the case's name.
             is_case: Whether the group is a named case.
         """
         if any(not formats.same(keys[key], value) for key, value in self.elsewhere.items()):
@@ -173,7 +187,7 @@ class BitsAxis:
         if not self.has_value:
             return True
         if keys.get(APS) and self.is_of_gradients and not is_case and APS not in self.elsewhere:
-            return False  # a group with APS is the baseline only if that was requested
+            return False  # A group with APS is the baseline only if APS was requested.
         return formats.is_baseline(name) if self.against is None else formats.same(name, self.against)
 
 
@@ -184,9 +198,10 @@ def bits_axis(
 
     Args:
         runs: The runs that are compared, as `collect` returns them.
-        axes: The keys that the runs differ in, except format, aps and world size.
-        baseline: The baseline's values that the report, or the search that made the runs, requested. May be empty.
-        along: The axis that was searched, if it was not `format`.
+        axes: The keys that the runs differ in, except format, aps, and world size.
+        baseline: The baseline's requested values, keyed by config key. The report or the search that made the runs
+            requested them. May be empty.
+        along: The axis that was searched. None if it was `format` or is unknown.
     """
     baseline = _known(runs, baseline)
     values = {key: _values(runs, key) for key in (FORMAT, *axes) if key in runs.columns}
@@ -208,7 +223,11 @@ def bits_axis(
 
 
 def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tuple[str, ...]) -> BitsAxis:
-    """Return the axis `format`. APS belongs to the baseline's values if it was requested with or without a format."""
+    """Return the axis `format`, the format of what workers send, with its baseline.
+
+    If `aps: true` was requested for the baseline, it becomes one of `BitsAxis.elsewhere`. If `aps: false` was
+    requested, it does so only if no format was requested, because a baseline without APS is the default.
+    """
     beside = {key: value for key, value in baseline.items() if key not in (FORMAT, APS)}
     if baseline.get(APS) or (FORMAT not in baseline and baseline.get(APS) is not None):
         beside[APS] = baseline[APS]
@@ -225,7 +244,8 @@ def _tensors_axis(
 ) -> BitsAxis:
     """Return an axis of other tensors than gradients, such as `precision.weights` or the group `recipe`."""
     beside = {other: value for other, value in baseline.items() if other != key}
-    if all(baseline.get(k) == v for k, v in USUAL.items()):  # the default baseline does not concern this axis
+    # The default baseline says nothing about this axis.
+    if all(baseline.get(k) == v for k, v in USUAL.items()):
         beside = {other: value for other, value in beside.items() if other not in USUAL}
     found, is_widest = baseline_value(values, baseline.get(key))
     return BitsAxis(
@@ -244,14 +264,16 @@ def _unless_fp32(name: Any) -> Any:
 
 
 def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]) -> str:
-    """Return the axis of bits along which formats are compared.
+    """Return the key of the axis of bits along which formats are compared.
 
-    The result is the axis that `baseline` names, if `baseline` has no format or the format does not vary. Otherwise it
-    is `format` if the format varies, and the axis with the most values if it does not.
+    1. If the baseline names an axis of bits other than `format`, and it names no format or the format does not vary,
+       return that axis.
+    2. Otherwise, if the format varies, or if the baseline names no axis of bits at all, return `format`.
+    3. Otherwise, return the axis with the most values.
 
     Args:
-        values: The values of each axis of bits, including `format`, by key.
-        baseline: The requested values of the baseline, by key.
+        values: The values of each axis of bits, including `format`, keyed by the axis.
+        baseline: The baseline's requested values, keyed by config key. May be empty, in which case it is ignored.
     """
     asked = [key for key in values if key in baseline and key != FORMAT]
     if asked and (FORMAT not in baseline or len(values.get(FORMAT, ())) < 2):
@@ -262,11 +284,11 @@ def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 
 
 def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
-    """Return which value of an axis is the baseline, and whether it was chosen only because it is the widest.
+    """Return the baseline's value on an axis, and whether this value was chosen only because it is the widest.
 
     Args:
         values: The values of the axis.
-        asked: The requested value. If it is None, the value that rounds nothing is the baseline, or the widest value if
+        asked: The requested value. If it is None, the baseline is the value that rounds nothing, or the widest value if
             every value rounds.
     """
     if asked is not None:
@@ -278,12 +300,12 @@ def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]
 
 
 def is_of_bits(value: Any) -> bool:
-    """Return whether a value names a format, in any spelling, or is a choice with a known bit width."""
+    """Return whether a value names a format in any spelling, or is a choice with a known bit width."""
     return isinstance(value, str) and formats.bits(value) is not None
 
 
 def last_words(key: str) -> str:
-    """Return the end of a key in words.
+    """Return the last part of a key as words for a text.
 
     For example, `precision.optimizer_state` gives `optimizer state`, and `sync.compressor.bits` gives
     `compressor bits`.
@@ -293,7 +315,10 @@ def last_words(key: str) -> str:
 
 
 def _what(runs: pd.DataFrame, key: str) -> str:
-    """Return the last words of `key` and of all keys in the same section that have the same value in every run."""
+    """Return the names of the tensors that an axis rounds, such as `weights and activations`.
+
+    These are the last words of `key`, and of all keys in the same section that equal `key` in every run.
+    """
     group = key.rpartition(".")[0]
     same = [
         other
@@ -305,7 +330,7 @@ def _what(runs: pd.DataFrame, key: str) -> str:
 
 
 def _known(runs: pd.DataFrame, baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `baseline` that are not None and whose keys the runs have."""
+    """Return the entries of `baseline` whose value is not None and whose key is a column of `runs`."""
     return {key: value for key, value in baseline.items() if value is not None and key in runs.columns}
 
 

@@ -1,14 +1,15 @@
-"""Compare the best mean of each format over a tuned axis, such as optim.lr, chosen after looking at the runs.
+"""Compare formats at their best values of a tuned axis, such as optim.lr.
 
-A facet with one learning rate compares formats at a value that may suit only one of them. A fair comparison gives each
-format and the baseline its own value. This module chooses the value with the best mean over the compared seeds
-(`cpdrun.stats.means`). This choice makes every row look better than it is, so the table certifies nothing.
-`cpdrun search` with search.tune chooses the value on other seeds and certifies.
+If all formats are compared at the same learning rate, this rate may suit only one of them. A fair comparison gives each
+format, and the baseline, its own rate. This module chooses, for each of them, the value with the best mean over the
+compared seeds (`cpdrun.stats.means`). Because the choice uses the same runs as the comparison, every format looks
+better than it is, and the result certifies nothing. `cpdrun search` with search.tune chooses the value on other seeds,
+so it can certify.
 
-Tuned axes are the keys of `optim` that have numbers: lr, momentum and weight_decay. They are tuned for each training
-anyway and do not change its cost, so nobody asks how many bits one of their values needs. Any other axis is part of the
-question: batch_size and world_size change the cost and number of steps, another model is another training, and another
-optimizer or Nesterov's momentum is another method.
+Tuned axes are the keys of `optim` that have numbers: lr, momentum, and weight_decay. Users tune them for each training
+anyway, and they do not change its cost, so the results for single values are of no interest. All other axes are kept
+apart: batch_size and world_size change the cost and the number of steps, another model makes it another training, and
+another optimizer or Nesterov's momentum makes it another method.
 """
 
 import math
@@ -26,11 +27,11 @@ SECTION = "optim"
 
 @dataclass(frozen=True)
 class Best:
-    """The best groups for one combination of the axes that are not tuned.
+    """The best groups for one combination of values on the axes that are not tuned.
 
     Attributes:
-        facet: The best group of each format and way of scaling, and of the baseline.
-        baseline: The best group of the baseline, or None if it has no value or did not train.
+        facet: A facet with the best group for each combination of format and gradient scaling, and for the baseline.
+        baseline: The baseline's best group. None if it has no value, or if it failed or did not learn.
         tried: The values of each tuned axis, in ascending order.
     """
 
@@ -39,12 +40,12 @@ class Best:
     tried: dict[str, list[Any]]
 
     def values(self, group: Group) -> dict[str, Any]:
-        """Return the values of the tuned axes of a group."""
+        """Return the group's values on the tuned axes."""
         return {key: group.keys[key] for key in self.tried}
 
 
 def tuned_axes(study: Study) -> list[str]:
-    """Return the axes of the study that are tuned."""
+    """Return the study's tuned axes: the keys of the section `optim` that have a number in every group."""
     return [
         axis
         for axis in study.facet_axes
@@ -53,7 +54,10 @@ def tuned_axes(study: Study) -> list[str]:
 
 
 def best_of(study: Study) -> list[Best]:
-    """Return the best groups for each combination of the axes that are not tuned; an empty list if no axis is tuned."""
+    """Return the best groups for each combination of values on the axes that are not tuned.
+
+    If no axis is tuned, the list is empty.
+    """
     axes = tuned_axes(study)
     families: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets if axes else []:
@@ -63,7 +67,7 @@ def best_of(study: Study) -> list[Best]:
 
 
 def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
-    """Return the best groups of facets that differ only in the tuned axes."""
+    """Return the best groups among facets that differ only in the tuned axes."""
     arms: dict[tuple[str, ...], list[Group]] = {}
     for group in (group for facet in facets for group in facet.groups):
         arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
@@ -80,9 +84,10 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
 
 
 def gap_to_best(study: Study, best: Best, group: Group) -> float:
-    """Return the mean gap to the best baseline, or NaN for the baseline itself and for a group without pairs.
+    """Return the mean difference between a group and the best baseline.
 
-    The gap has no interval, because an interval ignores that both groups were chosen after looking at their runs.
+    For the baseline itself and for a group without values, the result is NaN. No interval is returned, because an
+    interval would ignore that both groups were chosen after looking at their runs.
     """
     if best.baseline is None or group is best.baseline or not group.values:
         return math.nan

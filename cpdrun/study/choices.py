@@ -1,16 +1,19 @@
-"""The bit widths of choices of a group, such as `precision=pure_fp8`, and of named cases.
+"""Compute the bit widths of config group choices, such as `precision=pure_fp8`, and of named cases.
 
-A choice has the bits of the widest format that it rounds to. Values that it leaves in float32 do not count. The format
-of sums (`accumulator`) does not count either, because sums are neither stored nor sent, unless the choice rounds
-nothing else. A choice that rounds nothing has 32 bits. A compressor has the bits of its levels (`min_max`, `qsgd`) or
-of its format. A `sync` without a compressor has the bits of the run's format.
+The bit width of a choice is that of the widest format to which it rounds something:
 
-A recipe mixes formats on purpose, for example a few layers and attention in bf16 and the rest in four bits, so its
-widest format would be uninformative. A recipe has the bits of the narrowest format in which matrix products read
-activations or gradients, because that format decides which hardware the recipe needs. If it rounds neither activations
-nor gradients, the narrowest of its other formats counts.
+- Values that the choice leaves in float32 do not count. A choice that rounds nothing has 32 bits.
+- The format of sums (`accumulator`) does not count, because sums are neither stored nor sent. It counts only if the
+  choice rounds nothing else.
+- A compressor has the bits of its levels (`min_max`, `qsgd`) or of its format. A `sync` without a compressor has the
+  bits of the run's format.
 
-Choices with equally many bits are ordered by how many values they round, fewest first.
+A recipe is different, because it mixes formats on purpose: a few layers and attention may be in bf16, and the rest in
+four bits. Its widest format would be uninformative. The bit width of a recipe is that of the narrowest format in which
+matrix products read activations or gradients, because this format decides which hardware the recipe needs. If the
+recipe rounds neither activations nor gradients, the narrowest of its other formats counts.
+
+Choices with the same bit width are sorted by the number of settings that round, fewest first.
 """
 
 import json
@@ -26,9 +29,10 @@ from cpdrun.study import formats
 from cpdrun.study.collect import as_rows
 from cpdrun.study.formats import Choice
 
-GROUPS = ("precision", "recipe", "sync", "compressor")  # the config groups whose choices may name formats
+GROUPS = ("precision", "recipe", "sync", "compressor")  # Choices of these groups may name formats.
 RECIPE, PRECISION = "recipe", "precision"
-# The config section of the compressor, if a run uses one. Otherwise an option of the group `compressor` has no effect.
+# The config section of the compressor. A run without this section uses no compressor, and the group `compressor` has no
+# effect on it.
 COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
@@ -36,7 +40,7 @@ _FORMAT = "format"
 
 
 def section_of(group: str) -> str:
-    """Return the section of a run's config that a choice of `group` sets."""
+    """Return the name of the config section that a choice of `group` sets."""
     return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
 
 
@@ -45,9 +49,9 @@ def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str]
 
     Args:
         name: The name of the choice.
-        config: The settings of a run that made the choice, by dotted key.
+        config: The settings of a run with this choice, keyed by dotted key.
         group: The config group of the choice.
-        held: The keys of the group's section that are axes of their own and do not count.
+        held: The keys of the group's section that are axes of their own. They are ignored.
     """
     values = {key: value for key, value in _section(config, group) if key not in held}
     return narrowest(name, values) if group == RECIPE else widest(name, values)
@@ -56,12 +60,12 @@ def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str]
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
     """Return a named case with its bit width.
 
-    The bit width is that of the case's recipe if it has a recipe that rounds. Otherwise it is the widest format of
-    everything that the case rounds, including the gradients between workers.
+    If the case has a recipe that rounds, the bit width is that of the recipe. Otherwise, it is that of the widest
+    format of everything that the case rounds, including the gradients between workers.
 
     Args:
         name: The name of the case.
-        config: The settings of a run of the case, by dotted key.
+        config: The settings of a run of the case, keyed by dotted key.
     """
     recipe = choice(name, config, RECIPE)
     if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
@@ -71,9 +75,9 @@ def of_case(name: str, config: Mapping[str, Any]) -> Choice:
 
 
 def bits_choice(value: Any) -> Choice:
-    """Return the choice for the value of a key that is a number of bits, such as precision.weight_bits.
+    """Return the choice for a value of a key that sets a number of bits, such as precision.weight_bits.
 
-    A value that is not a positive number, such as null, stands for float32.
+    Any value that is not a positive number, such as null, means float32.
     """
     bits = _number_of_bits(value)
     return Choice.made("fp32", 32, 8) if bits is None else Choice.made(str(value), bits, None)
@@ -84,7 +88,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
     Args:
         name: The name of the choice.
-        values: The settings that may contain a format or a number of bits, by dotted key.
+        values: The settings, keyed by dotted key. Some of them may be a format or a number of bits.
     """
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     kept = [one for one in found if not one[0]] or found
@@ -95,11 +99,11 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a recipe with the bits of the narrowest format in which products read activations or gradients.
+    """Return a recipe with the bits of the narrowest format in which matrix products read activations or gradients.
 
     Args:
         name: The name of the recipe.
-        values: The settings of the recipe, by dotted key.
+        values: The settings of the recipe, keyed by dotted key.
     """
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
@@ -121,15 +125,16 @@ def _of_activations(key: str, value: Any) -> Iterator[tuple[bool, float, int | N
 
 
 def counts_bits(key: str) -> bool:
-    """Return whether a key of one of the groups is a number of bits, such as precision.weight_bits."""
+    """Return whether a key belongs to one of the GROUPS and sets a number of bits, as precision.weight_bits does."""
     last = key.rpartition(".")[2]
     return key.split(".")[0] in GROUPS and (last == "bits" or last.endswith("_bits"))
 
 
 def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a group's section by dotted key.
+    """Yield (dotted key, value) for each setting of a group's section.
 
-    For a sync or a compressor these are the compressor's settings, or the run's format if it has no compressor.
+    For the groups `sync` and `compressor`, yield the compressor's settings, or the run's format if it has no
+    compressor.
     """
     prefix = f"{section_of(group)}."
     own = [(key, value) for key, value in config.items() if key.startswith(prefix)]
@@ -140,7 +145,7 @@ def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]
 
 
 def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
-    """Yield each format other than fp32 that a setting names, as (is the format of sums, bits, exponent bits)."""
+    """Yield (whether the format is that of sums, bits, exponent bits) for each format but fp32 that a setting names."""
     last = key.rpartition(".")[2]
     if last == "rules":
         for rule in _listed(value):
@@ -160,7 +165,7 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a list from a config, or from the JSON text into which `collect` turns it; () for anything else."""
+    """Return a list from a config. `collect` stores a list as JSON text, which is decoded. Other values give ()."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -175,7 +180,7 @@ def _number_of_bits(value: Any) -> int | float | None:
 
 
 def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
-    """Return whether a compressor sends only some of the values. Such a compressor has no bit width."""
+    """Return whether a row's compressor sends only some of the values, so that it has no bit width."""
     return any(
         key.rpartition(".")[2] == "keep" and value is not None and value == value
         for key, value in _section(row, group)
@@ -183,14 +188,14 @@ def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
-    """Return the choice of each run, or None if the choices form no axis of bits.
+    """Return the choice of each run, or None if the choices are not an axis of bits.
 
-    They form no axis of bits if there is only one choice, if all round alike, or if a compressor sends only some of the
-    values and so has no bit width.
+    The choices are not an axis of bits if there is only one, if all have the same bit width, exponent bits, and number
+    of rounded settings, or if a compressor sends only some of the values, so that it has no bit width.
 
     Args:
-        rows: The settings of each run, by dotted key.
-        names: The name of the choice of each run.
+        rows: For each run, its settings, keyed by dotted key.
+        names: For each run, the name of its choice.
         group: The config group of the choices.
     """
     if len(set(names)) < 2 or any(_is_sparse(row, group) for row in rows):
@@ -204,14 +209,14 @@ def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str)
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with their choices.
+    """Add the choices of config groups to the table of runs.
 
     Args:
         runs: The runs, as `collect` returns them.
 
     Returns:
-        The runs with one more column for each group in which they made several choices that round differently. It holds
-        each run's choice as a Choice. Numbers of bits that vary become Choices too.
+        The runs, with one more column for each group whose choices differ between runs in what they round. The column
+        contains each run's Choice. If a key that sets a number of bits varies, its values are replaced by Choices too.
     """
     if runs.empty:
         return runs
@@ -229,11 +234,11 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
-    """Return the name of the choice of each run, or None if there are no choices to distinguish.
+    """Return the name of each run's choice, or None if there are no choices to distinguish.
 
-    The name is what was typed for the run, otherwise what was typed for another run with the same settings, otherwise
-    fp32 if the settings round nothing. The result is None if all runs have the same settings, if no choice was typed,
-    or if a run has no name.
+    The name is the choice that was typed for the run. If none was typed, it is the choice that was typed for another
+    run with the same settings. If there is none either, it is fp32 if the settings round nothing. The result is None if
+    all runs have the same settings, if no choice was typed for any run, or if any run has no name.
     """
     sections = [tuple(sorted((k, repr(v)) for k, v in _section(row, group))) for row in rows]
     if len(set(sections)) == 1:
@@ -254,20 +259,28 @@ def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
 
 
 def _typed(row: Mapping[str, Any], group: str) -> str | None:
-    """Return the last choice of `group` in the run's overrides.txt; for a recipe, the name in the config."""
+    """Return the choice that was typed for a run, or None if none was typed.
+
+    For a recipe, this is the name in the config. For other groups, it is the last choice in the run's overrides.txt.
+    """
     if group == RECIPE:
         return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
     return last_typed(read_overrides(RunDir(Path(row["run:path"]))), group)
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:
-    """Return the last choice of `group` among typed overrides, which is the one that counts; None without any."""
+    """Return the choice of `group` that takes effect, which is the last one that was typed, or None if there is none.
+
+    Args:
+        words: The overrides from the command line.
+        group: The config group.
+    """
     found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
     return found[-1] if found else None
 
 
 def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[str]:
-    """Return the keys of the group's section that differ between runs of the same choice.
+    """Return the keys of the group's section that differ between runs with the same choice.
 
     These keys are axes of their own.
     """
@@ -280,6 +293,6 @@ def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -
 
 
 def _has_all(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether the section of `key` has the same `_target_` class in every run."""
+    """Return whether every run has the same `_target_` class in the section that contains `key`."""
     target = f"{key.rpartition('.')[0]}._target_"
     return len({row.get(target) for row in rows}) == 1

@@ -1,7 +1,7 @@
 """Read run directories into a DataFrame with one row per run.
 
-Every key of a run's config is a column; nested keys are joined by dots (`model.depth`). Further columns come from the
-rest of the record. They have a prefix that no config key has:
+Every key of a run's config is a column. Nested keys are joined by dots (`model.depth`). Further columns contain the
+rest of the run's record. Their names start with a prefix that no config key has:
 
     run:sweep, run:name, run:path    The names of the sweep and of the run, and the path of the run directory.
     run:state                        The State of the run, or UNREADABLE.
@@ -9,17 +9,17 @@ rest of the record. They have a prefix that no config key has:
     run:status                       The status from done.json: finished, diverged, or did not learn.
     run:wall_seconds, ...            Further numbers from done.json, float.
     run:judged_by                    The metric by which the task is judged.
-    run:measures                     The Measure (direction and unit) of each metric, or None, by metric.
-    run:impossible                   The metrics that are shares of samples but not between 0 and 1, with their values
-                                     (a dict). They are NaN in their own columns.
+    run:measures                     The Measure (direction and unit) of each metric, or None, keyed by metric (a dict).
+    run:impossible                   The impossible values of shares of samples, which are below 0 or above 1, keyed by
+                                     metric (a dict). The columns of these metrics contain NaN instead.
     run:not_finite                   The names of the metrics that were not finite when the run finished.
-    run:edited                       Whether config.yaml has another hash than the one in the folder's name.
-    run:lost_seconds, run:restarts   The time of the work that all attempts had to repeat, and the number of restarts
-                                     within attempts (elastic).
+    run:edited                       Whether the hash of config.yaml differs from the hash in the folder's name.
+    run:lost_seconds, run:restarts   The time of the work that was lost in all attempts and done again, and the number
+                                     of restarts within attempts (elastic).
     run:products                     The matrix products of a training step, from done.json, or None.
     run:failure                      The Failure of the run, or None.
-    run:length                       The epochs, steps or rows of a script's run, or None.
-    run:fingerprint                  A text that is equal only for runs that are equal bit for bit, or None.
+    run:length                       The number of epochs, steps, or rows of a script's run, or None.
+    run:fingerprint                  A text, or None. Two texts are equal only if the runs are equal bit for bit.
     metric:NAME                      A metric from done.json, float. NaN if it is absent or not a number.
     metric:best_NAME                 The value of the metric by which the task is judged, in the best epoch.
     run:best_epoch                   That epoch.
@@ -54,7 +54,7 @@ from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
 from cpdrun.study import formats
 
-UNREADABLE = "unreadable"  # the value of run:state if the State cannot be read
+UNREADABLE = "unreadable"  # run:state has this value if the State cannot be read.
 _HASH = re.compile(r"-([0-9a-f]{10})$")
 _RECORD = ("run:", "metric:", "wire:", "memory:", "env:")
 
@@ -62,13 +62,13 @@ _FIGURES = ("wall_seconds", "train_seconds", "test_samples", "num_classes", "par
 
 SEED, SCALING, CASE, FORMAT = "seed", "scaling", "case", "format"
 RECIPE = "recipe"
-OF_RECIPES = (RECIPE, INGREDIENTS)  # the sections whose settings are also contained in `precision`
+OF_RECIPES = (RECIPE, INGREDIENTS)  # The section `precision` repeats the settings of these.
 CORE_AXES = (FORMAT, "aps", "world_size")
-AS_FORMAT = "as format"  # the placeholder for a key that follows the format
+AS_FORMAT = "as format"  # This placeholder replaces the value of a key that always equals the format.
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
-    """Return the table of runs: one row for every run directory, even if the run is not finished or not readable."""
+    """Return the table of runs, with one row for every run directory, even if the run is unfinished or unreadable."""
     names = sweep_names(sweeps)
     rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
@@ -79,31 +79,31 @@ def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
 
 
 def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
-    """Return the sweeps without duplicates, by name, or by path if two sweeps have the same name."""
+    """Return the sweeps without duplicates, keyed by name. If several have the same name, their paths are the keys."""
     once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
     names = [sweep.name for sweep in once]
     return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
 
 
 def as_rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of the table as dicts, by column. This is ten times as fast as `to_dict` of pandas."""
+    """Return the rows of the table as dicts, keyed by column. This is ten times as fast as pandas' `to_dict`."""
     columns = list(runs.columns)
     return [dict(zip(columns, row, strict=True)) for row in runs.to_numpy(dtype=object).tolist()]
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that finished, including diverged runs, and whose record can be read."""
+    """Return the finished runs whose record can be read. Diverged runs count as finished."""
     return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
 
 
 def count_states(runs: pd.DataFrame) -> str:
-    """Return how many runs are in each state, such as `30 done, 2 running, 1 failed`."""
+    """Return a text with the number of runs in each state, such as `30 done, 2 running, 1 failed`."""
     counts = runs["run:state"].value_counts()
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def why_none(runs: pd.DataFrame) -> str:
-    """Return the reason why none of the runs is finished and readable."""
+    """Return a text that explains why no run is finished and readable."""
     odd = runs[runs["run:problem"].notna()]
     if odd.empty:
         return "nothing to report yet"
@@ -111,17 +111,20 @@ def why_none(runs: pd.DataFrame) -> str:
 
 
 def config_keys(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that are config keys, not columns of the record."""
+    """Return the columns that are config keys, without those that come from the rest of the record."""
     return [column for column in runs.columns if not column.startswith(_RECORD)]
 
 
 def other_axes(runs: pd.DataFrame) -> list[str]:
-    """Return the config keys that differ between runs, except format, APS, world size, seed and display keys.
+    """Return the config keys that differ between runs, except format, APS, world size, seed, and display keys.
 
-    Two kinds of keys are left out because they add nothing. One kind is determined by a key of the same group that is
-    already listed: another `model._target_`, for example, comes with another `model.depth`. The other kind always
-    equals the format, such as `model.errors: ${format}`. If runs are named cases, the name of the case comes first, and
-    the keys that it determines are left out.
+    Two kinds of keys are left out because they add no information:
+
+    - A key that is determined by a listed key of the same group. For example, `model.depth` is determined if it differs
+      only between runs with different `model._target_`.
+    - A key that always equals the format, such as `model.errors: ${format}`.
+
+    If the runs are named cases, the key of the case comes first, and the keys that the case determines are left out.
     """
     axes: list[str] = [CASE] if CASE in runs.columns and _varies(runs, CASE) else []
     varying = [
@@ -130,7 +133,7 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
         if may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
     ]
     for key in sorted(varying, key=_as_listed):
-        # The data set determines the task.
+        # Settings of the task are also left out if they follow from the data set.
         groups = (key.split(".")[0], *(["data"] if key.startswith("task.") else []))
         groups = (*groups, "compressor") if key.startswith("sync.compressor.") else groups
         groups = (*groups, RECIPE) if key.startswith(f"{INGREDIENTS}.") else groups
@@ -143,11 +146,13 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
 
 
 def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of several sweeps with a placeholder for keys that follow the format in some sweeps only.
+    """Mask keys that follow the format in some sweeps but not in others.
 
-    A key follows the format if it always equals the format, as with `model.errors: ${format}`. In a sweep in which such
-    a key follows the format, it would otherwise be an axis that separates the candidates from their baseline. If the
-    key has a single value in each of the other sweeps, it has the placeholder in all runs, and so is no axis.
+    A key follows the format in a sweep if it always equals the format, as with `model.errors: ${format}`. If the sweeps
+    are compared together, such a key would become an axis, and this axis would separate the candidates from their
+    baseline. Therefore, the placeholder AS_FORMAT replaces its value in the sweeps in which it follows the format. If
+    the key has a single value in each of the other sweeps, the placeholder replaces its value in all runs, so that the
+    key is not an axis.
     """
     by_sweep = dict(list(runs.groupby("run:sweep")))
     masked = {}
@@ -165,7 +170,7 @@ def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def identity(value: Any) -> str:
-    """Return a config value as text. Unlike `==` and hashing, the text distinguishes 1, 1.0, True and "1"."""
+    """Return a config value as text. Unlike `==` and hashing, the text distinguishes 1, 1.0, True, and "1"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "null"
     return json.dumps(value, default=str)
@@ -174,16 +179,17 @@ def identity(value: Any) -> str:
 def may_be_axis(key: str) -> bool:
     """Return whether `other_axes` may list a config key.
 
-    The key must be part of a run's identity, and neither a core axis nor the seed.
+    The key must be part of a run's identity (`cpdrun.config.identity`). Core axes and the seed are not listed.
     """
     return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 
 def _as_listed(key: str) -> tuple:
-    """Return the sort key of a config key.
+    """Return a tuple by which `other_axes` sorts the config key.
 
-    In each section, the choice of the group comes first if it has a column (`choices.with_choices`), then the
-    ingredients of a recipe, then the class. The format of sums comes last, because it is the least informative.
+    In each section, the choice of the config group comes first, if it has a column (`choices.with_choices`). It is
+    followed by the ingredients of a recipe, and then by the class. The format of sums comes last, because it is the
+    least informative.
     """
     section, last = key.split(".")[0], key.rpartition(".")[2]
     section = "precision" if section in OF_RECIPES else section  # recipes set the section `precision`
@@ -236,7 +242,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
 
 
 def _lost_work(run: RunDir) -> dict[str, float]:
-    """Return the lost work and the restarts of all attempts of a run; {} if there are neither."""
+    """Return the columns for lost work and restarts, summed over all attempts of a run. Without either, return {}."""
     outcomes = [outcome for attempt in run.attempts() if (outcome := attempt.outcome()) is not None]
     lost = sum(outcome.lost_seconds or 0.0 for outcome in outcomes)
     restarts = sum(outcome.restarts or 0 for outcome in outcomes)
@@ -244,9 +250,9 @@ def _lost_work(run: RunDir) -> dict[str, float]:
 
 
 def _whole(seed: Any) -> Any:
-    """Return a seed that consists of digits as an int, so that it pairs with the same seed stored as a number.
+    """Convert a seed that is a text of digits to an int, so that it pairs with the same seed stored as a number.
 
-    The reader of a CSV file, for example, may have stored seeds as text.
+    A reader of CSV files, for example, may have stored seeds as text.
     """
     return (
         int(seed) if isinstance(seed, str) and seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
@@ -276,9 +282,10 @@ def _results(run: RunDir) -> dict[str, Any]:
 
 
 def _impossible(row: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a row that are shares of samples but have an impossible value.
+    """Return the impossible values of a row: the values of shares of samples that are below 0 or above 1.
 
-    Most of them are percentages in place of shares. In a mean they would count a hundred times too much.
+    Most of them are percentages that were recorded in place of shares. In a mean, they would count a hundred times too
+    much.
     """
     found = {}
     for key, value in row.items():
@@ -290,16 +297,16 @@ def _impossible(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
-    """Return whether a run's config has another hash than the one in the name of its folder."""
+    """Return whether the hash of a run's config differs from the hash in the folder's name."""
     digest = _HASH.search(run.name)
     try:
         return digest is not None and digest[1] != identity_hash(config)
-    except (KeyError, TypeError):  # the config lacks keys that every config has
+    except (KeyError, TypeError):  # The config lacks keys that every config has.
         return digest is not None
 
 
 def _is_used(key: str, config: dict[Any, Any]) -> bool:
-    """Return whether a key has an effect. The scaling rule has none if the run does not scale gradients."""
+    """Return whether a key has an effect. Without APS, the settings of the scaling rule have none."""
     return bool(config.get("aps")) or key.split(".")[0] != SCALING
 
 
@@ -314,10 +321,11 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
-# The entries of env.json that get no column. Digests identify what they describe, or they need not be compared.
+# These entries of env.json get no column, because digests in other columns identify what they describe, or because they
+# need not be compared.
 _DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
-# CODE is the prefix of the columns with the digest of each module; the name of the module follows. DATA is the column
-# with the digest of the data.
+# CODE is the prefix of the columns that contain the digests of modules. The name of the module follows the prefix. DATA
+# is the column with the digest of the data.
 CODE, DATA = ("env:code:", "env:data_sha256")
 
 
@@ -329,7 +337,7 @@ def _environment(env: Any) -> Iterator[tuple[str, Any]]:
             yield from (
                 (f"code:{name}", entry.get("sha256")) for name, entry in _items(value) if _items(entry)
             )
-        elif isinstance(value, dict):  # the versions of packages
+        elif isinstance(value, dict):  # This entry contains the versions of packages.
             yield from ((str(name), version) for name, version in value.items())
         else:
             yield key, value if isinstance(value, str | int | float | None) else json.dumps(value)
@@ -353,11 +361,11 @@ FEWEST_SEEDS = 2
 
 @dataclass(frozen=True)
 class IgnoredSetting:
-    """An argument of a script, or the seed, that changed no metric.
+    """A setting without effect: an argument of a script, or the seed, whose values all gave the same metrics.
 
     Attributes:
-        key: The config key.
-        values: The values that gave equal metrics, as text.
+        key: The config key of the setting.
+        values: The values that gave the same metrics, as text.
     """
 
     key: str
@@ -370,9 +378,10 @@ class IgnoredSetting:
 
 
 def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
-    """Return the arguments of a script, and the seed, that changed nothing.
+    """Return the settings of scripts without effect: arguments, and possibly the seed, that changed no metric.
 
-    A setting changed nothing if all runs that differ only in this setting have the same values of all logged metrics.
+    A setting is without effect if runs that differ only in this setting always have the same values of all logged
+    metrics.
     """
     done = finished(runs)
     if SCRIPT_PATH not in done.columns:
@@ -397,10 +406,11 @@ def _may_matter(key: str) -> bool:
 def _ignored_setting(
     key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]
 ) -> IgnoredSetting | None:
-    """Return the setting if it changed nothing.
+    """Return the setting `key` if it changed no metric.
 
     Returns:
-        None if two runs that differ only in `key` have different metrics, or if there are no two such runs.
+        The setting. If two runs that differ only in `key` have different metrics, or if there are no two such runs, the
+        result is None.
     """
     cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for config, measured in rows:

@@ -1,4 +1,4 @@
-"""Which runs are missing from the numbers of a study, and why its runs may not be comparable."""
+"""Find out which runs are missing from a study, and why its runs may not be comparable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,21 +22,21 @@ from cpdrun.study.formats import bits
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
-# These properties of a machine do not change results.
+# Runs may differ in these properties of the machine, because they do not change results.
 _ANY_MACHINE = ("env:hostname", "env:platform")
-# These properties are compared by `cpdrun.record.processors`.
+# These properties are compared separately, by `cpdrun.record.processors`.
 _PROCESSOR = ("env:device", "env:cpu", "env:cpu_vector")
 _STATES = (State.RUNNING, State.FAILED, State.PREEMPTED, State.PENDING, UNREADABLE)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How many runs are finished.
+    """The progress of a study's sweeps.
 
     Attributes:
         done: The number of finished runs.
         total: The number of all runs, including those that have not started.
-        others: The number of other runs by state, such as "failed" or "not started".
+        others: The number of other runs, keyed by state, such as "failed" or "not started".
     """
 
     done: int
@@ -46,13 +46,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class LostWork:
-    """The work that was lost when ranks or runs died, and was done again.
+    """The work that was lost when ranks or runs died, and that was then done again.
 
     Attributes:
-        seconds: The seconds of all runs together.
-        restarts: How often ranks were started again at once.
-        most: The name of the run that lost the most.
-        most_seconds: The seconds that this run lost.
+        seconds: The lost time of all runs together, in seconds.
+        restarts: How often the ranks of a run were restarted within an attempt.
+        most: The name of the run that lost the most time.
+        most_seconds: The time that this run lost, in seconds.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class LostWork:
 
 @dataclass(frozen=True)
 class MissingSeeds:
-    """A group without a run of some seeds that another group of its facet has."""
+    """A group that lacks a finished run for some seeds that another group of its facet has."""
 
     group: Group
     facet: str
@@ -72,25 +72,27 @@ class MissingSeeds:
 
 @dataclass(frozen=True)
 class Completeness:
-    """What is missing from the numbers of a study, or makes its runs hard to compare.
+    """The gaps in a study's results, and the differences that make its runs hard to compare.
 
     Attributes:
-        newer: The manifests that were written by a newer version, with the reason why they cannot be read.
+        newer: The paths of the manifests that a newer version wrote, with the reason why they cannot be read.
         progress: How many runs are finished.
-        errors: The names of the failed runs by the error with which they ended; "" if the error is not known.
+        errors: The names of the failed runs, keyed by the error with which they ended. The key is "" if the error is
+            not known.
         lost: The work that was lost and done again. None if there is none.
-        unreadable: The runs whose record cannot be read, with the reason.
-        edited: The runs whose config.yaml does not match the name of their folder.
+        unreadable: The names of the runs whose record cannot be read, with the reason.
+        edited: The names of the runs whose config.yaml does not match the folder's name.
         without_value: The number of finished runs that have no value of the metric.
-        impossible: The values outside of 0 to 1 that a share has, by run.
-        repeated: The runs with the same settings and seed as another run, but another value.
-        bits: The bit widths of each format on which records do not agree. None for an unknown one.
-        units: The units of the metric, if records do not agree.
+        impossible: The values of the metric that are below 0 or above 1 although the metric is a share, keyed by run.
+        repeated: The names of the runs that have the same settings and seed as another run, but another value.
+        bits: The bit widths of formats whose records disagree, keyed by format. An unknown bit width is None.
+        units: The units of the metric, if the records disagree. Otherwise empty.
         without_seed: The number of finished runs that record no seed.
         finished: The number of finished runs.
-        missing_seeds: The groups that lack seeds.
-        processors: The number of runs by processor, if runs used different ones.
-        versions: The number of runs by value of each property of the software that differs.
+        missing_seeds: The groups that lack seeds, with these seeds.
+        processors: The processors with their numbers of runs, if the runs used different ones. Otherwise empty.
+        versions: The properties of the software that differ between runs. Each contains the number of runs, keyed by
+            the property's value.
     """
 
     newer: list[tuple[str, str]]
@@ -112,7 +114,7 @@ class Completeness:
 
 
 def completeness(study: Study, sweeps: Sequence[SweepDir]) -> Completeness:
-    """Return what is missing from the numbers of a study, and why its runs may not be comparable."""
+    """Check a study for missing runs and for differences that make its runs hard to compare."""
     runs, done, name = study.runs, finished(study.runs), study.metric.name
     manifests, newer = _manifests(sweeps)
     bad = runs[runs["run:problem"].notna()]
@@ -140,9 +142,10 @@ def completeness(study: Study, sweeps: Sequence[SweepDir]) -> Completeness:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """Return the code that differs between the finished runs, and "data" if the same data settings gave other data.
+    """Return the names of the modules whose code differs between the finished runs.
 
-    A difference between such runs need not come from their formats.
+    If runs with the same data settings used different data, the list also contains "data". In both cases, a difference
+    between the results need not come from the formats.
     """
     done = finished(study.runs)
     mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
@@ -157,7 +160,12 @@ def mixed_code(study: Study) -> list[str]:
 
 
 def _manifests(sweeps: Sequence[SweepDir]) -> tuple[dict[str, dict[str, Any]], list[tuple[str, str]]]:
-    """Return the manifests that can be read, by the name of the sweep, and those of a newer version."""
+    """Read the manifests of the sweeps.
+
+    Returns:
+        The manifests that can be read, keyed by the name of the sweep, and the paths of the manifests that a newer
+        version wrote, with the reason why they cannot be read.
+    """
     found, newer = {}, []
     for name, sweep in sweep_names(sweeps).items():
         try:
@@ -184,7 +192,7 @@ def _progress(runs: pd.DataFrame, manifests: dict[str, dict[str, Any]]) -> Progr
 
 
 def _errors(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the names of the failed runs by the error with which they ended, the most frequent error first."""
+    """Return the names of the failed runs, keyed by the error with which they ended, most frequent error first."""
     found: dict[str, list[str]] = {}
     failed = runs[runs["run:state"] == State.FAILED]
     for name, path in zip(failed["run:name"], failed["run:path"], strict=True):
@@ -218,7 +226,7 @@ def _other_bits(done: pd.DataFrame) -> dict[str, list[float | None]]:
 def _missing_seeds(study: Study) -> list[MissingSeeds]:
     """Return the groups that lack a seed that another group of their facet has.
 
-    A group all of whose runs failed is left out, because its runs are among the failed ones.
+    If no run of a group finished and some failed, the group is left out, because its runs are reported as failed.
     """
     found = []
     for facet in study.facets:
@@ -231,23 +239,24 @@ def _missing_seeds(study: Study) -> list[MissingSeeds]:
 
 
 def _seed_order(seed: Any) -> tuple[bool, int, str]:
-    """Return a sort key: whole numbers in their order, then all other seeds as text."""
+    """Return the key that sorts whole numbers by size, followed by all other seeds, sorted as text."""
     return (False, seed, "") if isinstance(seed, int) else (True, 0, str(seed))
 
 
 def _processors(study: Study) -> list[tuple[str, int]]:
-    """Return the number of runs by processor, if the processors differ.
+    """Return each processor with its number of runs, if the runs used different processors.
 
-    The vector instructions of a processor determine the order of float32 sums in the libraries that torch calls.
+    Results may differ between processors, because their vector instructions determine the order of float32 sums in the
+    libraries that torch calls.
     """
     kinds = processors(run for group in study.groups for run in group.runs)
     return [(described(kind), count) for kind, count in kinds.most_common()] if differ(kinds) else []
 
 
 def _versions(done: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Return the properties of the software that differ between runs.
+    """Return the properties of the software that differ between runs, with the number of runs for each value.
 
-    Different software can give different results, and the configs of the runs do not show it.
+    Different software can give different results, although the configs of the runs are the same.
     """
     found = {}
     for column in done.columns:

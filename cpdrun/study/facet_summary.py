@@ -1,4 +1,4 @@
-"""The answers of many facets in short: verdicts by way of scaling, and orders of summation that need more bits."""
+"""Summarize the answers for many facets, and find orders of summation that need more bits than others."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -12,18 +12,19 @@ from cpdrun.study.collect import identity
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.study import Study
 
-# The keys of the order of summation, which says which gradients are added to which, and when.
+# The config keys of the order of summation, which defines which gradients are added to which, and when.
 ORDER = ("sync.order", "sync.group_size")
 
 
 @dataclass(frozen=True)
 class VerdictCount:
-    """In how many facets a way of scaling has a verdict.
+    """The number of facets in which the ladder with a given gradient scaling has a given verdict.
 
     Attributes:
         verdict: The verdict.
         count: The number of facets.
-        ends: The group with the fewest and the group with the most bits among the answers, or one group, or none.
+        ends: The groups that these facets' answers show: the one with the fewest bits and the one with the most bits.
+            It contains one group if both have the same title, and none if no answer shows a group.
     """
 
     verdict: Verdict
@@ -33,12 +34,12 @@ class VerdictCount:
 
 @dataclass(frozen=True)
 class ScalingSummary:
-    """The answers of one way of scaling in many facets.
+    """The answers for one gradient scaling in many facets.
 
     Attributes:
-        scaling: The way of scaling.
+        scaling: How the gradients are scaled.
         facets: The number of facets that have an answer.
-        counts: The verdicts that occur, certified first.
+        counts: The verdicts that occur, in the order certified, open, refuted.
     """
 
     scaling: str
@@ -47,11 +48,11 @@ class ScalingSummary:
 
 
 def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
-    """Return the summary of each way of scaling. Ways with a certified answer come first.
+    """Return a summary for each gradient scaling. Scalings with a certified answer come first.
 
     Args:
         study: The study.
-        facets: The facets whose baseline is fit to compare with.
+        facets: The facets to summarize. Their baselines must be fit to compare with.
     """
     found = []
     for name in scalings(study):
@@ -72,19 +73,19 @@ def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
 
 
 def scalings(study: Study) -> list[str]:
-    """Return the ways of scaling of a study. Scaling rules come first, and the runs without scaling last."""
+    """Return the names of the study's gradient scalings: first scaling rules, then `with APS`, then `without APS`."""
     names = {group.strategy for group in study.groups if not group.is_baseline}
     usual = (WITH_APS, WITHOUT_APS)
     return [*sorted(names - {*usual}), *(name for name in usual if name in names)]
 
 
 def sort_facets(facets: Collection[Facet]) -> list[Facet]:
-    """Return facets sorted by the number of workers and by the longest chain of rounded additions."""
+    """Return facets sorted by the number of workers, and then by the longest series of rounded additions."""
     return sorted(facets, key=lambda each: (_sortable(each.keys.get("world_size")), longest_chain(each)))
 
 
 def longest_chain(facet: Facet) -> float:
-    """Return the number of rounded additions in the longest chain of any group of the facet; 0 if no record has it."""
+    """Return the number of rounded additions in the facet's longest series, or 0 if no record contains it."""
     return max((group.longest_chain for group in facet.groups if group.longest_chain > 0), default=0)
 
 
@@ -97,14 +98,14 @@ def _sortable(value: object) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """A format that is certified in one order of summation and refuted in another order.
+    """A bit width that is certified in one order of summation and refuted in others.
 
     Attributes:
-        label: The values that the facets share and the way of scaling.
+        label: The values that the facets share, followed by the gradient scaling.
         certified: The certified group with the fewest bits.
-        order: The facet in which it is certified.
-        refuted: The facets in which so few bits are refuted.
-        refuted_bits: The bit width up to which each of these facets is refuted.
+        order: The facet in which `certified` is certified.
+        refuted: The facets with other orders of summation in which as many bits are refuted.
+        refuted_bits: For each of the facets in `refuted`, the number of bits of its widest refuted width.
     """
 
     label: str
@@ -135,7 +136,7 @@ def compare_orders(study: Study) -> list[OrderComparison]:
 
 
 def _by_order(study: Study) -> list[list[Facet]]:
-    """Return groups of facets that differ only in their order of summation."""
+    """Return lists of at least two facets that differ only in their order of summation."""
     found: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets:
         if ORDER[0] in facet.keys and not facet.has_cases and not study.baseline_problem(facet):

@@ -1,8 +1,8 @@
-"""The bit widths and the order of number formats, from the names in the records of runs.
+"""Look up the bit widths of the number formats that runs' records name, and sort formats by bit width.
 
-Nothing here imports a module that a record names, because a run directory may come from anyone, and importing a module
-executes it. Facts about a format that the user defined come from format.json, which the launcher wrote to the run
-directory.
+A record may name a Python module that defines a format of the user's own. This module never imports it, because a run
+directory may come from anyone, and importing a module executes it. The bit widths of such formats come from
+format.json, which the launcher wrote to the run directory.
 """
 
 import math
@@ -15,11 +15,11 @@ from custom_fp.formats.protocol import NumberFormat
 
 
 class Recorded(str):
-    """The name of a format in a config, with the facts from the run's record.
+    """The name of a format in a config, together with its bit widths from the run's record.
 
     Attributes:
-        bits: The number of bits per value; None if unknown.
-        exponent_bits: The number of exponent bits; None if unknown.
+        bits: The number of bits per value. None if it is unknown.
+        exponent_bits: The number of exponent bits. None if it is unknown.
     """
 
     bits: int | float | None = None
@@ -31,7 +31,8 @@ class Recorded(str):
 
         Args:
             name: The name of the format in the config.
-            facts: The content of format.json, {name, bits, exponent_bits}. Facts about another name are ignored.
+            facts: The content of format.json, {name, bits, exponent_bits}, or None if there is no such file. It is
+                ignored if it describes a format with another name.
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:
@@ -41,9 +42,9 @@ class Recorded(str):
 
 
 class Choice(Recorded):
-    """The name of a choice that is not itself a format, such as `pure_fp8` of the group `precision`.
+    """The name of a choice that is not itself a format, such as `pure_fp8` of the config group `precision`.
 
-    The choice has the bits of a format that it rounds to; `cpdrun.study.choices` defines which one.
+    A choice may round to several formats. `cpdrun.study.choices` defines which of them gives the choice its bit width.
 
     Attributes:
         rounds: The number of the choice's settings that name a format or a bit width.
@@ -60,11 +61,9 @@ class Choice(Recorded):
 
 
 def parse(name: object) -> NumberFormat | None:
-    """Return the built-in format with this name.
+    """Return the built-in format with this name, or None if there is none.
 
-    Returns:
-        None for a format that the user defined, for a name that this version does not know, and for a choice, which may
-        have the same name as a format.
+    The result is also None for a format that the user defined, and for a choice, even if a format has the same name.
     """
     return None if isinstance(name, Choice) or is_own(name) else _parse(str(name))
 
@@ -78,7 +77,7 @@ def _parse(name: str) -> NumberFormat | None:
 
 
 def same(one: object, other: object) -> bool:
-    """Return whether two values are equal or are two spellings of the same format, such as fp32 and e8m23."""
+    """Return whether two values are equal, or are two spellings of the same format, such as fp32 and e8m23."""
     if parse(one) is not None and parse(one) == parse(other):
         return True
     if isinstance(one, str) or isinstance(other, str):
@@ -87,18 +86,19 @@ def same(one: object, other: object) -> bool:
 
 
 def bits(name: object) -> int | float | None:
-    """Return the bits per value of a format, including its share of the block's scale: 8.25 for mxfp8_e4m3.
+    """Return a format's number of bits per value, or None if it is unknown.
 
-    For a format that the user defined, this is the recorded number. None if it is unknown.
+    Each value's share of the block's scale is included, so mxfp8_e4m3 has 8.25. For a format that the user defined, the
+    recorded number is returned.
     """
     fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
 
 
 def exponent_bits(name: object) -> int | None:
-    """Return the number of exponent bits of a floating-point format; None for other formats.
+    """Return a floating-point format's number of exponent bits. For other formats, return None.
 
-    For a format that the user defined, this is the recorded number.
+    For a format that the user defined, the recorded number is returned.
     """
     fmt = parse(name)
     return (
@@ -107,7 +107,7 @@ def exponent_bits(name: object) -> int | None:
 
 
 def is_baseline(name: object) -> bool:
-    """Return whether a value is fp32 or rounds nothing, which makes it the default baseline."""
+    """Return whether a value is fp32, or is a choice that rounds nothing. Such a value is the default baseline."""
     fmt = parse(name)
     if fmt is None and isinstance(name, Recorded):
         return (name.exponent_bits, name.bits) == (8, 32)
@@ -115,23 +115,23 @@ def is_baseline(name: object) -> bool:
 
 
 def is_floating(name: object) -> bool:
-    """Return whether a name is a binary floating-point format that this version knows, so that it has emin and emax."""
+    """Return whether a name is a built-in binary floating-point format, so that it has emin and emax."""
     fmt = parse(name)
     return fmt is not None and fmt.exponent_bits is not None
 
 
 def order(name: object) -> tuple:
-    """Return the sort key that puts fewest bits first.
+    """Return the key that sorts formats from the fewest bits to the most.
 
-    Among equally many bits, more exponent bits (more range) come first, and then choices that round fewer values.
-    Formats of unknown bit width come last.
+    Formats with the same bit width are sorted by exponent bits, most first (the largest range), and choices are then
+    sorted by the number of settings that round, fewest first. Formats with an unknown bit width come last.
     """
     size, rounds = bits(name), name.rounds if isinstance(name, Choice) else 0
     return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))
 
 
 def widest_first(name: object) -> tuple:
-    """Return the sort key that puts most bits first and orders equally wide formats as `order` does."""
+    """Return the key that sorts formats from the most bits to the fewest. Ties are sorted as by `order`."""
     size, *rest = order(name)
     return (-size, *rest)
 

@@ -1,9 +1,10 @@
-"""How a run summed its gradients, what rounding did to the sums, and the main reason why the sums are wrong.
+"""Analyze how a run summed its gradients, what rounding did to the sums, and why the sums are wrong.
 
-metrics.jsonl contains, in each row, possibly `layers`: {name: {"format", "exponent_min", "exponent_max", "underflow",
-"overflow", "nonfinite", "sum_error"}}, the last statistics of that epoch. `cpdrun.comm.statistics` defines each of
-them. A row may also have `nonfinite_gradients`, the number of elements of the epoch's sums that were inf or NaN,
-including those that the format turned into finite numbers.
+The statistics come from metrics.jsonl, which has one row per epoch. A row may contain `layers`, which maps a layer's
+name to the layer's last statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow",
+"nonfinite", "sum_error"}. `cpdrun.comm.statistics` defines them. A row may also contain `nonfinite_gradients`. This is
+the number of elements that were inf or NaN in the epoch's sums, including those that the format turned into finite
+numbers.
 """
 
 import math
@@ -18,11 +19,19 @@ from custom_fp.formats.scalar import Format
 from cpdrun.record import EpochRow
 from cpdrun.study import formats
 
-FLAT_UP_TO = 8  # group_size=auto adds up to this many workers in one chain
+# With group_size=auto, up to this many workers form a single group, and their gradients are added one after the other.
+FLAT_UP_TO = 8
 
 
 def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
-    """Return the largest number of rounded additions in series; None for an unknown order."""
+    """Return the largest number of rounded additions in series from a worker's gradient to the sum.
+
+    For an unknown order of summation, the result is None.
+
+    Args:
+        sync: The config section `sync`.
+        workers: The number of workers.
+    """
     order = sync.get("order")
     if order in ("rank", "ring"):
         return workers - 1
@@ -37,7 +46,10 @@ def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
 
 
 def workers_per_scale(sync: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers in one chain. A scale leaves powers of two free for their sum."""
+    """Return the number of workers whose gradients are added in series.
+
+    The scale of APS leaves enough powers of two free for their sum.
+    """
     order = sync.get("order")
     if order == "tree":
         return min(2, workers)
@@ -45,7 +57,7 @@ def workers_per_scale(sync: Mapping[str, Any], workers: int) -> int:
 
 
 def group_size(sync: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers in a group of the hierarchical order."""
+    """Return the number of workers per group in the hierarchical order of summation."""
     given = sync.get("group_size")
     if isinstance(given, int):
         return min(given, workers)
@@ -58,14 +70,16 @@ def group_size(sync: Mapping[str, Any], workers: int) -> int:
 
 @dataclass(frozen=True)
 class EpochStatistics:
-    """Statistics of one layer at the end of one epoch. Shares are in [0, 1]; a missing figure is NaN or None.
+    """The statistics of one layer at the end of one epoch. Shares are between 0 and 1.
 
     Attributes:
-        low: floor(log2 |g|) of the smallest nonzero gradient of any worker.
-        high: The same for the largest gradient.
-        underflow: The share of the nonzero values that the format rounded to 0.
-        overflow: The share of the values above the format's largest.
-        sum_error: ||sum - S|| / ||S||, where S is the exact sum; NaN also if S is 0 or not finite.
+        epoch: The number of the epoch.
+        low: floor(log2 |g|) of the smallest nonzero gradient of any worker. None if it was not recorded.
+        high: floor(log2 |g|) of the largest gradient of any worker. None if it was not recorded.
+        underflow: The share of the nonzero values that the format rounded to 0. NaN if it was not recorded.
+        overflow: The share of the values above the format's largest value. NaN if it was not recorded.
+        sum_error: The relative error of the sum, ||sum - S|| / ||S||, where S is the exact sum. NaN if it was not
+            recorded, or if S is 0 or not finite.
         nonfinite: The number of elements of the sum that were not finite.
     """
 
@@ -79,13 +93,16 @@ class EpochStatistics:
 
     @property
     def span(self) -> int:
-        """The number of powers of two from the smallest to the largest gradient; 0 if unknown."""
+        """The number of powers of two from the smallest to the largest gradient. 0 if it is unknown."""
         return 0 if self.low is None or self.high is None else self.high - self.low + 1
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Statistics of one layer in the epochs in which its sum was rounded."""
+    """The statistics of one layer in all epochs in which its sum was rounded.
+
+    The properties are means over the epochs, except `low` and `high`, which are the smallest and the largest exponent.
+    """
 
     name: str
     format: str
@@ -117,8 +134,10 @@ class NonfiniteGradients:
     """The first epoch in which a summed gradient was not finite.
 
     Attributes:
-        elements: The number of such elements in all steps of that epoch.
-        layers: The layers that had such values in the last statistics of that epoch; possibly none.
+        epoch: The number of the epoch.
+        elements: The number of elements that were not finite, in all steps of that epoch.
+        layers: The layers with nonfinite elements in the last statistics of that epoch. It may be empty, because these
+            statistics describe a single step.
     """
 
     epoch: int
@@ -128,12 +147,14 @@ class NonfiniteGradients:
 
 @dataclass(frozen=True)
 class GradientStatistics:
-    """Statistics of the sums of gradients of a run; figures are means over layers and epochs.
+    """The statistics of a run's gradient sums.
+
+    The properties are means over layers, except `low` and `high`, which are the smallest and the largest exponent.
 
     Attributes:
-        layers: The layers whose sum was rounded, in the model's order; empty if the record has none.
-        exact: The layers that were summed in fp32.
-        nonfinite: The first sum that was not finite; None if there was none.
+        layers: The layers whose sum was rounded, in the model's order. Empty if the record has none.
+        exact: The names of the layers that were summed in fp32.
+        nonfinite: The first epoch in which a sum was not finite. None if all sums were finite.
     """
 
     layers: list[LayerStatistics]
@@ -161,11 +182,19 @@ class GradientStatistics:
         return max((layer.high for layer in self.layers if layer.high is not None), default=None)
 
     def worst(self, most: int = 3) -> list[LayerStatistics]:
-        """Return the layers with the largest error of the sum, then with the most underflow, worst first."""
+        """Return the worst layers, sorted by the error of the sum and then by underflow, worst first.
+
+        Args:
+            most: The largest number of layers to return.
+        """
         return sorted(self.layers, key=lambda one: (-_known(one.sum_error), -_known(one.underflow)))[:most]
 
     def by_epoch(self, figure: Callable[[EpochStatistics], float]) -> dict[int, float]:
-        """Return the mean of a figure over the layers for each epoch in which it is known."""
+        """Return the mean of a statistic over the layers, keyed by epoch. Epochs without a known value are left out.
+
+        Args:
+            figure: The function that returns the statistic, given a layer's statistics of one epoch.
+        """
         rows = [row for layer in self.layers for row in layer.epochs]
         epochs = sorted({row.epoch for row in rows})
         means = {epoch: mean_of_known(figure(row) for row in rows if row.epoch == epoch) for epoch in epochs}
@@ -173,7 +202,7 @@ class GradientStatistics:
 
 
 def gradient_statistics(rows: Iterable[EpochRow]) -> GradientStatistics:
-    """Return the statistics in the rows of a record. Damaged entries are skipped."""
+    """Return the gradient statistics in the rows of a run's metrics.jsonl. Damaged entries are skipped."""
     epochs: dict[str, list[EpochStatistics]] = {}
     formats_by_layer: dict[str, str] = {}
     exact: dict[str, None] = {}
@@ -194,7 +223,7 @@ def gradient_statistics(rows: Iterable[EpochRow]) -> GradientStatistics:
 
 
 def mean_of_known(values: Iterable[float]) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
+    """Return the mean of the finite values, or NaN if there are none."""
     known = [value for value in values if math.isfinite(value)]
     return fmean(known) if known else math.nan
 
@@ -224,26 +253,34 @@ def _count(value: Any) -> int:
     return int(value) if _number(value) > 0 else 0
 
 
-# Below this error of the sum (relative to its norm) rounding does not spoil a run. For comparison, e4m3 with APS and 8
-# workers has 0.056 and equals fp32.
+# Up to this relative error of the sum, rounding does not harm a run. For comparison: e4m3 with APS and 8 workers has an
+# error of 0.056, and its results equal those of fp32.
 HARMFUL_SUM_ERROR = 0.05
-MANY_UNDERFLOW = 0.2  # if a larger share of the gradients becomes 0, underflow is the main reason
-SOME_OVERFLOW = 1e-4  # a single infinity spoils a whole step of its layer
-NEARLY_ALL = 0.9
+MANY_UNDERFLOW = 0.2  # if a larger share of the gradients becomes 0, underflow is the main cause
+SOME_OVERFLOW = 1e-4  # the limit is small because a single infinity spoils a whole step of its layer
+NEARLY_ALL = 0.9  # if a larger share becomes 0, the sum is wrong, even if its error looks small
 
 
 class Cause(StrEnum):
-    OVERFLOW = "overflow"  # values above the format's largest
-    UNDERFLOW = "underflow"  # values that become 0
-    ADDITIONS = "additions"  # rounded partial sums
-    SMALL = "small"  # the sum is hardly wrong
-    UNSEEN = "unseen"  # the record has no layers
-    EXACT = "exact"  # gradients are summed in fp32
+    """The main cause of wrong gradient sums, or the reason why there is none."""
+
+    OVERFLOW = "overflow"  # Values are above the format's largest value.
+    UNDERFLOW = "underflow"  # Many values become 0.
+    ADDITIONS = "additions"  # Partial sums are rounded.
+    SMALL = "small"  # The sums have only small errors.
+    UNSEEN = "unseen"  # The record contains no statistics of layers.
+    EXACT = "exact"  # The gradients are summed in fp32.
 
 
 @dataclass(frozen=True)
 class Reason:
-    """The main cause, the statistics behind it, and the layers that suffer most from it, worst first."""
+    """The main reason why a run's gradient sums are wrong.
+
+    Attributes:
+        cause: The main cause.
+        statistics: The run's gradient statistics, from which the cause was found.
+        worst: The layers in which the errors are largest, worst first.
+    """
 
     cause: Cause
     statistics: GradientStatistics
@@ -251,7 +288,7 @@ class Reason:
 
 
 def find_reason(statistics: GradientStatistics) -> Reason:
-    """Return the main reason why the sums of gradients are wrong."""
+    """Return the main reason why a run's gradient sums are wrong."""
     if not statistics.layers:
         return Reason(Cause.EXACT if statistics.exact else Cause.UNSEEN, statistics, [])
     if statistics.overflow > SOME_OVERFLOW:
@@ -266,7 +303,7 @@ def find_reason(statistics: GradientStatistics) -> Reason:
 def exponent_range(name: str) -> tuple[int, int] | None:
     """Return the exponents of a format's smallest subnormal and of its largest value.
 
-    None for formats without a fixed range, such as those with scales, and for formats of the user's own.
+    If the format has no fixed range, as with formats with block scales, or if the user defined it, the result is None.
     """
     fmt = formats.parse(name)
     if not isinstance(fmt, Format):
@@ -277,15 +314,15 @@ def exponent_range(name: str) -> tuple[int, int] | None:
 def represented_binades(
     statistics: GradientStatistics, name: str, workers: int, *, scaled: bool
 ) -> tuple[float, float] | None:
-    """Return how many of the powers of two that a layer's gradients span a format represents, and how many there are.
+    """Return how many powers of two of a layer's gradients a format represents, and how many the gradients span.
 
-    Both are means over layers and epochs; None if they are unknown.
+    Both numbers are means over layers and epochs. If they are unknown, the result is None.
 
     Args:
-        statistics: Those of a run.
-        name: The format.
-        workers: The number of workers whose sum the scale leaves room for.
-        scaled: Whether APS puts the format's largest exponent above the largest sum.
+        statistics: The gradient statistics of a run.
+        name: The name of the format.
+        workers: The number of workers for whose sum the scale leaves room.
+        scaled: Whether APS scales the gradients, so that the format's largest exponent lies above the largest sum.
     """
     limits = exponent_range(name)
     found = []

@@ -1,4 +1,7 @@
-"""Groups of runs that differ only in their seed, the facets in which groups are compared, and communication methods."""
+"""Define groups, which are runs that differ only in their seed, and facets, in which groups are compared.
+
+The module also determines the communication method of a run.
+"""
 
 import math
 import re
@@ -20,7 +23,8 @@ WITH_APS, WITHOUT_APS = "with APS", "without APS"
 LOCAL, SHARDED, GOSSIP = "local steps", "sharded", "gossip"
 COMPRESSOR = "sync.compressor."
 
-_COMPRESSORS = {  # the papers' names of compressor classes
+# The papers use these names for the compressors. The keys are our classes.
+_COMPRESSORS = {
     "TopK": "top-k",
     "RandomK": "random-k",
     "QSGD": "QSGD",
@@ -29,21 +33,21 @@ _COMPRESSORS = {  # the papers' names of compressor classes
     "PowerSGD": "PowerSGD",
     "Sign": "sign",
 }
-# The compressor class that rounds messages. With local steps, the workers' updates are summed in the run's format, just
-# as gradients are.
+# The class of the compressor that rounds messages. With local steps, it does not count as a compressor: the workers'
+# updates are summed in the run's format, as gradients are without local steps.
 _IN_FORMAT = "Rounded"
-_PLAIN = ("fp32", "bf16", "fp16")  # the formats that a platform's all_reduce can sum
+_PLAIN = ("fp32", "bf16", "fp16")  # A platform's all_reduce can sum these formats.
 
 
 @dataclass(frozen=True)
 class Method:
-    """The communication method of a run.
+    """A run's communication method: what workers send to each other, and how often.
 
     Attributes:
-        family: The name of the family, which plots and tables show.
-        pattern: Which worker sends what to which other worker, one of costmodel.PATTERNS. None if the config does not
-            determine it.
-        format: The format of the run.
+        family: The name of the method's family, for plots and tables.
+        pattern: The communication pattern, which defines which worker sends what to which other worker. It is one of
+            costmodel.PATTERNS, or None if the config does not determine it.
+        format: The run's format.
         aps: Whether the run uses APS.
         compressor: The compressor's key in a calibration. None without a compressor.
         every: The number of steps from one exchange to the next.
@@ -60,12 +64,16 @@ class Method:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the platform's all_reduce computes the same sums, except for the order of additions."""
+        """Whether a platform's own all_reduce computes the same sums, apart from the order of the additions."""
         return self.pattern == "direct" and not self.aps and self.every == 1 and self.format in _PLAIN
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """Return the communication method of a run with these settings, given by dotted key."""
+    """Return the communication method of a run.
+
+    Args:
+        config: The run's settings, keyed by dotted key.
+    """
     name, aps = str(config.get("format")), bool(config.get("aps"))
     fmt = formats.parse(name)
     if fmt is not None and fmt.is_fp32:
@@ -94,7 +102,10 @@ def _settings(config: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 
 def _compressor_words(kind: str | None) -> str:
-    """Return the paper's name of a compressor class, or the class name as words: `SignSGD` gives `sign SGD`."""
+    """Return a readable name for a compressor class.
+
+    If the paper's name is known, return it. Otherwise, split the class name into words: `SignSGD` gives `sign SGD`.
+    """
     if kind is None:
         return "compressed"
     known = _COMPRESSORS.get(kind)
@@ -106,36 +117,38 @@ def _last(target: Any) -> str | None:
 
 
 def _is(value: Any) -> bool:
-    """Return whether a setting has a value. pandas stores NaN for a missing one."""
+    """Return whether a setting has a value. pandas stores a missing value as NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
-@dataclass(frozen=True, eq=False)  # groups are compared by identity, so that they can be keys of dicts
+# Groups are equal only if they are the same object, so that they can be keys of dicts.
+@dataclass(frozen=True, eq=False)
 class Group:
-    """The runs that differ only in their seed. A group is one row of the table of results.
+    """The runs of one baseline or candidate, which differ only in their seed. The table of results has a row per group.
 
     Attributes:
-        keys: The values of the axes, by key.
-        by_seed: The metric of each finished run that has a finite value of it, by seed.
+        keys: The group's value on each axis, keyed by config key.
+        by_seed: The metric of each finished run, keyed by seed. Runs without a finite value are left out.
         n_finished: The number of finished runs, counting each seed once.
         diverged: The number of finished runs that diverged.
         failed: The number of failed runs.
-        hybrid: A description of the layers and epochs that are exchanged in fp32 regardless of the format. Empty if
-            there are none.
-        figures: The means over the finished runs of further numbers in the records, such as `wire_bytes`. NaN if the
-            records do not contain the number.
+        hybrid: A description of the layers and epochs whose gradients are exchanged in fp32, whatever the format. Empty
+            if there are none.
+        figures: Further numbers from the records, such as `wire_bytes`, as means over the finished runs. If the records
+            do not contain a number, it is NaN.
         runs: The finished runs, one per seed.
         diverged_seeds: The seeds of the runs that diverged or whose metric is not finite.
-        repeated: The names of runs that have the same seed as another run of the group but another result.
-        axis: The axis of bits of the study.
-        failures: The reasons why runs have no value, by seed.
-        lengths: The lengths of the finished runs of scripts in epochs, steps or rows, by seed.
+        repeated: The names of the runs that have the same seed as another run of the group, but another result.
+        axis: The study's axis of bits.
+        failures: The reasons why runs have no value, keyed by seed.
+        lengths: The numbers of epochs, steps, or rows of finished runs of scripts, keyed by seed.
         gave_up_seeds: The seeds of the runs that were stopped early because they did not learn.
-        fingerprints: The fingerprint of each run, by seed. Two are equal only if the runs are equal bit for bit.
-        gave_up: The number of runs that were stopped early because they did not learn. Their last epoch counts.
+        fingerprints: The runs' fingerprints, keyed by seed. Two are equal only if the runs are equal bit for bit.
+        gave_up: The number of runs that were stopped early because they did not learn. Their values are those of the
+            last epoch.
         products: The counted matrix products of a training step, from done.json. None if they were not recorded.
-        rounds: The widest format that a named case rounds to, as a choice. None if cases are not compared.
-        method: The method by which the workers communicate.
+        rounds: For a named case, a choice that has the case's bit width. None if cases are not compared.
+        method: The communication method.
     """
 
     keys: dict[str, Any]
@@ -160,37 +173,37 @@ class Group:
 
     @property
     def values(self) -> list[float]:
-        """The metric of each run that has a finite value."""
+        """The finite values of the metric, one per run."""
         return list(self.by_seed.values())
 
     @property
     def ended(self) -> dict[Any, float]:
-        """The metric by seed. NaN for every run that diverged, even if it recorded a value."""
+        """The metric, keyed by seed. A run that diverged has NaN, even if it recorded a value."""
         return {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
 
     @property
     def outcomes(self) -> Runs:
-        """The values and failures of the runs, as `cpdrun.stats.failures` compares them."""
+        """The values and failures of the runs, in the form that `compare_runs` expects."""
         return Runs(self.ended, self.failures, self.lengths, self.gave_up_seeds)
 
     @property
     def format(self) -> Any:
-        """The group's value on the axis of bits: the format of the gradients between workers, or another value."""
+        """The group's value on the axis of bits. If this axis is `format`, it is the format of what workers send."""
         return self.keys[self.axis.key]
 
     @property
     def bits(self) -> int | float | None:
-        """The bit width of the compared format. For a named case, the bit width of the case. None if unknown."""
+        """The bit width of the compared format or named case. None if it is unknown."""
         return formats.bits(self.format if self.rounds is None else self.rounds)
 
     @property
     def name(self) -> str:
-        """The format for display."""
+        """The format's name for display."""
         return plain(str(self.format))
 
     @property
     def title(self) -> str:
-        """The format with its bit width, such as `e3m0 (4 bits)`."""
+        """The format's name with its bit width, such as `e3m0 (4 bits)`."""
         bits = formats.bits(self.format)
         size = "unknown format" if bits is None else f"{bits} bits"
         return (
@@ -199,7 +212,7 @@ class Group:
 
     @property
     def full_name(self) -> str:
-        """The name of the case, or the format and its scaling, such as `e3m0 with APS`, if there is no case."""
+        """The group's name: the name of a named case, or otherwise the format and its scaling (`e3m0 with APS`)."""
         return self.strategy if self.case is not None else f"{self.name} {self.strategy}"
 
     @property
@@ -209,10 +222,12 @@ class Group:
 
     @property
     def strategy(self) -> str:
-        """The way of scaling: `with APS` or `without APS`.
+        """The label of the group's ladder.
 
-        If scaling rules are an axis, `with APS` is followed by their name and settings. A named case has its name
-        instead. On an axis of bits other than `format`, the strategy names the rounded tensors, such as `of weights`.
+        - For a named case, it is the name of the case.
+        - If the axis of bits is not `format`, it names the rounded tensors, such as `of weights`.
+        - Otherwise, it is the gradient scaling, `with APS` or `without APS`. If scaling rules are an axis, their name
+          and settings follow `with APS`.
         """
         if self.case is not None:
             return plain(str(self.case))
@@ -225,7 +240,7 @@ class Group:
 
     @property
     def case(self) -> Any:
-        """The name of the case, if named cases are compared and the group is one; otherwise None."""
+        """The name of the case. None if the group is not a named case, or if named cases are not compared."""
         value = self.keys.get(CASE) if self.axis.of_cases else None
         return None if value != value else value  # pandas stores NaN for a missing value
 
@@ -237,25 +252,28 @@ class Group:
 
     @cached_property
     def mean(self) -> float:
-        """The mean of the metric over the seeds. NaN without a value."""
+        """The mean of the metric over the seeds. NaN if no run has a value."""
         return mean(self.values)
 
     @property
     def wire_bytes(self) -> float:
-        """The bytes that one real worker sends per step."""
+        """The number of bytes that each real worker sends per step."""
         return self.figures["wire_bytes"]
 
     @property
     def bits_a_parameter(self) -> float:
-        """The bit width with which a plain all-reduce would send as many bytes per step.
+        """The bit width with which a plain all-reduce would send as many bytes per step as this group's method.
+
+        With N workers, it is
 
             8 wire_bytes / parameters / (2 (N - 1) / N)
 
-        The bytes are those that one of N real workers sends, not those that it receives. No all-reduce sends fewer than
-        2 (N - 1) / N values per value of the gradient (P. Patarasuk and X. Yuan, JPDC 69, 2009), so fp32 gives 32 and
-        e4m3 gives 8 for every N. Scales and the bytes spent on agreeing on scales count. Messages count once per
-        receiver: a message of k bits per parameter to each of the N - 1 other workers gives k N / 2. NaN for a single
-        worker, or if the record lacks one of the numbers.
+        where `wire_bytes` is the number of bytes that one of N real workers sends; received bytes are not counted. The
+        factor 2 (N - 1) / N is the smallest number of values that any all-reduce sends per value of the gradient
+        (P. Patarasuk and X. Yuan, JPDC 69, 2009). Therefore, fp32 gives 32 and e4m3 gives 8 for every N. Scales and the
+        bytes spent on agreeing on scales are included. A message counts once per receiver: if a worker sends k bits per
+        parameter to each of the N - 1 other workers, the result is k N / 2. For a single worker, or if the record lacks
+        one of the numbers, it is NaN.
         """
         workers = self.keys.get("world_size")
         if not isinstance(workers, int | float) or not workers > 1:
@@ -266,12 +284,12 @@ class Group:
 
     @property
     def test_samples(self) -> float:
-        """The number of test samples that the metrics are computed on. NaN if unknown."""
+        """The number of test samples on which the metrics are computed. NaN if it is unknown."""
         return self.figures["test_samples"]
 
     @property
     def num_classes(self) -> float:
-        """The number of classes. NaN if unknown."""
+        """The number of classes. NaN if it is unknown."""
         return self.figures["num_classes"]
 
     @property
@@ -282,12 +300,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Facet:
-    """The groups that differ only in format and scaling, and are compared with each other. A facet is one plot panel.
+    """The groups that are compared with each other. They usually differ only in format and gradient scaling.
+
+    A plot shows each facet in its own panel.
 
     Attributes:
-        keys: The values of world_size and the other axes that vary in the study, by key.
+        keys: The values that distinguish this facet from the study's other facets, keyed by config key.
         groups: The groups.
-        lent: The baseline if it belongs to another facet, as with `search.baseline={format: fp32, optim.lr: .1}`.
+        lent: The baseline, if it belongs to another facet. For example, with
+            `search.baseline={format: fp32, optim.lr: .1}`, the facets of other learning rates have no baseline of their
+            own. Otherwise None.
     """
 
     keys: dict[str, Any]
@@ -311,23 +333,30 @@ class Facet:
 
     @property
     def fp32(self) -> Group | None:
-        """The baseline, even if it has no value yet. None if the facet has no baseline."""
+        """The baseline, even if it has no value yet. None if the facet has no baseline. It need not be fp32."""
         return next((group for group in self.groups if group.is_baseline), self.lent)
 
     @property
     def baseline(self) -> Group | None:
-        """The baseline, if it has a value. `Study.baseline_problem` tells whether it is fit to compare with."""
+        """The baseline if it has a value, otherwise None.
+
+        It may not be fit to compare with (`Study.baseline_problem`).
+        """
         found = (group for group in (*self.groups, self.lent) if group is not None and group.is_baseline)
         return next((group for group in found if group.values), None)
 
     @property
     def all_groups(self) -> list[Group]:
-        """The groups of the facet, preceded by the baseline that another facet lends, if any."""
+        """All groups of the facet. If another facet lends its baseline, this baseline comes first."""
         return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
     def ladders(self) -> dict[str, list[Group]]:
-        """The candidates of which a run has ended, by way of scaling (without APS last), fewest bits first."""
+        """The facet's ladders, keyed by `Group.strategy`. Ladders without APS come last.
+
+        A ladder consists of the candidates that share a gradient scaling, fewest bits first. Candidates of which no run
+        has ended are left out.
+        """
         found: dict[str, list[Group]] = {}
         have_ended = [g for g in self.groups if g.values or g.diverged_seeds or g.failures]
         chosen = [group for group in have_ended if not group.is_baseline]
@@ -337,6 +366,6 @@ class Facet:
 
     @cached_property
     def strategies(self) -> dict[str, list[Group]]:
-        """The ladders without the groups that have no value to show."""
+        """The ladders, without the groups that have no value."""
         shown = {name: [group for group in groups if group.values] for name, groups in self.ladders.items()}
         return {name: groups for name, groups in shown.items() if groups}

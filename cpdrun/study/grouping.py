@@ -1,4 +1,4 @@
-"""Form groups of runs that differ only in their seed, and facets of groups, from the table of runs."""
+"""Sort the table of runs into groups, whose runs differ only in their seed, and sort the groups into facets."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from cpdrun.study.axes import APS, BitsAxis, hybrid, is_strategy
 from cpdrun.study.collect import CASE, CORE_AXES, FORMAT, SEED, as_rows, identity, other_axes
 from cpdrun.study.group import Facet, Group, method_of
 
-# The columns of `collect` whose means over a group's runs are stored in `Group.figures`, by the name they get there.
+# `Group.figures` contains the means of these columns of `collect` over a group's runs, under these keys.
 _FIGURES = {
     "wire_bytes": "wire:bytes_per_step_real_worker",
     "train_seconds": "run:train_seconds",
@@ -32,15 +32,18 @@ _FIGURES = {
 
 
 def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
-    """Return the keys that distinguish facets, which are the panels of plots.
+    """Return the config keys that distinguish facets. Groups with different values on these keys are not compared.
 
-    Groups that differ in `format` or `aps` are usually in the same panel. The two keys distinguish panels if another
-    axis of bits is compared or if named cases do not determine them. `format` also distinguishes panels if the baseline
-    has the same format as the candidates that are compared with it.
+    Groups that differ in `format` or `aps` are usually compared, so these keys usually do not distinguish facets. There
+    are three exceptions:
+
+    - If another axis of bits than `format` is compared, both keys distinguish facets.
+    - If the groups are named cases that differ in one of these keys with the same case, this key distinguishes facets.
+    - If the baseline has the same format as the candidates that are compared with it, `format` distinguishes facets.
 
     Args:
         groups: The groups of the study.
-        axes: The keys that the runs differ in, except format, aps and world size.
+        axes: The keys that the runs differ in, except format, aps, and world size.
         of: The axis of bits.
     """
     held = [FORMAT, APS] if not of.is_of_gradients else [] if of.has_value else [FORMAT]
@@ -51,16 +54,17 @@ def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
 
 
 def _is_of_cases(groups: list[Group], key: str) -> bool:
-    """Return whether the case of a group determines its value of `key`. True if there are no cases."""
+    """Return whether all groups of the same named case have the same value of `key`. Without cases, return True."""
     pairs = {(identity(g.case), identity(g.keys[key])) for g in groups if g.case is not None}
     return len(pairs) == len({case for case, _ in pairs})
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """Return the facets: the groups that have the same values on `axes`.
+    """Sort groups into facets. The groups of a facet have the same values on `axes`.
 
-    A baseline serves the facets of all values of an axis if it was requested with one value of that axis, or if the
-    axis is a setting of a recipe's ingredient that the baseline's recipe does not have.
+    A baseline may be shared by several facets, whatever their value on an axis is. This happens if the baseline was
+    requested with one value of the axis, or if the axis is a setting of a recipe's ingredient and the baseline's recipe
+    does not have this ingredient.
 
     Args:
         groups: The groups of the study.
@@ -84,9 +88,10 @@ def _is_anothers(axis: str, group: Group) -> bool:
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
-    """Return the facets, each with the baseline of a facet that differs from it only in the axes `crossed`.
+    """Lend baselines to facets that have none.
 
-    A facet that contains only a baseline is dropped if its baseline is lent to another facet.
+    A facet without a baseline gets the baseline of a facet that differs only in the axes `crossed`. If a facet contains
+    no candidates and its baseline is lent to another facet, the facet is dropped.
     """
 
     def rest(facet: Facet) -> tuple[str, ...]:
@@ -101,13 +106,17 @@ def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
 
 
 def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) -> list[Group]:
-    """Return the groups in the order of the table: by other axes and world size, most bits first, APS last.
+    """Sort runs into groups. The runs of a group differ only in their seed.
 
     Args:
         runs: The runs to compare, as `collect` returns them.
-        axes: The keys that the runs differ in, except format, aps and world size.
+        axes: The keys that the runs differ in, except format, aps, and world size.
         metric: The column of the metric.
         of: The axis of bits.
+
+    Returns:
+        The groups in the order of the table of results. They are sorted by the other axes and the world size, then by
+        bit width, most bits first. Of two groups with the same format, the one with APS comes last.
     """
     names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -123,7 +132,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
 
 
 def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAxis) -> Group:
-    # Two runs of the same seed have the same result unless another program wrote them. They count once.
+    # Runs of the same seed count once. They have the same result, unless another program wrote them.
     finished = [row for row in rows if row["run:state"] == State.DONE]
     done = {_seed(row): row for row in finished}
     ended = list(done.values())
@@ -166,13 +175,13 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
 
 
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the failed runs that count.
+    """Return the failed runs that count in a comparison.
 
-    A failed run counts if its cell has a finished run, or if no other run of its cell is running or pending. In the
-    second case, the cell gets a row without a value.
+    A failed run counts if its cell has a finished run. A run with the state `failed` also counts if all other runs of
+    its cell failed too: the cell then gets a row without a value.
 
-    If some runs of a script are done, failed runs that used other patterns to read its metrics were first attempts and
-    do not count.
+    There is an exception for scripts. The user may change the patterns that read a script's metrics. If some runs are
+    done, failed runs with other patterns than theirs were first attempts and do not count.
     """
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
@@ -204,11 +213,11 @@ def _not_finite(row: dict[str, Any], metric: str) -> bool:
 
 
 def _is_length(value: Any) -> bool:
-    return value is not None and value == value  # pandas may store NaN for a missing value
+    return value is not None and value == value  # pandas may store a missing value as NaN
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
-    """Return how a run ended and its metric, in a form that can be compared. NaN becomes None."""
+    """Return a run's status and its metric. A metric that is not finite becomes None, because NaN never equals NaN."""
     return row["run:status"], row[metric] if math.isfinite(row[metric]) else None
 
 

@@ -1,12 +1,12 @@
-"""The margin, which is how much worse than the baseline is still good enough, and its origin.
+"""Choose the margin, which says how much worse than the baseline is still good enough.
 
-A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the baseline's
-final value or to its improvement over the untrained model, whichever is smaller. The smaller of the two is safe for
-both kinds of metrics that would otherwise mislead: losses with a large constant part, and perplexities or squared
-errors that start thousands of times above their final value.
+A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the smaller of
+two values: the baseline's final value, and the baseline's improvement over the untrained model. Each of them alone
+would give too large a margin for some metrics. The final value is too large for losses with a large constant part. The
+improvement is too large for perplexities or squared errors that start thousands of times above their final value.
 
-The value of the untrained model is that of a guess if the record contains the number of classes, and otherwise the
-first logged value.
+If the record contains the number of classes, the untrained model's value is that of a model that guesses. Otherwise,
+the first logged value is used.
 """
 
 import math
@@ -18,20 +18,21 @@ from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
 from cpdrun.study.metric import Metric, guess
 
-DEFAULT = "2%"  # the default margin for metrics that are not shares
-DEFAULT_POINTS = 0.5  # the default margin for shares, in points
-# The largest margin, relative to the baseline's improvement. With a larger one, a format that hardly learned may pass.
+DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
+DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
+# A margin must be at most this share of the baseline's improvement. With a larger margin, a format that hardly learned
+# could pass.
 LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Course:
-    """The metric before and after training in one run of the baseline, in the unit of the stored metric.
+    """The metric before and after training, for one run of the baseline, in the unit of the stored metric.
 
     Attributes:
         final: The value by which the run is judged.
-        untrained: The value of the untrained model. NaN if unknown.
-        source: The origin of `untrained`: "a guess", "the first logged value", or "" if unknown.
+        untrained: The value of the untrained model. NaN if it is unknown.
+        source: The origin of `untrained`: "a guess", "the first logged value", or "" if the value is unknown.
     """
 
     final: float
@@ -39,18 +40,20 @@ class Course:
     source: str = ""
 
     def improvement(self, metric: Metric) -> float:
-        """Return how much better the final value is than the untrained model's; NaN if unknown."""
+        """Return how much better the final value is than the untrained model's value, or NaN if it is unknown."""
         return (self.final - self.untrained) * (1 if metric.higher_is_better else -1)
 
 
 def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Course:
-    """Return the course of a run, for which the value of the untrained model is read from its log if needed.
+    """Return the values of the metric before and after a run's training.
+
+    If the number of classes does not determine the value of the untrained model, it is read from the run's log.
 
     Args:
         run: The run.
         metric: The metric.
         final: The final value of the metric.
-        classes: The number of classes. NaN if unknown.
+        classes: The number of classes. NaN if it is unknown.
     """
     by_chance = guess(metric, classes)
     if math.isfinite(by_chance):
@@ -61,23 +64,24 @@ def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Cour
             value = row.metrics.get(metric.name)
             if value is None or not math.isfinite(value):
                 continue
-            if math.isfinite(first):  # a single value would be the final one
+            if math.isfinite(first):  # If no second value followed, the first value would be the final one.
                 return Course(final, first, "the first logged value")
             first = value
-    except (OSError, RecursionError):  # the file is missing, is a folder, or may not be read
+    except (OSError, RecursionError):  # The file may be missing or unreadable, or may be a folder.
         pass
     return Course(final)
 
 
 @dataclass(frozen=True)
 class Margin:
-    """The margin of a question. By default it is unknown.
+    """The margin of a search or a report. By default, it is unknown.
 
     Attributes:
-        shown: The margin in the unit in which the metric is shown. NaN while it is unknown and if there is a problem.
-            Nothing is certified then, because every comparison with NaN is false.
-        origin: The origin of the number, to be shown in parentheses: "typed" or "2 % of fp32's 0.0105, the default".
-        problem: The reason why there is no valid margin, and what to type. None if there is a valid margin.
+        shown: The margin in the unit in which the metric is shown. It is NaN while it is unknown, and if there is a
+            problem. Nothing is certified then, because every comparison with NaN is false.
+        origin: Where the margin comes from, to be shown in parentheses, such as "typed" or "2 % of fp32's final value
+            0.0105, the default".
+        problem: The reason why there is no valid margin, and what the user should type. None if there is no problem.
     """
 
     shown: float = math.nan
@@ -88,13 +92,16 @@ class Margin:
 def choose_margin(
     asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str
 ) -> Margin:
-    """Return the margin that holds for all baselines: the smallest of their margins.
+    """Return the margin. If there are several baselines, the smallest of their margins is used for all of them.
+
+    If there is no valid margin for a baseline, the result says why in `Margin.problem`.
 
     Args:
         asked: The margin that was typed or is in a file. None for the default.
         asked_by: The origin of `asked`, such as "typed" or "the experiment's".
         metric: The metric that is compared.
-        courses: The course of one run of each baseline. Empty while no run of a baseline has ended.
+        courses: For each baseline, the values of one of its runs before and after training. Empty while no run of a
+            baseline has ended.
         baseline: The name of the baseline, for messages.
     """
     is_default = asked is None
@@ -122,7 +129,9 @@ def _margin(
     path = f"{_short(course.untrained * metric.scale)} ({course.source}) to {final}"
     improvement = course.improvement(metric)
     if metric.is_fraction and course.source != "a guess":
-        improvement = math.nan  # the unit, points, is known, and the first epoch may learn nearly everything
+        # The first logged value does not limit the margin of a share. The model may learn nearly everything in the
+        # first epoch, and the unit of the margin, points, is known anyway.
+        improvement = math.nan
     if isinstance(asked, str):
         if metric.is_fraction:
             return _no_margin(f"{name} is a share, and {asked} of it could mean two things: type points")
@@ -164,7 +173,7 @@ def _no_margin(problem: str) -> Margin:
 
 
 def _hint(course: Course, name: str) -> str:
-    """Return the advice for the case that the model had already learned when it logged its first value."""
+    """Return the advice to log the metric before training, or "" if the first logged value was not used."""
     if course.source == "a guess":
         return ""
     return f". If the model had learned much by then, let the script log {name} once before it trains"
@@ -179,7 +188,7 @@ def _short(value: float) -> str:
 
 
 def _floor(value: float) -> float:
-    """Round down to three significant digits, so that the shown margin is exactly the used margin."""
+    """Round down to three significant digits, so that the margin that is shown is exactly the one that is used."""
     if not (value > 0 and math.isfinite(value)):
         return value
     exact = Decimal(repr(value))

@@ -1,4 +1,4 @@
-"""Compare the groups of a study that differ in how workers exchange gradients, and find the cheapest method."""
+"""Compare the methods by which workers exchange gradients, and find the method that sends the fewest bits."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from cpdrun.study.group import GOSSIP, WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.grouping import make_facets
 from cpdrun.study.study import Study
 
-# The sections of a config that belong to the method.
+# The config sections that belong to the communication method.
 _OF_METHODS = ("sync", "compressor", "scaling")
 _NAMES = (CASE, FORMAT, "aps")
 
 
 def by_setting(study: Study) -> list[Facet]:
-    """Return the groups of the study by setting. The groups of a setting differ only in their method.
+    """Return one facet per setting, which contains the groups that differ only in their communication method.
 
-    They share, for example, the model, the number of workers and the data.
+    The groups of a setting share, for example, the model, the number of workers, and the data.
     """
     return make_facets(
         study.groups, [axis for axis in study.facet_axes if not is_of_method(axis)], study.bits_axis
@@ -25,22 +25,28 @@ def by_setting(study: Study) -> list[Facet]:
 
 
 def is_of_method(axis: str) -> bool:
-    """Return whether an axis belongs to the method, which includes the format and the named case."""
+    """Return whether an axis belongs to the communication method. The format and the named case do, too."""
     return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
 
 
 def reference(facet: Facet) -> Group | None:
-    """Return the baseline of a facet of `by_setting`; if there are several baselines, one that is a plain sum."""
+    """Return the baseline of a setting, or None if no baseline has a value.
+
+    If there are several baselines, a plain sum without compression or APS is preferred.
+
+    Args:
+        facet: A facet that `by_setting` returned.
+    """
     found = [group for group in facet.all_groups if group.is_baseline and group.values]
     return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)
 
 
 def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
-    """Return the verdict of each method against the reference. The reference itself counts as certified.
+    """Return the verdict on each method of a setting. The reference itself counts as certified.
 
-    These are the study's own verdicts if the study compares all methods with the reference. If a method has another
-    baseline, such as a compressor with its own fp32 runs, all methods are judged against the reference here and share
-    the error.
+    If the study compares all methods of the setting with the reference, these are the study's own verdicts. A method
+    may have another baseline in the study, as a compressor with its own fp32 runs has. In this case, all methods are
+    judged against the reference here, and share the error probability.
     """
     against = reference(facet)
     if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
@@ -55,13 +61,14 @@ def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
 
 @dataclass(frozen=True)
 class FewestBits:
-    """The method of a setting that sends the fewest bits per parameter and step and is certified.
+    """The certified method of a setting that sends the fewest bits per parameter and step.
 
     Attributes:
         facet: The setting.
         baseline: The baseline of the setting.
-        certified: The certified method. None if none that sends less than the baseline is certified.
-        open: The open methods that send fewer bits than the certified one, fewest bits first.
+        certified: The certified method with the fewest bits. None if no method that sends less than the baseline is
+            certified.
+        open: The methods with an open verdict that send fewer bits than the certified method, fewest bits first.
     """
 
     facet: Facet
@@ -71,9 +78,10 @@ class FewestBits:
 
 
 def fewest_bits(study: Study) -> list[FewestBits]:
-    """Return the method with the fewest certified bits of each setting with named cases or several families of methods.
+    """Return, for each setting, the certified method that sends the fewest bits.
 
-    For formats alone, the answers of the study say it.
+    Only settings with named cases, or with methods other than formats with and without APS, have a result. For formats
+    alone, the study's answers already contain it.
     """
     facets = [facet for facet in by_setting(study) if _has_methods(facet)]
     return [found for facet in facets if (found := _fewest_bits(study, facet)) is not None]
@@ -100,8 +108,8 @@ def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
 def label(study: Study, group: Group) -> str:
     """Return the name of a group's method, such as `e4m3, APS` or `fp32, top-k, keep 0.01`.
 
-    It is the name of a named case. Otherwise it consists of the format, the family and the settings of the method that
-    vary in the study.
+    For a named case, it is the case's name. Otherwise, it consists of the format, the family, and the method's settings
+    that vary in the study.
     """
     if group.case is not None:
         return group.strategy
@@ -114,6 +122,6 @@ def label(study: Study, group: Group) -> str:
     for axis, text in values.items():
         if not axis.endswith("_target_"):
             parts += [f"{titles[axis]} {text}"] if text != "-" else []
-        elif family == GOSSIP:  # Gossip has several rules, so the name of the rule is needed.
+        elif family == GOSSIP:  # The family has several rules, so the name of the rule is needed.
             parts.append(text)
     return ", ".join(parts)

@@ -1,9 +1,13 @@
-"""A metric: its direction, the format in which its values are shown, and the values of models that learned nothing.
+"""Define a metric: its direction, how its values are shown, and which values a model that learned nothing has.
 
 A baseline that did not learn is not fit to compare with. A model that guesses among K classes has an accuracy of 1 / K
-and a cross-entropy of ln K. A run learned if its accuracy is at least 2 / K or at least a tenth of the way from 1 / K
-to 1 (Cohen's kappa of 0.1), whichever is smaller, or if its loss is below 95 % of the guess's loss. The thresholds are
-heuristic; runs that learn and runs that do not are usually far from them.
+and a cross-entropy of ln K. These rules decide whether a run learned:
+
+- For an accuracy, there are two thresholds: 2 / K, and a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1). The
+  run learned if its accuracy reaches the smaller of them.
+- For a loss, the run learned if its loss is below 95 % of a guessing model's loss.
+
+The thresholds are heuristic. Runs that learn and runs that do not are usually far from them.
 """
 
 import itertools
@@ -17,21 +21,23 @@ import pandas as pd
 from cpdrun.record.measure import Measure, known_measure
 from cpdrun.study import ReportError
 
-MOST_DIGITS = 12  # the largest number of decimals
-SIGNIFICANT = 4  # the largest number of significant digits that are added to tell values apart
+MOST_DIGITS = 12  # Values are shown with at most this many decimals.
+SIGNIFICANT = 4  # To distinguish values, decimals are added up to this number of significant digits.
 
 
 @dataclass(frozen=True)
 class Metric:
     """A metric in done.json's `metrics`, such as `test_accuracy`, with its direction and unit.
 
-    The direction and the unit come from the run's record, or otherwise from the table in `cpdrun.record.measure`. For a
-    metric that neither contains, higher is assumed to be better, and values are shown unchanged; `is_known` is False.
+    The direction and the unit come from the run's record. If the record does not contain them, they come from the table
+    in `cpdrun.record.measure`. If the table does not contain the metric either, higher is assumed to be better, values
+    are shown unchanged, and `is_known` is False.
 
     Attributes:
         name: The name of the metric.
-        declared: The direction and unit from the run's record. None if the record does not contain them.
-        decimals: The number of decimals of shown values. None for 1 in a fraction and 4 otherwise.
+        declared: The direction and the unit from the run's record. None if the record does not contain them.
+        decimals: The number of decimals of shown values. None for the default, which is 1 for a fraction and 4
+            otherwise.
     """
 
     name: str
@@ -40,7 +46,7 @@ class Metric:
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
-        """Create the metric with the direction and unit that the first of some runs declares, if any.
+        """Create the metric, with the direction and the unit that the first run declares, if any.
 
         Args:
             name: The name of the metric.
@@ -61,17 +67,17 @@ class Metric:
 
     @property
     def is_known(self) -> bool:
-        """Whether the run's record or the table in `cpdrun.record.measure` contains the direction of the metric."""
+        """Whether the metric's direction is known, from the run's record or the table in `cpdrun.record.measure`."""
         return self.declared is not None or known_measure(self.name) is not None
 
     @property
     def measure(self) -> Measure:
-        """The direction and unit. Higher is better if they are unknown."""
+        """The direction and the unit. If they are unknown, higher is assumed to be better."""
         return self.declared or known_measure(self.name) or Measure(higher_is_better=True)
 
     @property
     def is_fraction(self) -> bool:
-        """Whether the metric is a fraction, which is shown in per cent."""
+        """Whether the metric is a fraction. Fractions are shown in percent."""
         return self.measure.shown == "percent"
 
     @property
@@ -94,17 +100,17 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """The factor that converts stored values to shown values: 100 for a fraction, which is shown in points."""
+        """The factor that converts stored values to shown values: 100 for a fraction, and 1 otherwise."""
         return 100.0 if self.is_fraction else 1.0
 
     @property
     def unit(self) -> str:
-        """The unit to append to a value in a sentence: ` %` for a fraction, otherwise ""."""
+        """The unit to append to a value in a sentence: ` %` for a fraction, and "" otherwise."""
         return " %" if self.is_fraction else ""
 
     @property
     def points(self) -> str:
-        """The unit to append to a difference: ` points` for a fraction, otherwise ""."""
+        """The unit to append to a difference: ` points` for a fraction, and "" otherwise."""
         return " points" if self.is_fraction else ""
 
     @property
@@ -113,11 +119,17 @@ class Metric:
         return self.decimals if self.decimals is not None else 1 if self.is_fraction else 4
 
     def with_digits(self, margin: float, values: Iterable[float]) -> "Metric":
-        """Return the metric with enough decimals to show the margin and to tell compared values apart.
+        """Return the metric with enough decimals to show the margin and to distinguish the compared values.
 
-        A fraction has at least 1 decimal, and as many as the margin. Other metrics have at least 4 decimals, enough to
-        show a tenth of the margin, and enough to tell the values apart, but no more than SIGNIFICANT digits of the
-        smallest value for the latter, because further digits are noise.
+        A fraction gets as many decimals as the margin's first digit needs, but at least 1. Any other metric gets the
+        largest of these numbers:
+
+        - 4 decimals;
+        - as many as a tenth of the margin needs;
+        - as many as are needed to distinguish the values, but no more than the smallest value needs for SIGNIFICANT
+          digits, because further digits are noise.
+
+        No metric gets more than MOST_DIGITS decimals.
 
         Args:
             margin: The margin in the unit in which values are shown. If it is NaN, 2 % of the smallest value is used.
@@ -133,37 +145,47 @@ class Metric:
         return replace(self, decimals=min(needed, MOST_DIGITS))
 
     def show(self, value: float) -> str:
-        """Return a value such as `98.9`; `-` if it is not finite."""
+        """Return a value as text, such as `98.9`, or `-` if it is not finite."""
         return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "-"
 
     def show_difference(self, value: float) -> str:
-        """Return a difference such as `+0.1` or `−0.2`; `-` if it is not finite."""
+        """Return a difference as text, such as `+0.1` or `−0.2`, or `-` if it is not finite."""
         if not math.isfinite(value):
             return "-"
         return ("\N{MINUS SIGN}" if value < 0 else "+") + self.show(abs(value))
 
     def show_tolerance(self, shown: float) -> str:
-        """Return a margin, given in shown units, such as `1 point`, `0.5 points` or `0.05`; `the margin` for NaN."""
+        """Return a margin as text, such as `1 point`, `0.5 points`, or `0.05`. For NaN, return `the margin`.
+
+        Args:
+            shown: The margin in the unit in which values are shown.
+        """
         if math.isnan(shown):
             return "the margin"
         unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
         return f"{shown:g}{unit}"
 
     def show_between(self, value: float, low: float, high: float) -> str:
-        """Return a difference and its interval, such as `−0.39 [−0.84, +0.06]`; `-` if the difference is NaN.
+        """Return a difference and its interval as text, such as `−0.39 [−0.84, +0.06]`.
 
-        An end that is not known yet is infinite. The finite ends of a fraction are clipped to ±100 points.
+        If the difference is NaN, return `-`. If an end of the interval is not known yet, it is infinite.
         """
         return "-" if math.isnan(value) else f"{self.show_gap(value)} {self.show_ends(low, high)}"
 
     def show_ends(self, low: float, high: float) -> str:
-        """Return the interval of a difference, such as `[−0.84, +0.06]`."""
+        """Return the interval of a difference as text, such as `[−0.84, +0.06]`.
+
+        For a fraction, finite ends are clipped to ±100 points.
+        """
         if self.is_fraction:
             low, high = (max(-1.0, min(end, 1.0)) if math.isfinite(end) else end for end in (low, high))
         return f"[{self.show_gap(low)}, {self.show_gap(high)}]"
 
     def show_gap(self, value: float) -> str:
-        """Return a difference with its sign. Points have two decimals below 1, one decimal below 10, and none above."""
+        """Return a difference with its sign as text.
+
+        Points are shown with two decimals if the difference is below 1, one if it is below 10, and none above.
+        """
         sign = "−" if value < 0 else "+"
         if math.isinf(value):
             return f"{sign}∞"
@@ -172,18 +194,21 @@ class Metric:
         return f"{sign}{shown:.{digits}f}"
 
 
-# A diverged run counts as worse than the baseline by this many margins if the metric's worst value is unknown.
+# If the metric's worst value is unknown, a diverged run counts as worse than the baseline by this many margins.
 TOLERANCES = 10
-# The number of classes to assume for older records, which lack it. It may only show that a run did not learn.
+# Older records lack the number of classes. For them, this number is assumed, only to find baselines that may not have
+# learned.
 CLASSES_IF_UNKNOWN = 10
 
 
 def guess(metric: Metric, classes: float) -> float:
-    """Return the metric of a model that guesses, in the unit of the stored metric; NaN if it is unknown.
+    """Return the value of the metric for a model that guesses, in the unit of the stored metric.
+
+    If the value is unknown, return NaN.
 
     Args:
         metric: The metric.
-        classes: The number of classes. NaN if unknown.
+        classes: The number of classes. NaN if it is unknown.
     """
     name = metric.name.lower()
     if not (math.isfinite(classes) and classes > 1):
@@ -198,12 +223,14 @@ def guess(metric: Metric, classes: float) -> float:
 
 
 def learnt(metric: Metric, value: float, classes: float) -> bool | None:
-    """Return whether a value is better than that of a guess; None if the value of a guess is unknown.
+    """Return whether a run with this value learned (see the module's docstring).
+
+    If the value of a guessing model is unknown, or if `value` is not finite, return None.
 
     Args:
         metric: The metric.
-        value: The value, in the unit of the stored metric.
-        classes: The number of classes. NaN if unknown.
+        value: The run's value, in the unit of the stored metric.
+        classes: The number of classes. NaN if it is unknown.
     """
     by_chance = guess(metric, classes)
     if not (math.isfinite(by_chance) and math.isfinite(value)):
@@ -216,12 +243,12 @@ def learnt(metric: Metric, value: float, classes: float) -> bool | None:
 def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: float) -> float:
     """Return the value that a diverged run counts as.
 
-    It is 0 for a fraction, and the value of a guess for a loss. If the value of a guess is unknown, it is the mean of
-    the baseline's values made worse by TOLERANCES margins.
+    For a fraction, this is 0. For a loss, it is the value of a model that guesses. If that value is unknown, it is the
+    mean of the baseline's values, made worse by TOLERANCES margins.
 
     Args:
         metric: The metric.
-        classes: The number of classes. NaN if unknown.
+        classes: The number of classes. NaN if it is unknown.
         baseline: The values of the baseline's runs.
         tolerance: The margin in the unit of the stored metric.
     """
@@ -236,5 +263,5 @@ def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: 
 
 
 def _decimals(size: float) -> int:
-    """Return the number of decimals that show the first digit of a positive size; 0 for other sizes."""
+    """Return the number of decimals that are needed to show a positive number's first digit. For others, return 0."""
     return -math.floor(math.log10(size)) if size > 0 and math.isfinite(size) else 0

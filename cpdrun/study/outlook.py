@@ -1,4 +1,4 @@
-"""What further pairs can do for an open question: how many are likely to settle it, or why no number can be given."""
+"""Estimate how many further pairs are likely to decide an open verdict, or explain why this cannot be estimated."""
 
 import math
 from dataclasses import dataclass
@@ -7,30 +7,31 @@ from enum import StrEnum
 from cpdrun.stats.evidence import Judgement, PairsRange
 from cpdrun.stats.means import is_zero
 
-# The largest number of further pairs that is advised. Larger numbers would not help anyone.
+# More further pairs than this are not advised, because hardly anyone can run so many.
 MOST_ADVISED = 100
 
 
 class Prospect(StrEnum):
-    """What further pairs can do for an open question."""
+    """Whether further pairs are likely to decide an open verdict, and if not, why."""
 
     NO_PAIRS = "no pairs"  # There are no pairs yet.
-    TEST_SET = "test set"  # The mean is less than one test sample from the margin: seeds cannot decide it.
-    NO_SPREAD = "no spread"  # All differences are equal, so that the number of pairs cannot be computed.
+    # The mean is less than one test sample away from the margin, so further seeds cannot decide the verdict.
+    TEST_SET = "test set"
+    NO_SPREAD = "no spread"  # All differences are equal, so the number of pairs cannot be computed.
     TOO_NOISY = "too noisy"  # The differences are too noisy to compute the number of pairs.
-    TOO_MANY = "too many"  # More than MOST_ADVISED pairs.
-    WIDER_IS_OPEN = "wider is open"  # The candidate needs no pairs, but a wider format is not certified.
-    PAIRS = "pairs"  # A number of pairs is likely to settle the question.
+    TOO_MANY = "too many"  # More than MOST_ADVISED further pairs are needed.
+    WIDER_IS_OPEN = "wider is open"  # No further pairs are needed, but a wider format is not certified.
+    PAIRS = "pairs"  # A known number of further pairs is likely to decide the verdict.
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What further pairs can do for an open question.
+    """The outlook for an open verdict: what can be expected from further pairs.
 
     Attributes:
-        prospect: What they can do.
-        more: The number of pairs that are likely to settle the question. None if it is not known.
-        distance: The distance of the mean from the margin in test samples. NaN if it is unknown.
+        prospect: Whether further pairs are likely to decide the verdict, and if not, why.
+        more: The number of further pairs that are likely to decide the verdict. None if it is unknown.
+        distance: The distance between the mean and the margin, in test samples. NaN if it is unknown.
         samples: The number of test samples. NaN if it is unknown.
     """
 
@@ -41,17 +42,18 @@ class Outlook:
 
     @property
     def is_hopeful(self) -> bool:
-        """Whether it makes sense to run further pairs."""
+        """Whether running further pairs makes sense."""
         return self.prospect not in (Prospect.TEST_SET, Prospect.TOO_MANY)
 
 
 def outlook(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> Outlook:
-    """Return what further pairs can do for an open question.
+    """Return the outlook for an open verdict.
 
     Args:
-        judgement: What the pairs show so far. Its `more` may be that of several candidates together.
+        judgement: The judgement of the pairs so far. Its `more` may be the number that several candidates need
+            together.
         margin: The margin in the unit of the judgement.
-        samples: The number of test samples, if the metric is a share of them; otherwise NaN.
+        samples: The number of test samples if the metric is a share of them, otherwise NaN.
     """
     more, distance = judgement.more, abs(judgement.mean + margin) * samples
     is_beyond_advice = more is None or more.likely > MOST_ADVISED

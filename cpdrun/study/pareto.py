@@ -1,4 +1,4 @@
-"""The Pareto front of the means against a cost, its knee, and which of its differences the seeds resolve."""
+"""Find the Pareto front of metric against cost and its knee, and check which differences the seeds resolve."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +9,25 @@ from cpdrun.study.group import Facet, Group
 from cpdrun.study.methods import label
 from cpdrun.study.study import Study
 
-# The costs of the groups whose cost is known, and the reasons why the other groups have none.
+# The costs of the groups whose cost is known, and the reasons why the cost of the other groups is unknown.
 Found = tuple[dict[Group, float], list[str]]
-# The cost, which is above 0, and the quality, of which more is better.
+# A point consists of a cost, which is above 0, and a quality. More quality is better.
 Point = tuple[float, float]
 
-# The knee must lie further above the chord than this height. A smaller height is a rounding error.
+# The knee must lie further above the chord than this. A smaller distance may be a rounding error.
 _ABOVE = 1e-9
 
 
 @dataclass(frozen=True)
 class Front:
-    """The groups of a facet that no other group beats in both cost and metric.
+    """The Pareto front of a facet: the groups that no other group beats in both cost and metric.
 
     Attributes:
         groups: The groups of the front, cheapest first. The last group has the best metric.
-        cost: The cost of each group of the facet whose cost is known.
-        knee: The knee of the front, or None if the front has no knee or `is_told` is False.
-        is_told: Whether any cheaper group of the front differs from the best group by more than the spread of the
-            seeds, so that the interval of their difference excludes 0.
+        cost: The costs of the facet's groups, for all groups whose cost is known.
+        knee: The knee of the front. None if the front has no knee, or if `is_told` is False.
+        is_told: Whether the seeds distinguish at least one cheaper group of the front from the group with the best
+            metric, so that the confidence interval of their difference excludes 0.
         like_knee: The other groups of the front that the seeds do not distinguish from the knee.
     """
 
@@ -38,13 +38,13 @@ class Front:
     like_knee: list[Group] = field(default_factory=list)
 
     def times_less(self, group: Group) -> tuple[float, Group]:
-        """Return by which factor a group costs less than the most expensive group of the front, and that group."""
+        """Return how many times less a group costs than the front's most expensive group, and that group."""
         dearest = max(self.groups, key=lambda each: self.cost[each])
         return self.cost[dearest] / self.cost[group], dearest
 
 
 def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
-    """Return the front of the groups that trained. Groups that diverged or did not learn are left out.
+    """Return the Pareto front of the groups that trained. Groups that failed or did not learn are left out.
 
     Args:
         study: The study.
@@ -64,22 +64,31 @@ def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
 
 
 def differs(study: Study, one: Group, other: Group) -> bool:
-    """Return whether the interval of the difference of two groups, computed from their own pairs, excludes 0."""
+    """Return whether the confidence interval of two groups' difference, computed from their pairs, excludes 0."""
     found = study.compare(one, other)
     return found.low > 0 or found.high < 0
 
 
 def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
-    """Return the costs of the groups of a facet that have a value, and the reasons why some have none."""
+    """Return the costs of a facet's groups, and the reasons why some costs are unknown.
+
+    Groups without a value of the metric are ignored.
+
+    Args:
+        facet: The facet.
+        find: The function that finds the costs of groups.
+    """
     return find([group for group in facet.all_groups if group.values])
 
 
 def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Found]]) -> list[dict[str, Any]]:
-    """Return the front, cheapest first, and its knee for each facet and each cost that varies within the facet.
+    """Return the Pareto front and its knee for each facet and each kind of cost, as plain values.
+
+    If all groups of a facet have the same cost, there is no entry for this facet and kind of cost.
 
     Args:
         study: The study.
-        costs: The functions that find the costs of groups, by the key of the cost.
+        costs: The functions that find the costs of groups, keyed by the kind of cost.
     """
     rows: list[dict[str, Any]] = []
     for facet in study.facets:
@@ -98,7 +107,10 @@ def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Fou
 
 
 def name_of(study: Study, group: Group) -> str:
-    """Return the name of a group without commas, such as `e3m2 with APS`, because names are listed with commas."""
+    """Return the name of a group, such as `e3m2 with APS`.
+
+    It contains no commas, because names are listed with commas between them.
+    """
     name = study.baseline_name if group.is_baseline else label(study, group)
     return name.replace(", APS", " with APS").replace(", ", " ")
 
@@ -106,7 +118,7 @@ def name_of(study: Study, group: Group) -> str:
 def front(points: Sequence[Point]) -> list[int]:
     """Return the indices of the points that no other point beats, cheapest first.
 
-    One point beats another if it costs no more and has no less quality, unless the two points are equal.
+    One point beats another if it costs no more and has at least the same quality. Equal points do not beat each other.
     """
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
     best = float("-inf")
@@ -119,14 +131,15 @@ def front(points: Sequence[Point]) -> list[int]:
 
 
 def knee(points: Sequence[Point]) -> int | None:
-    """Return the index of the knee of a front, or None if no point lies above the chord.
+    """Return the index of the front's knee, or None if no point lies above the chord.
 
-    The knee is the point that lies furthest above the chord between the ends of the front. Both coordinates are scaled
-    to the range 0 to 1 over the front. Cost is measured as a logarithm, because costs are compared as ratios and drawn
-    on a logarithmic axis. This is the maximum of the difference curve of Satopaa, Albrecht, Irwin and Raghavan,
-    "Finding a 'Kneedle' in a Haystack" (ICDCS workshops 2011, section III), without smoothing. Up to a factor, it is
-    also the greatest distance from the chord of Das, "On characterizing the 'knee' of the Pareto curve" (Structural
-    Optimization 18, 1999).
+    The chord connects the ends of the front, and the knee is the point that lies furthest above it. Both coordinates
+    are scaled so that they go from 0 to 1 over the front. The logarithm of the cost is used, because costs are compared
+    as ratios and drawn on a logarithmic axis.
+
+    This knee is the maximum of the difference curve of Satopaa, Albrecht, Irwin, and Raghavan, "Finding a 'Kneedle' in
+    a Haystack" (ICDCS workshops 2011, section III), without smoothing. It is also the point with the greatest distance
+    from the chord, as in Das, "On characterizing the 'knee' of the Pareto curve" (Structural Optimization 18, 1999).
 
     Args:
         points: The points of the front, cheapest first. A front of fewer than three points has no knee.

@@ -1,6 +1,6 @@
-"""Find the axis of bits of planned runs and the baseline of that axis.
+"""Find the axis of bits of planned runs, and its baseline.
 
-The rules are those of a report (cpdrun.study.axes), applied before any run exists.
+`cpdrun.study.axes` does the same for recorded runs. This module applies its rules before any run exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,15 @@ from cpdrun.sweep import Plan, PlannedRun
 
 @dataclass(frozen=True)
 class PlannedAxis:
-    """The axis of bits, or `case` if the runs are named cases.
+    """The axis of bits of planned runs, or `case` if the runs are named cases.
 
     Attributes:
-        key: The key of the axis.
-        baseline: The values that turn a candidate's cell into its baseline's cell, as the user typed them.
-        varies: The other axes that have more than one value.
-        held: Further axes whose values name formats. The search does not follow them.
-        is_widest: Whether the baseline is the widest value because no value leaves everything unrounded.
+        key: The config key of the axis.
+        baseline: The values in which a candidate's baseline differs from the candidate, keyed by config key, as the
+            user typed them.
+        varies: The keys of the other axes that have more than one value.
+        held: The keys of further axes of bits. The search holds them fixed.
+        is_widest: Whether the baseline is only the widest value, because every value rounds something.
     """
 
     key: str
@@ -48,16 +49,16 @@ class PlannedAxis:
 
     @property
     def own(self) -> list[str]:
-        """The axes on which a baseline has the same value as the candidates that are compared with it."""
+        """The keys of the axes on which a baseline has the same value as the candidates compared with it."""
         said = [*self.baseline, *((APS, SCALING) if self.baseline.keys() & {APS, SCALING} else ())]
         return [key for key in (self.key, *self.varies) if key not in said]
 
     def of(self, run: PlannedRun) -> str:
-        """Return the value of a run on this axis, as a name whose bits are known."""
+        """Return a run's value on this axis, as a name whose bit width is known."""
         return named_value(run, self.key)
 
     def is_baseline(self, run: PlannedRun) -> bool:
-        """Return whether a run has the baseline's own format, scaled or not, and so is not a candidate."""
+        """Return whether a run has the baseline's format, with or without scaling, so that it is not a candidate."""
         if self.key not in self.baseline or any(
             not formats.same(value_text(run, key), self.baseline[key])
             for key in self.held
@@ -68,7 +69,7 @@ class PlannedAxis:
 
     @property
     def baseline_name(self) -> str:
-        """The name of the baseline: a format with any changed settings (`fp32 with optim.lr 0.1`), or a case."""
+        """The baseline's name: a format, followed by any further settings (`fp32 with optim.lr 0.1`), or a case."""
         beside = {key: value for key, value in self.baseline.items() if key != self.key}
         if SCALING in beside:
             beside = {APS: beside.pop(SCALING) != "none"} | beside
@@ -83,11 +84,13 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
 
     Args:
         first: The plan of the runs of one seed.
-        asked: The `search.baseline` block. Values that equal the default are ignored unless `is_whole` is true.
-        is_whole: Whether the user typed `search.baseline` as a whole.
+        asked: The config section `search.baseline`.
+        is_whole: Whether the user typed the whole section. If False, values that equal the default are ignored, because
+            the user may not have typed them.
 
     Raises:
-        ConfigError: Some values of an axis are formats and others are not, or the baseline names no case.
+        ConfigError: Some values of an axis are formats and others are not, or there are named cases and the baseline
+            does not name one of them.
     """
     given = {key: value for key, value in flatten(asked) if value is not None}
     if not is_whole:
@@ -107,7 +110,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
     is_widest = False
     if key == FORMAT:
         baseline = given if is_whole else {**USUAL, **given}
-        if FORMAT in baseline:  # {format: bf16} means bf16 without APS.
+        if FORMAT in baseline:  # A baseline {format: bf16} means bf16 without APS.
             is_scaled = {} if SCALING in baseline else {APS: False}
             baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
     else:
@@ -120,7 +123,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
 
 
 def named_value(run: PlannedRun, key: str) -> str:
-    """Return the name of a run's value on an axis: the format, the choice of a group, or the case."""
+    """Return a run's value on an axis, as the name of a format, of a group's choice, or of a case."""
     if key == CASE:
         return choices.of_case(str(run.config[CASE]), _flat(run))
     if key in choices.GROUPS:
@@ -129,7 +132,7 @@ def named_value(run: PlannedRun, key: str) -> str:
 
 
 def value_text(run: PlannedRun, key: str) -> Any:
-    """Return the value of a run on an axis. For a group, return the choice that was typed last."""
+    """Return a run's value on an axis. For a config group, this is the choice that was typed last."""
     value = get_key(run.config, key) if has_key(run.config, key) else None
     if not isinstance(value, Mapping):
         return _as_named(key, value) if key == choices.RECIPE else value
@@ -138,10 +141,15 @@ def value_text(run: PlannedRun, key: str) -> Any:
 
 
 def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return the values of the baseline by the keys under which run records store them, for a report.
+    """Return the baseline's values under the keys that a report finds in the records of runs.
 
-    A record names the choice of a group only for the axis of bits. For other groups, return the keys of the config in
-    which the run `against` differs from at least one of the runs `others`.
+    A record contains the name of a group's choice only if the group is the axis of bits. For any other group, the
+    result contains all settings of the group's section in which the baseline's run differs from any of the other runs.
+
+    Args:
+        axis: The axis, with its baseline.
+        against: A run of the baseline.
+        others: The other runs.
     """
     found: dict[str, Any] = {}
     ours, theirs = _flat(against), [_flat(run) for run in others]
@@ -153,19 +161,20 @@ def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRu
             found[key] = ours[key]
         else:
             leaves = [leaf for leaf in ours if leaf.startswith(f"{choices.section_of(key)}.")]
-            if key == SCALING:  # The record of a run without scaling does not say which rule was chosen.
+            # If a run does not scale its gradients, its record does not contain the chosen rule.
+            if key == SCALING:
                 leaves = [APS, *leaves] if ours[APS] else [APS]
             found |= {k: ours[k] for k in leaves if any(flat.get(k) != ours[k] for flat in theirs)}
     return {key: str(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
-    """Return the axes of bits among these keys, each with the names of its values."""
+    """Return the names of the values of each axis of bits among these keys, keyed by axis."""
     found = {}
     for key in dict.fromkeys(keys):
         if key in (FORMAT, APS, SEED, CASE):
             continue
-        if key not in first.axes:  # Only the baseline has another value.
+        if key not in first.axes:  # Only the baseline has another value on this key.
             names = [named_value(first.runs[0], key)]
         elif key in choices.GROUPS:
             names = _choices(first, key)
@@ -178,7 +187,7 @@ def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _choices(first: Plan, group: str) -> list[str]:
-    """Return the distinct choices of a group if they differ in what they round, or an empty list."""
+    """Return the distinct choices of a group. If they do not differ in what they round, return an empty list."""
     rows = [_flat(run) for run in first.runs]
     names = [str(value_text(run, group)) for run in first.runs]
     found = choices.of_rows(rows, names, group)
@@ -186,7 +195,7 @@ def _choices(first: Plan, group: str) -> list[str]:
 
 
 def _check(key: str, names: Sequence[Any]) -> None:
-    """Check that either all values of an axis are formats or none is.
+    """Check that either all values of an axis are formats, or none of them is.
 
     Raises:
         ConfigError: Some values are formats and others are not.
@@ -203,7 +212,7 @@ def _check(key: str, names: Sequence[Any]) -> None:
 
 
 def _as_named(key: str, value: Any) -> Any:
-    """Return the value of an axis as a name whose bits are known, if it has bits."""
+    """Return a value of an axis. If it has a bit width, return it as a name whose bit width is known."""
     if choices.counts_bits(key):
         return choices.bits_choice(value)
     if key == FORMAT and is_own(value):

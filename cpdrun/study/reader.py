@@ -1,4 +1,4 @@
-"""Read run directories into a study: select the runs, the baseline, the axis of bits, the metric and the margin."""
+"""Read run directories into a study: select the runs, the baseline, the axis of bits, the metric, and the margin."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,21 +43,22 @@ def read_study(
 ) -> Study:
     """Read all runs of some sweeps into a study.
 
-    An argument that is None takes its value from the search that made the runs, or else its default.
+    If an argument is None, its value is that of the search that made the runs. If they were not made by a search, the
+    default applies.
 
     Args:
         sweeps: The sweeps.
-        metric: The name of the metric, optionally followed by a colon and min, max or share. The default is the metric
-            by which the data set is judged.
-        ci: The confidence in per cent. The default is 95.
-        tolerance: The margin. The default is that of the metric.
-        networks: The networks for which the report predicts a speed-up, by name.
-        baseline: The values of the baseline, by key. The default is fp32.
+        metric: The name of the metric, optionally followed by `:min`, `:max`, or `:share`. The default is the metric by
+            which the data set is judged.
+        ci: The confidence in percent. The default is 95.
+        tolerance: The margin. The default depends on the metric.
+        networks: The networks for which the report predicts a speed-up, keyed by name.
+        baseline: The baseline's values, keyed by config key. The default is fp32.
 
     Raises:
         ReportError: No run has finished, or nothing is left to compare.
-        ReportUsageError: No finished run has the metric, its direction is unknown, no run has the baseline, or the
-            margin is not valid.
+        ReportUsageError: No finished run has the metric, the metric's direction is unknown, no run has the baseline's
+            values, or the margin is not valid.
     """
     try:
         tolerance = None if tolerance is None else parse_margin(tolerance)
@@ -76,7 +77,7 @@ def read_study(
     along = question.axis if baseline is None else None
     bits = bits_axis(shown, axes, baseline_of(shown, baseline, question), along)
     groups = tuned.with_values(make_groups(shown, axes, column, bits))
-    # A margin from the search is in the unit of the search's metric.
+    # The search's margin is in the unit of the search's metric, so it is used only for this metric.
     asked_margin = question.tolerance if about.name == usual else None
     study = Study(
         sweeps=names,
@@ -103,16 +104,20 @@ def read_study(
 
 
 def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
-    """Return the metric that is compared, and the name of the one that is compared unless another one is typed.
+    """Return the metric that is compared, and the name of the usual metric.
+
+    The usual metric is compared if the user types no other. It is the metric of the search that made the runs, or else
+    the metric by which the data set is judged.
 
     Args:
-        typed: The name of a metric, optionally followed by a colon and min, max or share. None for the usual metric.
-        question: The question of the search that made the runs.
+        typed: The name of a metric, optionally followed by `:min`, `:max`, or `:share`. None for the usual metric.
+        question: The settings of the search that made the runs.
         done: The finished runs.
         where: The names of the sweeps, for error messages.
 
     Raises:
-        ReportUsageError: No finished run has the metric, or the direction of a metric of a script's runs is unknown.
+        ReportUsageError: No finished run has the metric, or the runs are those of a script and the metric's direction
+            is unknown.
     """
     columns = [column for column in done.columns if column.startswith("metric:")]
     known = sorted(column.removeprefix("metric:") for column in columns if done[column].notna().any())
@@ -134,7 +139,7 @@ def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) 
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
-    """Return the study with its margin, and with enough digits to show differences of the margin's size."""
+    """Return the study with its margin, and with enough decimals to show the margin and the groups' means."""
     metric, name = study.metric, study.baseline_name
     baselines = [
         facet.baseline
@@ -148,16 +153,16 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
 
 
 def _course(study: Study, baseline: Group) -> Course:
-    """Return the course of the baseline's run with the lowest seed.
+    """Return the values before and after training for the baseline's run with the lowest seed.
 
-    A single run is used so that the margin does not change when further seeds finish.
+    Only one run is used, so that the margin does not change when further seeds finish.
     """
     seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
     runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
     seeds = sorted(
         (seed for seed in runs if seed in baseline.by_seed), key=lambda seed: (str(type(seed)), seed)
     )
-    run = runs[seeds[0]] if seeds else baseline.runs[0]  # the else branch is for runs without seeds
+    run = runs[seeds[0]] if seeds else baseline.runs[0]  # The else branch is for runs without seeds.
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)
 
@@ -165,17 +170,21 @@ def _course(study: Study, baseline: Group) -> Course:
 def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:
     """Return whether a script's accuracy may be a share although it was not declared as one.
 
-    The margin depends on whether the values are shares or percentages.
+    This matters because the default margin for shares differs from that for other metrics.
     """
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
         return False
-    # If the largest value is smaller, the values may be percentages of runs that learned nothing.
+    # If even the largest value is below 0.05, the values may be percentages of runs that learned nothing.
     return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
-    """Return all runs. Raises ReportError if no run has finished."""
+    """Return the table of all runs.
+
+    Raises:
+        ReportError: No run has finished.
+    """
     runs = with_choices(collect(sweeps))
     if runs.empty:
         raise ReportError(f"no runs in {where}: start some with `cpdrun sweep`")
@@ -185,7 +194,11 @@ def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
 
 
 def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
-    """Return the finished and failed runs that did not choose tuned values. Raises ReportError if there are none."""
+    """Return the finished and failed runs that are compared, without the runs that chose tuned values.
+
+    Raises:
+        ReportError: There are no such runs.
+    """
     runs, done = tuned.runs, finished(tuned.runs)
     shown = tuned.compared(pd.concat([done, failed_runs(runs)]) if len(done) < len(runs) else done)
     if shown.empty:

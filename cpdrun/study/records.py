@@ -1,4 +1,4 @@
-"""Read more of the records of runs: their curves, their observed tensors, and which test examples they answered."""
+"""Read the larger files of runs' records: curves, observed tensors, and which test examples were answered correctly."""
 
 import json
 from collections import Counter
@@ -21,21 +21,24 @@ from cpdrun.stats.finite_test_set import example_error
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
-    """Return the rows of a run's curve.
+    """Return the rows of a run's curve, or an empty list if the file cannot be read.
 
-    If a script logged no epochs, `epoch` holds the step, or the number of the row if the script logged no steps either.
-    The result is empty if the file cannot be read.
+    If a script logged no epochs, `EpochRow.epoch` is the step instead. If it logged no steps either, it is the number
+    of the row.
     """
     try:
         if rows := list(run.rows()):
             return rows
         return [EpochRow(_place(row, n), metrics=row.metrics) for n, row in enumerate(run.logged(), 1)]
-    except (OSError, RecursionError):  # there may be a folder in place of the file, or no right to read it
+    except (OSError, RecursionError):  # The file may be missing or unreadable, or may be a folder.
         return []
 
 
 def unit_of(runs: Iterable[RunDir]) -> str:
-    """Return the unit of the first run that has rows: "epoch", "step" or "row"; "epoch" if no run has rows."""
+    """Return the unit in which rows are counted: "epoch", "step", or "row".
+
+    The first run that has rows decides. If no run has rows, the result is "epoch".
+    """
     for run in runs:
         try:
             if next(run.rows(), None) is not None:
@@ -52,15 +55,15 @@ def _place(row: LoggedRow, number: int) -> int:
 
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
-_COUNT = 0  # the index of the column that counts elements
+_COUNT = 0  # The column with this index contains the number of elements.
 
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """The observed tensor of one role and layer in one step.
+    """The observations of one layer's tensor in one step. The tensor's role is one of ROLES.
 
     Attributes:
-        counts: The number of elements by floor(log2 |x|).
+        counts: The number of elements, keyed by floor(log2 |x|).
         largest: The largest magnitude over all workers.
     """
 
@@ -75,7 +78,7 @@ class Observed:
     Attributes:
         workers: The number of workers.
         steps: The number of observed steps.
-        looks: The observed steps as looks[role][layer], in the order of the steps.
+        looks: The observations of each tensor, in the order of the steps: looks[role][layer] is a list of ObservedStep.
     """
 
     workers: int
@@ -84,7 +87,10 @@ class Observed:
 
 
 def read_observed(run: RunDir) -> Observed | None:
-    """Return what a run observed, or None if it was not observed or its file is damaged or of another layout."""
+    """Return the observed tensors of a run.
+
+    If nothing was observed, or if the file is damaged or has another layout, the result is None.
+    """
     try:
         arrays = read_arrays(run.observed)
         said = json.loads(arrays["about"].tobytes())
@@ -113,17 +119,17 @@ def _take(
 
 @dataclass(frozen=True)
 class FiniteTestSet:
-    """The gap of a candidate to its baseline, and its error due to the test examples, as fractions.
+    """The gap between a candidate and its baseline, and its error due to the test examples, as fractions.
 
     Attributes:
         samples: The number of examples in the test set.
-        pairs: The number of seeds with a run of the candidate and a run of the baseline.
-        gap: The mean difference in accuracy. Positive if the candidate is better.
-        standard_error: The standard error of the gap of these runs that is due to the choice of the examples alone.
-        lasting_error: The part of the standard error that no number of further seeds removes. NaN for one pair.
-        low: The lower end of the interval in which the gap of these runs lies on another test set of the same size.
-        high: The upper end of the interval. Both ends are NaN if the standard error is 0, because equal answers
-            measure no spread.
+        pairs: The number of seeds for which both the candidate and the baseline have a run.
+        gap: The mean difference in accuracy. It is positive if the candidate is better.
+        standard_error: The standard error of the gap, for these runs, due to the choice of the test examples alone.
+        lasting_error: The part of the standard error that remains with any number of further seeds. NaN for one pair.
+        low: The lower end of the prediction interval for the gap of these runs on another test set of the same size.
+        high: The upper end of this interval. If the standard error is 0, both ends are NaN, because equal answers
+            contain no information about the spread.
     """
 
     samples: int
@@ -143,7 +149,8 @@ def read_outcomes(run: RunDir, metric: str) -> ExampleOutcomes | None:
         metric: The accuracy metric that the outcomes must belong to.
 
     Returns:
-        None if the run has no readable record of outcomes, or if the recorded outcomes belong to another metric.
+        The outcomes. If the run has no readable record of outcomes, or if they belong to another metric, the result is
+        None.
     """
     result = run.result()
     try:
@@ -158,16 +165,18 @@ def finite_test_set(
     baseline: Mapping[Any, ExampleOutcomes | None],
     confidence: float,
 ) -> FiniteTestSet | None:
-    """Return the error due to the test examples over the seeds that both sides have.
+    """Return the gap between a candidate and its baseline, and its error due to the test examples.
+
+    Only seeds for which both have a run are used.
 
     Args:
-        ours: The candidate's outcomes by seed. None for a run that has not recorded them.
-        baseline: The baseline's outcomes by seed. None for a run that has not recorded them.
-        confidence: The confidence of the interval as a share, such as 0.95.
+        ours: The candidate's outcomes, keyed by seed. A run that did not record them has None.
+        baseline: The baseline's outcomes, keyed by seed. A run that did not record them has None.
+        confidence: The confidence of the prediction interval as a share, such as 0.95.
 
     Returns:
-        None if there is no pair, if a run of a pair has no outcomes, or if the runs were not all evaluated on the same
-        test set.
+        The gap and its error. If there is no pair, if a run of a pair has no outcomes, or if the runs were not all
+        evaluated on the same test set, the result is None.
     """
     pairs = [(ours[seed], baseline[seed]) for seed in ours.keys() & baseline.keys()]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]

@@ -1,6 +1,7 @@
-"""Compare one run with its baseline, and find runs that differ from it in one setting and lost less.
+"""Compare one run with its baseline, and find similar runs with better results.
 
-The baseline of a run is the run of the same seed, or else the mean of the finished runs.
+A run is compared with the baseline's run of the same seed. If there is no such run, it is compared with the mean of the
+baseline's finished runs. A neighbor is a run that differs from the given run in a single setting.
 """
 
 import json
@@ -20,7 +21,7 @@ from cpdrun.study.records import rows_of
 from cpdrun.study.study import BaselineFlaw, BaselineProblem, Study
 
 FORMAT, APS, ORDER, RECIPE = "format", "APS", "order", "recipe"
-# by key or by section of the configuration
+# The names of the settings, keyed by config key or config section. Keys with the same name count as one setting.
 TUNABLES = {
     "format": FORMAT,
     "aps": APS,
@@ -39,34 +40,41 @@ TUNABLES = {
 
 
 def tunable(key: str) -> str | None:
-    """Return the setting that a dotted key belongs to; None for a key that makes it another training."""
+    """Return the setting to which a dotted key belongs, or None if another value makes it another training."""
     return TUNABLES.get(key) or TUNABLES.get(key.split(".")[0])
 
 
 def concerns_sums(key: str) -> bool:
-    """Return whether a key says how gradients are summed. Such keys hardly change a run in fp32."""
+    """Return whether a key defines how gradients are summed. Such keys hardly change the results of a run in fp32."""
     return tunable(key) not in (None, FORMAT, RECIPE)
 
 
 class RunVerdict(StrEnum):
-    """What one pair of runs shows. Unlike a verdict about a format, it certifies nothing."""
+    """The verdict on a single run. Unlike the verdict on a format, it certifies nothing."""
 
     WORSE = "worse"
     WITHIN = "within the tolerance"
     BASELINE = "baseline"
-    OPEN = "open"  # no value of its own, or none to compare it with
+    OPEN = "open"  # The run has no value, or there is no value to compare it with.
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A run next to its baseline. Values are in the metric's unit as stored (a share is in [0, 1]); NaN if unknown.
+    """A comparison of a run with its baseline.
+
+    Values are in the unit of the stored metric, in which a share is between 0 and 1. Unknown values are NaN.
 
     Attributes:
-        baseline: The baseline's run of the same seed, or else its first run.
-        same_seed: Whether `baseline` has the run's seed.
-        epoch: The epoch of both values if the run has not ended.
-        problem: Why there is nothing to compare with; None if there is.
-        lost: By how much the run is worse than the baseline, whichever way the metric points.
+        verdict: The verdict on the run.
+        value: The run's value. If the run has not ended, it is the latest value.
+        baseline: The baseline's run of the same seed. If there is none, it is the baseline's first run. None if there
+            is no baseline.
+        baseline_value: The baseline's value that the run is compared with.
+        same_seed: Whether `baseline` has the same seed as the run.
+        epoch: If the run has not ended, the epoch of both values. Otherwise None.
+        problem: The reason why the run has no baseline that is fit to compare with. None if the baseline is fit.
+        group: The group that contains the run. None if there is none.
+        lost: How much worse the run is than the baseline. A positive number is worse, for every metric.
     """
 
     verdict: RunVerdict
@@ -107,7 +115,13 @@ def compare_run(study: Study, run: RunDir) -> RunComparison:
 
 
 def compare_row(study: Study, row: dict[str, Any], other: RunComparison) -> RunComparison:
-    """Compare the finished run of a row with the baseline of another run."""
+    """Compare a finished run with the same baseline value as another run.
+
+    Args:
+        study: The study.
+        row: The finished run's row of the table of runs.
+        other: The comparison of the other run with its baseline.
+    """
     return _judged(study, replace(other, value=_value(row, study.metric.name), epoch=None, group=None), row)
 
 
@@ -119,14 +133,17 @@ def _judged(study: Study, comparison: RunComparison, row: dict[str, Any]) -> Run
     elif math.isnan(lost):
         verdict = RunVerdict.OPEN
     else:
-        # the difference of two shares of 360 samples is exact only to the last bits
+        # Because of rounding errors, a difference of exactly the margin may come out slightly larger.
         worse = lost * study.metric.scale > study.tolerance * (1 + 1e-9)
         verdict = RunVerdict.WORSE if worse else RunVerdict.WITHIN
     return replace(comparison, verdict=verdict, lost=lost)
 
 
 def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
-    """Return the baseline of a facet, or else that of a facet that differs only in how gradients are summed."""
+    """Return the baseline of a facet.
+
+    If the facet has none, return the baseline of another facet that differs only in how gradients are summed.
+    """
     if facet is None or facet.baseline is not None:
         return None if facet is None else facet.baseline
     for other in study.facets:
@@ -143,7 +160,7 @@ def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
 
 
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
-    """Return the run's row of the table of runs; empty if the study does not contain it."""
+    """Return a run's row of the table of runs, or an empty dict if the study does not contain the run."""
     here = run.path.resolve()
     rows = as_rows(study.runs[study.runs["run:name"] == run.name])
     return next((row for row in rows if Path(row["run:path"]).resolve() == here), {})
@@ -154,7 +171,7 @@ def _has(group: Group, run: RunDir) -> bool:
 
 
 def _facet(study: Study, row: dict[str, Any], group: Group | None) -> Facet | None:
-    """Return the facet in which the run is compared, or will be once it has ended."""
+    """Return the facet in which the run is compared, or in which it will be compared after it has ended."""
     if group is not None:
         return next((facet for facet in study.facets if group in facet.groups), None)
     fitting = (
@@ -166,7 +183,7 @@ def _facet(study: Study, row: dict[str, Any], group: Group | None) -> Facet | No
 
 
 def _own_value(study: Study, run: RunDir, row: dict[str, Any]) -> tuple[float, int | None]:
-    """Return the metric of a finished run, or else its latest value and the epoch of that value."""
+    """Return a run's value of the metric. If the run has not ended, return its latest value and the value's epoch."""
     if row.get("run:state") == State.DONE:
         return _value(row, study.metric.name), None
     return _latest(study, run)
@@ -180,14 +197,21 @@ def _latest(study: Study, run: RunDir) -> tuple[float, int | None]:
 
 
 def _baseline(study: Study, fp32: Group, seed: Any) -> tuple[RunDir | None, bool]:
-    """Return the baseline's run of a seed and True, or its first run and False if it has no value for the seed."""
+    """Return the baseline's run to compare with, and whether it has the given seed.
+
+    If the baseline has no run with a value for this seed, its first run is returned.
+    """
     seeds = dict(zip(study.runs["run:name"], study.runs[SEED], strict=True))
     same = next((run for run in fp32.runs if seeds.get(run.name) == seed and seed in fp32.by_seed), None)
     return (same or next(iter(fp32.runs), None)), same is not None
 
 
 def _against(fp32: Group, baseline: RunDir | None, seed: Any, study: Study, epoch: int | None) -> float:
-    """Return the baseline's value at `epoch` if one is given, else its value for `seed`, else its mean."""
+    """Return the baseline's value to compare with.
+
+    If `epoch` is given, return the value of the run `baseline` in this epoch. Otherwise, if `seed` is given, return the
+    value of the run with this seed. Otherwise, return the mean of all runs.
+    """
     if epoch is not None and baseline is not None:
         then = (row.metrics.get(study.metric.name) for row in rows_of(baseline) if row.epoch == epoch)
         value = next(then, None)
@@ -200,22 +224,26 @@ def _value(row: dict[str, Any], metric: str) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-LEAST_GAIN = 0.2  # of the loss in quality; a smaller gain does not count as an improvement
-IGNORED = ("observe",)  # settings that change no result
+LEAST_GAIN = 0.2  # an improvement must regain at least this share of the quality that the run lost
+IGNORED = ("observe",)  # These settings change no result.
+# If one of these keys changed, other changed keys are not listed, because they follow from it.
 _SUFFICIENT = (
     "format",
     "aps",
     "recipe",
-)  # if one of these changed, the keys that follow from it are not listed
+)
 
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A run that differs in one tunable setting.
+    """A run that differs from the given run in one tunable setting.
 
     Attributes:
-        tunable: The setting, such as "order".
-        words: key=value as one types them to get this run.
+        tunable: The setting in which the runs differ, such as "order".
+        words: The overrides to type on the command line to get this run, as key=value.
+        run: The neighbor's run directory.
+        comparison: The comparison of the neighbor with the given run's baseline.
+        statistics: The neighbor's gradient statistics.
     """
 
     tunable: str
@@ -226,10 +254,16 @@ class Neighbor:
 
 
 def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
-    """Return the finished neighbors of a run that lost less than it, compared with the same baseline.
+    """Return the finished neighbors of a run that lost less quality against the baseline than the run did.
 
-    Neighbors within the margin come first, then those with no more bits, then those that lost least. Formats of fewer
-    bits are left out, and of the wider formats only the narrowest is kept.
+    Of the neighbors with wider formats, only the one with the narrowest format is returned. Neighbors with narrower
+    formats are left out. Neighbors within the margin come first. Neighbors without a wider format come before the one
+    with a wider format. Further ties are sorted by the loss of quality, smallest first.
+
+    Args:
+        study: The study of the run's sweep.
+        run: The run.
+        comparison: The comparison of the run with its baseline.
     """
     keys = [*CORE_AXES, *study.axes]
     runs = study.runs
@@ -240,7 +274,7 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
     found = []
     for row in as_rows(runs[done & (runs[SEED].map(identity) == seed)]):
         changed = _changed(row, own, keys)
-        if CASE in changed:  # the name of a case stands for the settings of its own
+        if CASE in changed:  # Replace the name of the case by the settings that the case changes.
             every = [key for key in config_keys(runs) if may_be_axis(key) or key in CORE_AXES]
             changed = [key for key in _changed(row, own, every) if key not in (CASE, *IGNORED)]
         tunables = {tunable(key) for key in changed}
@@ -261,7 +295,11 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
 
 
 def is_improvement(study: Study, comparison: RunComparison, neighbor: Neighbor) -> bool:
-    """Return whether a neighbor loses so much less than the run that its setting is worth changing."""
+    """Return whether a neighbor is so much better than the run that the user should change its setting.
+
+    It must be within the margin, or regain more than the margin and more than LEAST_GAIN of the quality that the run
+    lost. If the loss of the run is unknown, every neighbor counts as an improvement.
+    """
     if neighbor.comparison.verdict is RunVerdict.WITHIN or not math.isfinite(comparison.lost):
         return True
     gain = comparison.lost - neighbor.comparison.lost
@@ -273,12 +311,12 @@ def _changed(row: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]
 
 
 def _format_bits(neighbor: Neighbor) -> float | None:
-    """Return the bits of a neighbor's format; None if it differs in another setting."""
+    """Return the bit width of a neighbor's format, or None if the neighbor does not differ in the format."""
     return formats.bits(neighbor.words[0].partition("=")[2]) if neighbor.tunable == FORMAT else None
 
 
 def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
-    """Return the neighbors without formats of fewer bits, and with only the narrowest of the wider formats."""
+    """Remove neighbors with narrower formats, and all neighbors with wider formats except the narrowest of these."""
     wider = [(bits, i) for i, one in enumerate(found) if (bits := _format_bits(one) or 0) > own_bits]
     narrowest = found[min(wider)[1]] if wider else None
     return [
@@ -290,7 +328,7 @@ def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
 
 def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
     from cpdrun.config.overrides import (
-        typed_form,  # it imports Hydra, which takes longer than reading a sweep
+        typed_form,  # Importing it imports Hydra, which takes longer than reading a sweep.
     )
 
     keys = [key for key in changed if key in _SUFFICIENT]
@@ -299,5 +337,5 @@ def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode a list, which a table holds as JSON."""
+    """Decode a list. The table of runs contains lists as JSON text."""
     return json.loads(value) if isinstance(value, str) and value.startswith("[") else value

@@ -1,9 +1,13 @@
-"""Read from sweep.yaml what a search, or a sweep that was given a question, asked and tuned.
+"""Read from sweep.yaml which question a search or a sweep asked, and which keys it tuned.
 
-A report answers the same question unless the user types another one. The choice of tuned values is repeated here with
-the same rule and the same runs as in the search (`cpdrun.stats.means.choose`). The report then uses the runs with the
-chosen values on all seeds that did not choose. While the tuning of a cell is not complete, the cell has no chosen
-values and no compared runs.
+A question consists of a margin, a confidence, a metric, and a baseline. A report answers the question in sweep.yaml,
+unless the user types another one.
+
+Tuning means that a search chooses the value of a key, such as the learning rate, separately for each cell, by runs on
+seeds that are used for nothing else. A cell is one combination of values on all other axes. This module repeats the
+choice with the search's own rule and runs (`cpdrun.stats.means.choose`). A report then compares the runs that have the
+chosen values, on all other seeds. While the tuning of a cell is not complete, the cell has no chosen values and no
+compared runs.
 """
 
 import itertools
@@ -25,18 +29,20 @@ from cpdrun.study.collect import CORE_AXES, SEED, as_rows, config_keys, identity
 from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric
 
-CONFIDENCE = 95.0  # the default confidence in per cent
+CONFIDENCE = 95.0  # This is the default confidence in percent.
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The question of a search or a sweep. Parts that sweep.yaml lacks or that cannot be read are None or empty.
+    """The question that a search or a sweep recorded in its sweep.yaml.
+
+    Parts that sweep.yaml lacks, or that cannot be read, are None or empty.
 
     Attributes:
-        tolerance: The margin in the unit in which the metric is shown (points for a share), or text such as "2%".
-        confidence: The confidence in per cent.
+        tolerance: The margin in the unit in which the metric is shown (points for a share), or a text such as "2%".
+        confidence: The confidence in percent.
         metric: The name of the metric.
-        baseline: The values of the baseline, by key.
+        baseline: The baseline's values, keyed by config key.
         axis: The axis of bits that was searched.
         starts: The starts of the ladders that do not start at their widest width.
         ledger: The ledger of the tested hypotheses.
@@ -54,15 +60,17 @@ class Asked:
 
 
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
-    """Return the requested values of the baseline, by key: those that were typed, or else those of the search.
+    """Return the baseline's requested values, keyed by config key.
+
+    These are the values that the user typed for the report. If none were typed, they are those of the search.
 
     Args:
         runs: The runs, as `collect` returns them.
-        typed: The typed values of the baseline. None if none were typed.
-        question: The question of the search.
+        typed: The values that the user typed, keyed by config key. None if none were typed.
+        question: The question that the search recorded.
 
     Raises:
-        ReportUsageError: No run has a typed key or a typed value.
+        ReportUsageError: No run has one of the typed keys or one of the typed values.
     """
     for key, value in (typed or {}).items():
         known = sorted({axis_text(found) for found in runs[key]}) if key in config_keys(runs) else []
@@ -77,9 +85,10 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
-    """Return the question that all sweeps share, or an empty question if they have none or their questions differ.
+    """Return the recorded question that all sweeps share.
 
-    Several sweeps together count as a new question, so the ledger is empty then.
+    If the sweeps recorded no question, or if their questions differ, the result is an empty question. Several sweeps
+    together count as a new question, so the result then has an empty ledger.
     """
     questions = [_asked(sweep) for sweep in sweeps]
     first = questions[0] if questions else Asked()
@@ -122,10 +131,11 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-USE = "run:use"  # the column that says what a run of a search that tunes is used for
+USE = "run:use"  # This column contains a run's use in a search that tunes: one of the next three values.
 PAIRS, CHOOSES, NOT_CHOSEN = "compared", "chooses", "not chosen"
-CHOSEN = "chosen"  # the placeholder for a tuned value
-MOST_ARMS = 10_000  # the limit on combinations of tuned values, because anyone may have written a sweep.yaml
+CHOSEN = "chosen"  # This placeholder replaces tuned values, so that tuned keys are not axes.
+# More combinations of tuned values than this are ignored, because a sweep.yaml may come from anyone.
+MOST_ARMS = 10_000
 
 Row = Mapping[str, Any]
 
@@ -134,12 +144,12 @@ Row = Mapping[str, Any]
 class Tune:
     """The tuning of a search.
 
-    An arm is a combination of one value for each tuned key.
+    An arm is a combination of one value for each tuned key. The search chooses one arm for each cell.
 
     Attributes:
-        values: The values that were tried for each tuned key.
-        seeds: The seeds that choose.
-        aside: The seeds that chose in earlier searches of the same sweep.
+        values: The values that were tried, keyed by tuned key.
+        seeds: The seeds whose runs decide which arm is chosen.
+        aside: The seeds whose runs decided this in earlier searches on the same sweep.
     """
 
     values: Mapping[str, Sequence[Any]]
@@ -147,11 +157,11 @@ class Tune:
     aside: tuple[int, ...] = ()
 
     def chooses(self, seed: object) -> bool:
-        """Return whether runs of a seed choose tuned values, and so are in no comparison."""
+        """Return whether the runs of a seed decide which arm is chosen. Such runs are not compared."""
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
-        """Return all arms, each with its values as text (`identity`) in the order of the keys."""
+        """Return all arms. Each arm is a tuple of values as text (`identity`), in the order of the tuned keys."""
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
 
     def arm(self, row: Row) -> tuple[str, ...]:
@@ -164,9 +174,9 @@ class Tuned:
     """The runs of sweeps, with the tuning of their searches.
 
     Attributes:
-        runs: The runs as `collect` returns them, with the column USE if a search tuned.
-        by_sweep: The tuning of each sweep that tuned, by the sweep's name.
-        chosen: The chosen values by key, for each run that has them, by the run's path.
+        runs: The runs, as `collect` returns them. If a search tuned, they have the additional column USE.
+        by_sweep: The tuning of each search that tuned, keyed by the sweep's name.
+        chosen: The tuned keys and their values, for each run that has the chosen values. Keyed by the run's path.
     """
 
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -179,9 +189,9 @@ class Tuned:
         return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
 
     def compared(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that are compared, with the tuned values masked so that tuned keys are no axes.
+        """Return the rows of the runs that are compared, with tuned values masked, so that tuned keys are not axes.
 
-        Runs that choose, and runs whose values were not chosen, are left out.
+        Runs that decided the choice, and runs whose values were not chosen, are left out.
         """
         if not self.by_sweep:
             return rows
@@ -191,14 +201,14 @@ class Tuned:
         return kept
 
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the values that were chosen for them added to their keys."""
+        """Return the groups, with the values that were chosen for each group added to its keys."""
         return [
             replace(group, keys={**dict.fromkeys(self.keys), **self.values_of(group), **group.keys})
             for group in groups
         ]
 
     def values_of(self, group: Group) -> Mapping[str, Any]:
-        """Return the values that were chosen for a group; empty if none were."""
+        """Return the values that were chosen for a group, keyed by tuned key. If none were chosen, it is empty."""
         return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
 
 
@@ -208,7 +218,7 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
     Args:
         runs: The runs, as `collect` returns them.
         sweeps: The sweeps that the runs belong to.
-        metric: The metric by which the search chose.
+        metric: The metric by which the search chose the tuned values.
     """
     by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
     if not by_sweep:
@@ -229,7 +239,7 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
 
 
 def _tune(sweep: SweepDir) -> Tune | None:
-    """Return the tuning from a sweep's sweep.yaml; None if nothing was tuned or the file cannot be read."""
+    """Read the tuning from a sweep's sweep.yaml. If nothing was tuned, or if the file cannot be read, return None."""
     try:
         block = read_manifest(sweep)["search"]
         aside = _whole(block.get("chose"))
@@ -262,12 +272,14 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
 
 
 def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
-    """Return the rows with one placeholder for all values of tuned keys and of keys that always equal a tuned key.
+    """Replace the values of tuned keys by a placeholder, so that these keys are not axes.
+
+    The values of keys that always equal a tuned key are replaced as well.
 
     Args:
-        rows: The rows of the table of runs.
+        rows: Rows of the table of runs.
         tune: The tuning.
-        which: Whether to mask each row.
+        which: For each row, whether to replace its values.
     """
     masked = rows.copy()
     for key in tune.values:
@@ -284,7 +296,7 @@ def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.Data
 
 
 def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
-    """Return the arm that the search chooses from the runs of a cell; None while a run that it needs has not ended."""
+    """Return the arm that the search chooses for a cell, or None while a run that decides the choice has not ended."""
     arms = tune.arms()
     if len(arms) == 1:
         return arms[0]
@@ -301,7 +313,7 @@ def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] 
 
 
 def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
-    """Return the arms that the search tries on no further seeds: several runs failed, and none finished."""
+    """Return the arms that were given up: several of their runs failed, and none finished."""
     states: dict[tuple[str, ...], list[object]] = {}
     for row in rows:
         states.setdefault(tune.arm(row), []).append(row["run:state"])
@@ -313,7 +325,7 @@ def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
 
 
 def _value(row: Row, metric: Metric) -> float | None:
-    """Return the metric of a run, NaN if it diverged or failed, None if it does not have the metric."""
+    """Return a run's metric: NaN if the run diverged or failed, and None if it does not have the metric."""
     if row["run:state"] != State.DONE or row.get("run:status") == "diverged":
         return math.nan
     value = row.get(f"metric:{metric.name}", math.nan)

@@ -1,6 +1,7 @@
-"""Read the results of planned runs: values, failures, lengths and times, by cell and seed.
+"""Read the results of planned runs: values, failures, lengths, and times.
 
-A cell is a point of an experiment's axes without its seed. Its name is `cpdrun.config.identity.cell_name`.
+A cell is one combination of values on an experiment's axes, except for the seed. `cpdrun.config.identity.cell_name`
+defines its name.
 """
 
 import math
@@ -17,7 +18,7 @@ from cpdrun.study.margin import Course, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.sweep import PlannedRun
 
-# The runs of a cell by seed.
+# The planned runs of a cell, keyed by seed.
 Cell = dict[int, PlannedRun]
 
 
@@ -28,16 +29,17 @@ class RunResults:
 
     Attributes:
         directory: The folder of the sweep.
-        cells: The planned runs of each cell, by seed.
-        ended: The values and the failures by cell and seed.
-        seconds: The wall time of each run that has ended.
-        core_seconds: The core time of all runs that have ended.
-        fingerprints: The fingerprints by cell and seed, for runs that ended well.
-        metrics: All metrics of the runs of each cell.
-        classes: The number of classes, NaN if unknown.
-        samples: The number of test samples, NaN if unknown.
-        compared: The metric that is compared, without the digits that the margin needs. It is None until a run has
-            ended.
+        cells: The planned runs, keyed by cell name and then by seed.
+        ended: The values and the failures of the runs that have ended.
+        seconds: The wall times of the runs that have ended with a result, in seconds.
+        core_seconds: The core time of these runs together: wall time x processes x threads, in seconds.
+        fingerprints: The runs' fingerprints, keyed by cell name and then by seed. Runs without a fingerprint are left
+            out.
+        metrics: All metrics of the runs with a value, in one list per cell, keyed by cell name.
+        classes: The number of classes. NaN if it is unknown.
+        samples: The number of test samples. NaN if it is unknown.
+        compared: The metric that is compared. It does not have the decimals that the margin needs yet. None until a run
+            has ended.
     """
 
     def __init__(self, directory: SweepDir, cells: Mapping[str, Cell], metric: str | None) -> None:
@@ -60,7 +62,7 @@ class RunResults:
 
     @property
     def runs(self) -> int:
-        """The number of runs that have ended."""
+        """The number of runs that have ended with a result."""
         return len(self.seconds)
 
     def run(self, key: RunKey) -> RunDir:
@@ -69,10 +71,13 @@ class RunResults:
         return self.directory.run(self.cells[name][seed].name)
 
     def take(self, key: RunKey) -> bool:
-        """Count the run of this cell and seed if it has ended with a result, and return whether it has.
+        """Read the result of a run, and return whether there is one. A result that was read before is not read again.
+
+        Args:
+            key: The name of the run's cell, and its seed.
 
         Raises:
-            ConfigError: The run does not have the metric.
+            ConfigError: The requested metric is unknown to the first run that is read.
         """
         name, seed = key
         done = self.run(key).result()
@@ -87,7 +92,7 @@ class RunResults:
         if done.status is not Ending.DIVERGED and metric not in done.metrics:
             self.fail(key, Failure.UNKNOWN)
             return True
-        # A run that failed before may have been tried again.
+        # The run may have failed before and been started again.
         self.ended.failures.get(name, {}).pop(seed, None)
         self.ended.given_up.discard(name)
         value = _number(done.metrics.get(metric))
@@ -103,7 +108,12 @@ class RunResults:
         return True
 
     def fail(self, key: RunKey, failure: Failure) -> None:
-        """Count the run of this cell and seed as failed. This search does not try it again."""
+        """Record a run as failed. This search does not start it again.
+
+        Args:
+            key: The name of the run's cell, and its seed.
+            failure: The reason why the run has no value.
+        """
         name, seed = key
         self.ended.failures.setdefault(name, {})[seed] = failure
         if self.ended.runs(name).is_given_up:
@@ -111,13 +121,17 @@ class RunResults:
 
     @property
     def failures(self) -> list[RunKey]:
-        """The runs that failed, the baselines' runs first. The next search of the same question tries them again."""
+        """The runs that failed and left no result. If the same search is started again, it starts them again."""
         keys = [(name, seed) for name, seeds in self.ended.failures.items() for seed in seeds]
         return [key for key in keys if self.run(key).result() is None]
 
     @property
     def compared_metric(self) -> Metric:
-        """The metric that is compared, as far as it is known before the first run has ended."""
+        """The metric that is compared.
+
+        Before the first run has ended, it is derived from the requested metric or the script's config, and may be wrong
+        if neither names a metric.
+        """
         if self.compared is not None:
             return self.compared
         cell = next(iter(self.cells.values()))
@@ -131,14 +145,16 @@ class RunResults:
         return Metric(name, None if direction is None else MEASURES[direction])
 
     def course(self, name: str, values: Mapping[int, float]) -> Course | None:
-        """Return the course of a cell's run with the lowest seed, so that it does not change when further seeds end.
+        """Return the metric before and after training for a cell's run with the lowest seed.
+
+        Only one run is used, so that the margin does not change when runs of further seeds end.
 
         Args:
             name: The name of the cell.
-            values: The values of the cell by seed.
+            values: The cell's values, keyed by seed.
 
         Returns:
-            The course, or None if no run has a finite value.
+            The values before and after training, or None if no run has a finite value.
         """
         seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
         if seed is None or self.compared is None:
@@ -149,10 +165,10 @@ class RunResults:
         return self._courses[key]
 
     def _metric_of(self, done: Result) -> Metric:
-        """Return the metric that was asked for, or else the metric by which the first run is judged.
+        """Return the requested metric, or else the metric by which the first run is judged.
 
         Raises:
-            ConfigError: The run does not have the metric.
+            ConfigError: The first run does not have the requested metric.
         """
         if self.compared is None:
             metrics, asked = done.metrics, self._asked_metric

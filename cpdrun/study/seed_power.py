@@ -1,4 +1,7 @@
-"""The smallest margins that the seeds of a study and its test set can settle, given the noise of paired differences."""
+"""Compute the smallest margins for which a study's seeds, and its test set, can certify a candidate.
+
+The margins follow from the noise of the paired differences. They hold for candidates that are as good as the baseline.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -9,27 +12,31 @@ from cpdrun.stats.failures import are_identical
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
-MOST_PAIRS = 1000  # the largest number of pairs for which `pairs_needed` is computed
+MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
 
 
 @dataclass(frozen=True)
 class SeedPower:
-    """The margins that the seeds settle for candidates that equal their baseline, in the unit of the stored metric.
+    """The smallest margins for which a candidate that is exactly as good as its baseline can be certified.
+
+    All margins are in the unit of the stored metric.
 
     Attributes:
         metric: The name of the metric that is compared.
         pairs: The smallest number of seeds that a candidate shares with its baseline.
         comparisons: The number of candidates whose noise is pooled.
         deviation: The pooled standard deviation of single paired differences.
-        settles: The smallest margin within which `pairs` pairs certify a candidate. Infinite if there is none.
+        settles: The smallest margin for which `pairs` pairs certify such a candidate. Infinite if there is none.
         margin: The margin of the study. NaN if it is unknown.
-        pairs_needed: The number of pairs that settle this margin. None if MOST_PAIRS pairs are not enough or the margin
-            is unknown.
-        test_samples: The number of examples in the test set. NaN if it is unknown or the metric is not a share of
+        pairs_needed: The number of pairs that certify such a candidate with the study's margin. None if MOST_PAIRS
+            pairs are not enough, or if the margin is unknown.
+        test_samples: The number of examples in the test set. NaN if it is unknown, or if the metric is not a share of
             examples.
-        test_set_settles: The smallest margin that the test set settles with any number of seeds. NaN if the runs did
-            not record which examples they answered right, or if there is a single pair.
-        limited_by_test_set: Whether no number of seeds settles the margin for test sets other than this one.
+        test_set_settles: The smallest margin for which such a candidate can be certified on other test sets too, even
+            with any number of seeds. It is limited by the size of the test set. NaN if the runs did not record which
+            examples they answered correctly, or if a candidate has a single pair.
+        limited_by_test_set: Whether the study's margin is smaller than `test_set_settles`, so that more seeds do not
+            help for other test sets.
     """
 
     metric: str
@@ -48,14 +55,15 @@ class SeedPower:
 
 
 def seed_power(study: Study) -> SeedPower | None:
-    """Return the margins that the seeds of a study settle.
+    """Return the smallest margins for which a study's seeds and its test set can certify a candidate.
 
-    The noise of all candidates that trained is pooled. The results hold for each of these candidates, with its own
-    share of the error probability and its own prior. Refuted candidates are left out, because broken candidates are
-    noisier. Candidates that are equal to the baseline bit for bit are left out as well.
+    The noise of all candidates that trained is pooled. Refuted candidates are left out, because broken candidates are
+    noisier. Candidates whose runs equal the baseline's bit for bit are left out as well. Each candidate has its own
+    share of the error probability and its own prior. The results are the largest margin and the largest number of pairs
+    that any of the candidates needs, so they hold for all of them.
 
     Returns:
-        None if no candidate has at least two pairs with different differences.
+        The margins. If no candidate has at least two pairs with different differences, the result is None.
     """
     found = {
         group: study.judged[group]
@@ -112,7 +120,10 @@ def _shows_noise(study: Study, group: Group, baseline: Group | None) -> bool:
 
 
 def _test_set_settles(study: Study, groups: list[Group]) -> float:
-    """Return the smallest margin that the test set settles with any number of seeds, in a one-sided test."""
+    """Return the smallest margin for which a one-sided test can certify a candidate for other test sets too.
+
+    It assumes any number of seeds, so only the part of the error that seeds cannot remove counts.
+    """
     found = [error for group in groups if (error := study.finite_test_set(group)) is not None]
     if len(found) < len(groups):
         return math.nan

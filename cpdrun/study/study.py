@@ -1,4 +1,7 @@
-"""The study: the runs of one report and their groups, from which every part of the report is computed."""
+"""Define the study: the runs of one report, with their groups, facets, and verdicts.
+
+Every part of a report is computed from its study.
+"""
 
 import math
 from collections.abc import Sequence
@@ -29,10 +32,11 @@ class BaselineFlaw(StrEnum):
     """The reason why a baseline is not fit to compare with."""
 
     DIVERGED = "diverged"
-    NO_VALUE = "no value"  # Its runs have finished, but their records lack the metric.
+    NO_VALUE = "no value"  # The baseline's runs have finished, but their records lack the metric.
     NOT_FINISHED = "not finished"
     DID_NOT_LEARN = "did not learn"
-    UNKNOWN_CLASSES = "unknown classes"  # It may not have learned; its record lacks the number of classes.
+    # The records lack the number of classes, so whether the baseline learned is unknown, and its accuracy is low.
+    UNKNOWN_CLASSES = "unknown classes"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class BaselineProblem:
 
     Attributes:
         kind: The reason.
-        group: The runs of the baseline. None if there are none.
+        group: The baseline. None if it has no runs.
     """
 
     kind: BaselineFlaw
@@ -50,26 +54,26 @@ class BaselineProblem:
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one report, the question that the report answers, and the groups that are compared.
+    """The runs of one report, the settings of their comparison, and the groups that are compared.
 
     Attributes:
         sweeps: The names of the sweeps.
         runs: The table of runs, as `collect` returns it.
         metric: The metric that is compared.
-        ci: The confidence in per cent.
-        axes: The keys that the runs differ in, except format, aps and world_size.
+        ci: The confidence in percent.
+        axes: The keys that the runs differ in, except format, aps, and world_size.
         bits_axis: The axis along which formats are compared, with its baseline.
-        groups: The groups of runs that differ only in their seed.
-        facet_axes: The keys that distinguish facets, which are the panels of plots.
-        networks: The networks for which the report predicts a speed-up, by name.
+        groups: The groups. The runs of a group differ only in their seed.
+        facet_axes: The keys that distinguish facets. Groups with different values on these keys are not compared.
+        networks: The networks for which the report predicts a speed-up, keyed by name.
         is_default_metric: Whether the metric is the default one.
-        asked: The question of the search or the sweep that made the runs.
+        asked: The question that the search or the sweep recorded when it made the runs.
         has_asked_margin: Whether the margin is that of `asked`.
         has_asked_confidence: Whether the confidence is that of `asked`.
         may_be_share: Whether the metric may be a share although it was not declared as one.
-        tuned: The tuned values, if a search tuned.
-        ledger: The ledger of all hypotheses that were tested on the runs of the sweep.
-        starts: The starts of a search's ladders that do not start at their widest width.
+        tuned: The runs with the values that a search tuned.
+        ledger: The ledger of all hypotheses that were tested on the sweep.
+        starts: The starts of the ladders that do not start at their widest width.
         margin: The margin.
     """
 
@@ -94,19 +98,19 @@ class Study:
 
     @property
     def tolerance(self) -> float:
-        """The margin in the unit in which the metric is shown. NaN without a margin, so that no gap is within it."""
+        """The margin in the unit in which the metric is shown. If there is none, NaN, so that no gap is within it."""
         return self.margin.shown
 
     @cached_property
     def facets(self) -> list[Facet]:
-        """The facets: the groups that have the same world size and the same values on the other axes."""
+        """The facets. The groups of a facet have the same values on `facet_axes` and are compared with each other."""
         return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
     def of_facets(self, has_cases: bool) -> "Study":
         """Return the study restricted to some of its facets.
 
         Args:
-            has_cases: Whether to keep the facets whose runs are named cases, or all other facets.
+            has_cases: If True, keep the facets with named cases. If False, keep all other facets.
         """
         chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
         groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
@@ -114,7 +118,7 @@ class Study:
 
     @property
     def sends_alike(self) -> bool:
-        """Whether all groups send equally many bytes, because formats of other tensors than gradients are compared."""
+        """Whether the groups of each facet send equally many bytes, because only formats of other tensors vary."""
         return not self.bits_axis.is_of_gradients and all(
             len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
             for facet in self.facets
@@ -134,12 +138,12 @@ class Study:
 
     @property
     def difference_title(self) -> str:
-        """The heading of the column of gaps. A positive gap is better, for every metric."""
+        """The heading of the column with the differences to the baseline. For every metric, positive is better."""
         unit = f", {self.metric.points.strip()}" if self.metric.points else ""
         return f"against {self.baseline_name}{unit}{'' if self.metric.higher_is_better else ', +: better'}"
 
     def baseline_problem(self, facet: Facet) -> BaselineProblem | None:
-        """Return why the baseline of a facet is not fit to compare with; None if it is fit."""
+        """Return the reason why a facet's baseline is not fit to compare with, or None if it is fit."""
         fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
         if fp32 is not None and fp32.diverged:
             return BaselineProblem(BaselineFlaw.DIVERGED, fp32)
@@ -154,10 +158,10 @@ class Study:
         return None
 
     def learnt(self, group: Group) -> bool:
-        """Return whether a group learned: whether its metric is better than that of a guess.
+        """Return whether a group learned, which means that its mean is clearly better than that of a guessing model.
 
-        If the number of classes is unknown, an accuracy must be at least a fifth of the baseline's. If neither check is
-        possible, the group counts as having learned.
+        If the number of classes is unknown, a mean accuracy of at least a fifth of the baseline's counts as learned. If
+        neither check is possible, the group counts as having learned.
         """
         verdict = learnt(self.metric, group.mean, group.num_classes)
         baseline = self._baselines.get(group)
@@ -168,33 +172,35 @@ class Study:
     def may_be_within(self, group: Group) -> bool:
         """Return whether a group may be within the margin.
 
-        It may not if it has no value, if one of its runs failed, diverged or did not learn, or if its mean is no better
-        than a guess.
+        A group without a value is excluded. So is a group with a run that failed, diverged, or did not learn, and a
+        group whose mean is not better than that of a guessing model (`learnt`).
         """
         failed = self.failures(group).failed or group.diverged or group.gave_up
         return bool(group.values) and not failed and self.learnt(group)
 
     def failures(self, group: Group) -> FailureCounts:
-        """Return how many runs of a group failed; no failures if the group is not compared with a baseline."""
+        """Return how many runs of a group failed. If the group is not compared with a baseline, all counts are 0."""
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 
     def against_baseline(self, group: Group) -> Judgement | None:
-        """Return what the pairs of a group show about its gap to the baseline.
+        """Return the judgement of a group's pairs with its baseline.
 
-        None for the baseline itself, for a group without pairs, and if there is no baseline to compare with.
+        For the baseline itself, for a group without pairs, and for a group without a baseline that is fit to compare
+        with, the result is None.
         """
         judged = self.judged.get(group)
         return judged.judgement if judged is not None and judged.judgement.pairs else None
 
     def answer(self, facet: Facet, strategy: str) -> LadderAnswer:
-        """Return the answer of one ladder: the formats of a facet that share one way of scaling."""
+        """Return a ladder's answer. The ladder consists of the facet's candidates with the given `Group.strategy`."""
         return answer_ladder(facet.ladders.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
     def compare(self, one: Group, other: Group) -> Judgement:
         """Judge how much better one group is than another, from their own pairs and with a margin of 0.
 
-        The comparison was chosen after looking at the means, so it takes no share of the verdicts' error probability.
+        Such comparisons are chosen after looking at the means. They are therefore separate from the study's verdicts,
+        and use no share of their error probability.
         """
         pairs = compare_runs(one.outcomes, other.outcomes)
         low = worst(self.metric, other.num_classes, other.values, 0.0)
@@ -208,7 +214,7 @@ class Study:
 
     @cached_property
     def judged(self) -> dict[Group, Judged]:
-        """The verdict of the anytime-valid test on each group that is compared with a baseline."""
+        """The verdicts of the anytime-valid test, for all groups that are compared with a baseline."""
         ladders = [
             (facet.baseline, groups)
             for facet in self.facets
@@ -218,15 +224,15 @@ class Study:
         return self.judge(ladders, self.ledger)
 
     def baseline_of(self, group: Group) -> Group | None:
-        """Return the baseline that a group is compared with; None if there is no baseline that is fit to compare with.
+        """Return the baseline of a group, or None if there is no baseline that is fit to compare with.
 
-        A baseline is its own baseline.
+        The baseline of a baseline is the group itself.
         """
         return self._baselines.get(group)
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """The tested hypotheses with their weights and priors, for the ledger of the sweep."""
+        """The tested hypotheses with their weights and priors, to be added to the ledger of the sweep."""
         return [judged.hypothesis for judged in self.judged.values() if judged.hypothesis is not None]
 
     def judge(
@@ -235,8 +241,12 @@ class Study:
         """Judge ladders. They share the error probability with each other and with the hypotheses of a ledger.
 
         Args:
-            ladders: For each ladder its baseline and its candidates.
-            ledger: The ledger. None for an empty one, which also means that every ladder starts at its widest width.
+            ladders: For each ladder, its baseline and its candidates.
+            ledger: The ledger of the hypotheses that were tested before. If it is None, there are none, and every
+                ladder starts at its widest width.
+
+        Returns:
+            The verdicts, keyed by candidate.
         """
         samples = self.samples(*(group for _, groups in ladders for group in groups)) if ladders else math.nan
         margin = self.tolerance / self.metric.scale
@@ -245,11 +255,12 @@ class Study:
         return judge_groups(ladders, self.metric, margin, alpha, samples, shared, starts)
 
     def finite_test_set(self, group: Group) -> FiniteTestSet | None:
-        """Return the error of the group's gap to its baseline that is due to the choice of the test examples.
+        """Return how much of the error of a group's gap is due to the choice of the test examples.
 
         Returns:
-            None for a baseline, for a group without a baseline, for a group that `may_be_within` excludes, and if runs
-            of the group or of the baseline have not recorded which examples they answered correctly.
+            The gap and its error. The result is None for a baseline, for a group without a baseline, and for a group
+            that `may_be_within` excludes. It is also None if some runs of the group or of its baseline did not record
+            which examples they answered correctly.
         """
         baseline = self._baselines.get(group)
         if baseline is None or baseline is group or not self.may_be_within(group):
@@ -257,7 +268,7 @@ class Study:
         return finite_test_set(self._outcomes(group), self._outcomes(baseline), self.ci / 100)
 
     def _outcomes(self, group: Group) -> dict[Any, ExampleOutcomes | None]:
-        """Return the example outcomes of a group's runs, by seed."""
+        """Return which examples a group's runs answered correctly, keyed by seed."""
         if group not in self._outcomes_read:
             runs = {self._seed_of[str(run.path)]: run for run in group.runs}
             self._outcomes_read[group] = {
@@ -276,10 +287,10 @@ class Study:
         return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
 
     def samples(self, *groups: Group) -> float:
-        """Return the number of test samples that the metric of some groups is computed on.
+        """Return the number of test samples on which the metric of some groups is computed.
 
-        If the groups differ, the smallest number is returned. NaN if the metric is not a fraction of samples, or if the
-        number of any group is unknown.
+        If the groups differ, return the smallest number. If the metric is not a share of samples, or if the number is
+        unknown for any group, return NaN.
         """
         counts = [group.test_samples for group in groups]
         known = self.metric.counts_samples and all(count > 0 for count in counts)
@@ -296,15 +307,15 @@ class Study:
     # ---- descriptions and epochs
 
     def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
-        """Return the epochs of the group's runs, one run after the other.
+        """Return the rows of the curves of a group's runs, one run after the other.
 
         Args:
             group: The group.
-            runs: The number of runs to include; None for all.
+            runs: The number of runs to include. None for all runs.
         """
         return [row for run in group.runs[:runs] for row in rows_of(run)]
 
     @property
     def counted_in(self) -> str:
-        """The unit in which the rows of `history` are counted: "epoch", "step" or "row"."""
+        """The unit in which the rows of `history` are counted: "epoch", "step", or "row"."""
         return unit_of(run for group in self.groups for run in group.runs)

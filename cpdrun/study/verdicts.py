@@ -1,10 +1,10 @@
-"""The verdicts of a report: which groups are certified to be within the margin, which are refuted, and which are open.
+"""Compute a report's verdicts: which groups are certified to be within the margin, and which are refuted or open.
 
-Reports use the same anytime-valid test as searches. A grid of runs therefore gets no stronger verdicts than a search,
-and repeating a sweep with more seeds does not invalidate the verdicts.
+Reports use the same anytime-valid test as searches. Therefore, a full grid of runs gets no stronger verdicts than a
+search, and the verdicts stay valid if a sweep is continued with more seeds.
 
-A ladder consists of the groups of one facet that are scaled in the same way, most bits first. All ladders of a report
-share the error probability.
+A ladder consists of the groups of one facet that share a gradient scaling, sorted from most bits to fewest. All ladders
+of a report share the error probability.
 """
 
 import math
@@ -30,11 +30,11 @@ class Judged:
     """The verdict on a group.
 
     Attributes:
-        verdict: The verdict to report. It is certified only if no run failed (`cpdrun.stats.failures`) and if every
-            wider width, from the ladder's start on, has a certified format.
-        judgement: What the group's own pairs show.
-        failures: The numbers of failed runs.
-        hypothesis: The tested hypothesis with its weight and prior, for the ledger.
+        verdict: The verdict to report. If the pairs would certify the group, it is certified only if no run failed
+            (`cpdrun.stats.failures`) and if every wider width, from the ladder's start on, has a certified format.
+        judgement: The result of testing the group's own pairs.
+        failures: How many of the group's runs failed.
+        hypothesis: The tested hypothesis with its weight and prior, to be added to the ledger.
     """
 
     verdict: Verdict
@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def enough(self) -> tuple[float, float]:
-        """The base-10 logarithms of the evidence that is needed to certify and to refute."""
+        """The evidence that certifying needs and the evidence that refuting needs, each as the log10 of an e-value."""
         certify, refute = self.judgement.errors
         return -math.log10(certify), -math.log10(refute)
 
@@ -61,14 +61,14 @@ def judge_groups(
     """Return the verdicts of all groups.
 
     Args:
-        ladders: For each ladder its baseline and its groups.
+        ladders: For each ladder, its baseline and its groups.
         metric: The metric that is compared.
         margin: The margin in the unit of the stored metric.
         alpha: The error probability of all hypotheses together.
         samples: The size of the test set if the metric counts samples, otherwise NaN.
         ledger: The ledger of the hypotheses that were tested before. New hypotheses get a weight from the error
             probability that is left.
-        starts: The starts of a search's ladders that do not start at their widest width.
+        starts: The starts of the ladders that do not start at their widest width.
     """
     resolution = 1 / samples if samples > 0 else 0.0
     found = [_ladder(baseline, groups, metric, margin, ledger, starts) for baseline, groups in ladders]
@@ -90,12 +90,12 @@ def judge_groups(
 
 @dataclass(frozen=True)
 class _Ladder:
-    """A ladder of groups.
+    """A ladder of groups with their runs.
 
     Attributes:
-        widths: The groups of each bit width, most bits first.
-        compared: The compared runs of each group.
-        paired: The pairs of each group.
+        widths: For each bit width, most bits first, the groups of this width.
+        compared: The values and failures of each group and its baseline.
+        paired: The pairs of all groups, in the form in which `cpdrun.stats.ladder` judges them.
     """
 
     widths: list[list[Group]]
@@ -144,32 +144,33 @@ def _ladder(
 
 
 def _cell(group: Group) -> str:
-    """Return the name of the group's cell in the ledger."""
+    """Return the name of a group's cell, under which the ledger knows the group."""
     for run in group.runs[:1]:
         try:
             return cell_name(read_config(run))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            break  # another program wrote this run
+            break  # Another program wrote this run, so its config has no cell name.
     return f"{group.name} {group.strategy} {group.keys}"
 
 
-_ROUNDING = 1e-12  # so that a mean exactly at the margin counts as within the margin
+_ROUNDING = 1e-12  # Rounding errors must not put a mean that is exactly at the margin outside of it.
 
 
 @dataclass(frozen=True)
 class LadderAnswer:
-    """The answer of a ladder.
+    """A ladder's answer: how many bits are enough.
 
     Attributes:
-        certified: The certified format with the fewest bits. If several have equally many, the one with the best mean.
-        likely: The open format with the fewest bits that can still be certified and whose mean is within the margin. If
-            there is neither such a format nor a certified format, the format with the best mean in the first open
-            width.
+        certified: The certified format with the fewest bits. If several formats have the same bit width, the one with
+            the best mean.
+        likely: The open format that is most likely to be certified. This is the one with the fewest bits that can still
+            be certified and whose mean is within the margin. If there is no such format, and no certified format
+            either, it is the format with the best mean in the first open width. Otherwise None.
         is_near: Whether the mean of `likely` is within the margin.
-        judgement: The judgement of `likely`. Its `more` is the number of pairs that `likely` and all wider open formats
-            need.
-        best: The judged format with the best mean, to show if `certified` and `likely` are None.
-        refuted_bits: The bits of the widest width whose formats are all refuted. NaN if there is none.
+        judgement: The judgement of `likely`. Its `more` is the number of further pairs that `likely` and the wider open
+            formats need, which is the largest of their numbers. None if `likely` is None.
+        best: The format with the best mean. It is shown if `certified` and `likely` are None.
+        refuted_bits: The bit width of the widest width whose formats are all refuted. NaN if there is none.
     """
 
     certified: Group | None = None
@@ -181,7 +182,11 @@ class LadderAnswer:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the ladder: refuted only if no format is certified or may still be certified."""
+        """The verdict on the ladder.
+
+        It is certified if a format is certified. It is refuted if a width is refuted and no format is certified or may
+        still be certified. Otherwise, it is open.
+        """
         if self.certified is not None:
             return Verdict.CERTIFIED
         is_refuted = self.likely is None and not math.isnan(self.refuted_bits)
@@ -189,19 +194,19 @@ class LadderAnswer:
 
     @property
     def group(self) -> Group | None:
-        """The format to show for the ladder: the certified format, or the open format that may be good enough."""
+        """The format to show for the ladder: the certified format, or else the open format within the margin."""
         return self.certified or (self.likely if self.is_near else None)
 
 
 def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> LadderAnswer:
-    """Return the answer of a ladder.
+    """Return a ladder's answer.
 
-    Widths are read from the widest to the narrowest, in the order in which they are certified. A width in which every
-    format is refuted or has failed runs ends the ladder, because no narrower width can be certified.
+    The widths are read from the widest to the narrowest, in the order in which they can be certified. If every format
+    of a width is refuted or has failed runs, the ladder ends there, because no narrower width can be certified.
 
     Args:
         groups: The groups of the ladder.
-        judged: The verdicts by group. Groups without a verdict are ignored.
+        judged: The verdicts, keyed by group. Groups without a verdict are ignored.
         margin: The margin in the unit of the stored metric.
     """
     widths: dict[float, list[Group]] = {}

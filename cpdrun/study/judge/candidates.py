@@ -1,4 +1,7 @@
-"""Compare every candidate of a table with its baseline, or with a target value, and return the verdicts."""
+"""Judge every candidate of a table of results against the baseline or a target value.
+
+An arm is a column or a label of the table whose runs belong together: the baseline, or one candidate.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +26,11 @@ from cpdrun.study.judge.table import Seed, Table
 
 
 class Pairing(StrEnum):
-    """The way in which runs of a candidate are paired with runs of the baseline."""
+    """The rule by which a candidate's runs are paired with the baseline's runs."""
 
     SEEDS = "seeds"  # Runs of the same seed are paired.
-    ORDER = "order"  # The arms share no seed. The i-th runs of both arms are paired, sorted by seed.
-    # The table has no seeds. Runs are paired at random, so the number of runs must be fixed beforehand.
+    ORDER = "order"  # The arms share no seed. Both are sorted by seed, and their i-th runs are paired.
+    # The table has no seeds. Runs are paired at random, so the user must fix the number of runs beforehand.
     SHUFFLED = "shuffled"
     TARGET = "target"  # Every run is compared with the same target value.
 
@@ -37,10 +40,11 @@ class Boundary:
     """A margin or a required improvement, as the user typed it.
 
     Attributes:
-        number: The size, as a number in the metric's unit or a percentage of the baseline's mean.
+        number: The size of the margin or the improvement. It is in the metric's unit, or a percentage of the baseline's
+            mean or of the target.
         is_relative: Whether `number` is a percentage.
-        is_improvement: Whether a candidate must be better by at least this size. If False, it may be worse by at most
-            this size.
+        is_improvement: Whether the candidate must be better than the baseline by at least this size. If False, it may
+            be worse by at most this size.
     """
 
     number: float
@@ -51,7 +55,7 @@ class Boundary:
         """Return the margin in the metric's unit. A required improvement is a negative margin.
 
         Args:
-            reference: The baseline's mean or the target, to which a percentage refers.
+            reference: The baseline's mean or the target. A percentage refers to this value.
         """
         size = self.number / 100 * abs(reference) if self.is_relative else self.number
         return -size if self.is_improvement and size else size
@@ -59,18 +63,18 @@ class Boundary:
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """The question that is asked about every candidate.
+    """The user's request to `cpdrun judge`: what candidates are compared with, and which verdicts are wanted.
 
     Attributes:
         boundary: The margin or the required improvement.
         baseline: The name of the baseline's arm. None if there is a target.
-        target: The number that takes the place of a baseline. None if there is a baseline.
+        target: The value with which candidates are compared if there is no baseline. None if there is one.
         lower_is_better: Whether smaller values of the metric are better.
-        confidence: The confidence in per cent.
-        run_deviation: The stated standard deviation between the runs of an arm. None if it is not stated.
-        resolution: The step in which the metric counts. 0 if it is continuous.
+        confidence: The confidence in percent.
+        run_deviation: The standard deviation between the runs of an arm, if the user stated it. Otherwise None.
+        resolution: The smallest step between two values of the metric. 0 if the metric is continuous.
         worst: The value that a failed run counts as. None for the worst value in the table.
-        candidates: The arms to judge. Empty for all arms.
+        candidates: The names of the arms to judge. Empty for all arms.
     """
 
     boundary: Boundary
@@ -91,12 +95,12 @@ class JudgeQuestion:
 
 @dataclass(frozen=True)
 class ErrorProbabilities:
-    """The error probabilities of the verdict on one candidate.
+    """The allowed error probabilities of the verdict on one candidate.
 
     Attributes:
-        certify: The probability of a wrong certificate.
-        refute: The probability of a wrong refutation.
-        interval: The probability that the interval does not contain the true gap.
+        certify: The allowed probability of a wrong certificate.
+        refute: The allowed probability of a wrong refutation.
+        interval: The allowed probability that the confidence interval does not contain the true mean difference.
     """
 
     certify: float
@@ -106,14 +110,15 @@ class ErrorProbabilities:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one candidate, and the failures among its runs.
+    """One candidate's pairs, and the failures among its runs.
 
     Attributes:
-        gaps: The differences by seed, in the order in which they are judged. Positive is better.
+        gaps: The differences between candidate and baseline, keyed by seed, in the order in which they are judged.
+            Positive is better.
         failed: The seeds of the pairs in which the candidate's run failed.
-        pairing: The way in which the runs were paired.
-        counts: The numbers of failed runs.
-        unmatched: The number of the candidate's runs that have no run of the baseline to be paired with.
+        pairing: The rule by which the runs were paired.
+        counts: How many of the candidate's runs failed.
+        unmatched: The number of the candidate's runs for which there is no run of the baseline to pair with.
         is_barred: Whether failed runs bar the candidate from being certified.
     """
 
@@ -131,11 +136,11 @@ class JudgedArm:
 
     Attributes:
         candidate: The name of the candidate's arm.
-        verdict: The verdict to report. It is open if the pairs would certify the candidate but a failed run bars it.
-        judgement: What the pairs show.
+        verdict: The verdict to report. If the pairs would certify the candidate but a failed run bars it, this is open.
+        judgement: The result of testing the pairs, without regard to failed runs.
         pairs: The pairs.
         margin: The margin in the metric's unit.
-        errors: The error probabilities of the verdict.
+        errors: The allowed error probabilities of the verdict.
     """
 
     candidate: str
@@ -162,11 +167,11 @@ def baseline_mean(table: Table, question: JudgeQuestion) -> float:
 
 
 def checked_margin(table: Table, question: JudgeQuestion) -> float:
-    """Return the margin in the metric's unit.
+    """Return the margin in the metric's unit, after checking that it makes sense for the table's values.
 
     Raises:
-        UserError: Every candidate or no candidate could pass this margin, it is a percentage of 0, or the baseline has
-            no value.
+        UserError: The margin is so large that every candidate or no candidate would pass, it is a percentage of 0, or
+            the baseline has no value.
     """
     reference, boundary = baseline_mean(table, question), question.boundary
     what = "the target" if question.baseline is None else f"the baseline's mean {reference:g}"
@@ -189,7 +194,8 @@ def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
     """Return the names of the arms to judge, in the order of the table.
 
     Raises:
-        UserError: The table has no candidate, lacks an arm that the question names, or the baseline is a candidate too.
+        UserError: The table has no candidate, it lacks an arm that `question` names, or `question` names the baseline
+            as a candidate.
     """
     if question.baseline is not None:
         table.find(question.baseline, "baseline")
@@ -206,7 +212,7 @@ def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
 
 
 def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
-    """Return the differences of one candidate, in the order of the seeds."""
+    """Pair a candidate's runs with those of the baseline or the target, and return the pairs sorted by seed."""
     ours = table.arms[candidate]
     if question.target is not None:
         seeds = ours.values.keys() | ours.failures.keys()
@@ -234,8 +240,8 @@ def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
 def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
     """Return the verdict on every candidate. The candidates share the error probability equally.
 
-    If there are at least three other candidates, the standard deviations of their first pairs are pooled into a prior
-    for the candidate's standard deviation.
+    The prior for a candidate's standard deviation is the one that the user stated. If none is stated and the table has
+    at least three other candidates, the prior is estimated from the first pairs of these candidates.
     """
     margin = checked_margin(table, question)
     pairs = {arm: form_pairs(table, question, arm) for arm in candidates_of(table, question)}
@@ -243,7 +249,7 @@ def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
     cells = {
         arm: list((pairs.get(arm) or form_pairs(table, question, arm)).gaps.values()) for arm in everyone
     }
-    # The margin is infinite if it is not positive, so that no candidate counts as broken.
+    # If the margin is not positive, pass an infinite margin instead, so that no candidate counts as broken.
     pooled = priors(cells, margin if margin > 0 else math.inf, question.resolution)
     prior = stated_prior(question)
     share = question.alpha / len(pairs)
@@ -255,10 +261,10 @@ def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
 
 
 def stated_prior(question: JudgeQuestion) -> SpreadPrior | None:
-    """Return the prior for a stated standard deviation; None if the question does not state one.
+    """Return the prior for the standard deviation that the user stated, or None if none was stated.
 
-    In a pair, both runs vary, so the standard deviation of a difference is sqrt(2) times that of a run. The difference
-    to a target has the standard deviation of a run.
+    Both runs of a pair vary, so the standard deviation of a difference is sqrt(2) times that of a run. If there is a
+    target, only the candidate's run varies, so the two standard deviations are equal.
     """
     if question.run_deviation is None:
         return None
@@ -279,9 +285,9 @@ def judge_pairs(
     Args:
         candidate: The name of the candidate's arm.
         pairs: The candidate's pairs.
-        question: The question; only its resolution is used.
+        question: The user's request. Only its resolution is used.
         margin: The margin in the metric's unit.
-        errors: The error probabilities of the verdict.
+        errors: The allowed error probabilities of the verdict.
         prior: The prior for the standard deviation of a difference.
     """
     judgement = judge(
@@ -299,7 +305,7 @@ def judge_pairs(
 
 
 def _as_baseline(runs: Runs) -> Runs:
-    """Return the baseline's runs with diverged runs counted as failed runs, so that their pairs are left out."""
+    """Return the baseline's runs, with diverged runs marked as failed, so that their pairs are left out."""
     lost = {seed: Failure.ERROR for seed, value in runs.values.items() if math.isnan(value)}
     values = {seed: value for seed, value in runs.values.items() if seed not in lost}
     return Runs(values, {**runs.failures, **lost})

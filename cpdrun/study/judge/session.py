@@ -1,10 +1,13 @@
-"""A session of ideas: a file that records which ideas were judged, on which pairs, and which of them are kept.
+"""Judge a growing list of ideas, and record them in a session file.
 
-Ideas are kept at a given false discovery rate (`cpdrun.stats.online`).
+An idea is a change that is tried in some runs, which are compared with a baseline. A session is a file that records
+which ideas were judged, on which pairs, and which of them are kept. The choice of kept ideas controls the false
+discovery rate (`cpdrun.stats.online`).
 
-The file contains one JSON object per line and is only appended to. A process that judges locks the file from its first
-read to its last write, so several processes may share it. All lines of one call are written at once and reach the disk
-before anything is printed. If a kill truncates a line, its result was therefore never printed, and the line is ignored.
+The file contains one JSON object per line, and lines are only appended. A process that judges locks the file from its
+first read to its last write, so several processes may share it. All lines of one call are written at once, and they
+reach the disk before anything is printed. If the process is killed while it writes a line, the line's result was
+therefore never printed, and the truncated line is ignored.
 """
 
 import contextlib
@@ -51,7 +54,7 @@ class SessionSettings:
     """The settings that are fixed when a session begins.
 
     Attributes:
-        confidence: 100 per cent minus the false discovery rate, in per cent.
+        confidence: The confidence in percent, which is 100 minus the false discovery rate in percent.
         planned: The planned number of ideas.
         lower_is_better: Whether smaller values of the metric are better.
     """
@@ -63,17 +66,17 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class Idea:
-    """One hypothesis of the session, as it was judged last.
+    """An idea of the session, in the state in which it was judged last.
 
     Attributes:
         number: The number of the idea in the session. The first idea has number 1.
         name: The name of the idea.
-        baseline: The name of the baseline's arm, or a text that contains the target.
+        baseline: The name of the baseline's arm, or a text with the target, such as "target 0.5".
         boundary: The margin or the required improvement as a text, such as "worse by at most 0.5".
-        margin: The margin in the metric's unit, as it was when the idea was first judged.
-        prior: The prior for the standard deviation of a difference, which is fixed when the idea is first judged.
-        pairs: The differences by seed, in the order in which they were first judged. None for a failed run.
-        log_evidence: The natural logarithm of the evidence. It is frozen when the idea is kept.
+        margin: The margin in the metric's unit. It is fixed when the idea is first judged.
+        prior: The prior for the standard deviation of a difference. It is fixed when the idea is first judged.
+        pairs: The differences, keyed by seed, in the order in which they were first judged. A failed run has None.
+        log_evidence: The natural logarithm of the e-value for the idea. It is frozen when the idea is kept.
         is_kept: Whether the idea is kept.
     """
 
@@ -89,7 +92,7 @@ class Idea:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The name, the baseline and the boundary, which identify the idea."""
+        """The name, the baseline, and the boundary, which identify the idea."""
         return self.name, self.baseline, self.boundary
 
 
@@ -99,8 +102,9 @@ class Decision:
 
     Attributes:
         idea: The idea after it was judged.
-        judged: The verdict on its pairs.
-        required: The natural logarithm of the evidence that the idea needs to be kept in addition to those kept before.
+        judged: The verdict on the idea's pairs.
+        required: The natural logarithm of the e-value that the idea needs to be kept, given the ideas that were kept
+            before.
     """
 
     idea: Idea
@@ -109,7 +113,7 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Certified if the idea is kept, refuted if it is refuted and not kept, and otherwise open."""
+        """The verdict to report: certified if the idea is kept, else refuted if its pairs refute it, else open."""
         if self.idea.is_kept:
             return Verdict.CERTIFIED
         return Verdict.REFUTED if self.judged.verdict is Verdict.REFUTED else Verdict.OPEN
@@ -117,11 +121,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class SessionState:
-    """The session after a call.
+    """The session after a call of `judge_ideas`.
 
     Attributes:
         settings: The settings of the session.
-        decisions: The results of the ideas that this call judged.
+        decisions: The results for the ideas that this call judged.
         also_kept: The names of earlier ideas that are kept now because of this call's evidence.
         ideas: The number of ideas in the session.
         kept: The names of all kept ideas.
@@ -140,12 +144,13 @@ def judge_ideas(
     """Judge the candidates of a table as ideas of a session, and append the results to the session's file.
 
     Args:
-        path: The session's file. It is created if absent.
-        table: The runs. They need seeds.
-        question: The question. Its confidence is replaced by that of the session.
-        settings: The settings `confidence` and `planned` that the user typed. A setting that was not typed is read from
-            the session's file; a new session uses its default.
-        name: The name of the idea. None to use the name of the candidate's arm.
+        path: The path of the session's file. If there is no such file, it is created.
+        table: The table of results. It must have seeds.
+        question: The user's request. Its confidence is replaced by the confidence of the session.
+        settings: The settings `confidence` and `planned`, if the user typed them. A setting that was not typed is read
+            from the session's file. In a new session, it has its default.
+        name: The name of the idea, if the table has a single candidate. If it is None, each idea has the name of its
+            candidate's arm.
 
     Raises:
         UserError: The table has no seeds, the file is not a session, a typed setting differs from that of the session,
@@ -191,16 +196,16 @@ def _decide(
     question: JudgeQuestion,
     settings: SessionSettings,
 ) -> tuple[list[Decision], list[int]]:
-    """Judge the changed ideas and update `ideas` in place.
+    """Judge the ideas in `changed`, and decide which ideas of the session are kept.
 
     Args:
-        ideas: All ideas of the session, by number. Evidence and `is_kept` are updated.
-        changed: The arm and the pairs of each idea to judge, by number.
-        question: The question.
+        ideas: All ideas of the session, keyed by number. Their `log_evidence` and `is_kept` are updated in place.
+        changed: For each idea to judge, the name of its arm and its pairs, keyed by the idea's number.
+        question: The user's request.
         settings: The settings of the session.
 
     Returns:
-        The results of the changed ideas, and the numbers of other ideas that are kept now and were not kept before.
+        The results of the judged ideas, and the numbers of other ideas that are kept now but were not kept before.
     """
     alpha = question.alpha
     before = {number for number, idea in ideas.items() if idea.is_kept}
@@ -224,17 +229,17 @@ def _decide(
 
 
 def _evidence_now(judged: JudgedArm) -> float:
-    """Return the natural logarithm of the evidence after all pairs so far.
+    """Return the natural logarithm of the e-value for an idea after all pairs so far.
 
-    The largest evidence over time must not be used instead (`cpdrun.stats.online`). The result is 0 if the evidence is
-    against the idea or if failed runs bar the idea.
+    If the evidence is against the idea, or if failed runs bar the idea, the result is 0. The largest e-value over time
+    must not be used instead (`cpdrun.stats.online`).
     """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 
 
 def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: float) -> Idea:
-    """Return the idea with this name, baseline and boundary; if it is new, add it to `ideas` with the next number."""
+    """Return the idea with this name, baseline, and boundary. If there is none, add it to `ideas`."""
     boundary = question.boundary
     kind = "better by more than" if boundary.is_improvement else "worse by at most"
     text = f"{kind} {boundary.number:g}{' %' if boundary.is_relative else ''}"
@@ -248,7 +253,7 @@ def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: f
 
 
 def _pooled(ideas: Mapping[int, Idea], number: int, question: JudgeQuestion) -> SpreadPrior:
-    """Return the prior for the standard deviation, pooled over the first pairs of the other ideas."""
+    """Return the prior for an idea's standard deviation, estimated from the first pairs of the other ideas."""
     others = [idea for idea in ideas.values() if idea.number != number]
     first = [[gap for gap in idea.pairs.values() if gap is not None][:FIRST_PAIRS] for idea in others]
     rounding = question.resolution / math.sqrt(6)
@@ -261,7 +266,7 @@ def _recorded(pairs: Pairs) -> dict[Seed, float | None]:
 
 
 def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
-    """Return the pairs, sorted so that pairs that were judged before come first, in their old order.
+    """Return the pairs in the order in which they are judged: earlier pairs in their old order, followed by new pairs.
 
     Raises:
         UserError: A pair that was judged before is missing or has changed.
@@ -329,9 +334,11 @@ def _content(fd: int, path: str) -> bytes:
 
 
 def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, Idea]]:
-    """Return the settings of the session and its ideas as they were judged last, by number.
+    """Read the content of a session's file.
 
-    The settings are None for a new file.
+    Returns:
+        The settings of the session, and its ideas in their latest state, keyed by number. For a new file, the settings
+        are None.
 
     Raises:
         UserError: The file is not a session, has another version, or is damaged.
@@ -342,7 +349,7 @@ def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, 
             rows.append(json.loads(line))
     start = json.dumps({KIND: HEADER}).encode()[:-1]
     if not rows and b"\n" not in content and (start.startswith(content) or content.startswith(start)):
-        return None, {}  # the file is empty, or a kill truncated its first line
+        return None, {}  # The file is empty, or a process was killed while it wrote the first line.
     header = rows[0] if rows and isinstance(rows[0], dict) else {}
     if header.get(KIND) != HEADER:
         raise UserError(f"{path} is not a session of cpdrun judge. Name a new file; nothing was written.")
@@ -391,7 +398,7 @@ def _line(idea: Idea) -> dict[str, Any]:
 
 
 def _append(fd: int, content: bytes, rows: list[dict[str, Any]]) -> None:
-    """Append all lines at once. If a kill truncated the last line, end that line first."""
+    """Append all rows at once, one per line. If the last line of the file is truncated, end that line first."""
     if not rows:
         return
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()

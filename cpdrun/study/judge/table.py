@@ -1,8 +1,16 @@
-"""Read a table of results: an arm, a seed and a value in each row, or one column per arm.
+"""Read a table of training results.
 
-Supported files are CSV (separated by commas, semicolons or tabs), JSON lines, and a JSON list of objects. In a column
-of values, an empty cell, null, "failed", "crashed" and similar words stand for a failed run, "inf" and "diverged" for a
-diverged run, and "-" for a run that was not made. "nan" is refused, because it may mean any of these.
+An arm is a set of runs that are compared as a whole, such as the baseline or a candidate. There are two kinds of
+tables. In a long table, each row contains an arm, a seed, and a value. In a wide table, every column is an arm, except
+for the column of seeds.
+
+Supported files are CSV (separated by commas, semicolons, or tabs), JSON lines, and a JSON list of objects. In a column
+of values, the following texts have a meaning:
+
+- An empty cell, null, "failed", "crashed", and similar texts mark a failed run.
+- "inf" and "diverged" mark a diverged run.
+- "-" marks a run that was not made.
+- "nan" is refused, because it may mean any of these.
 """
 
 import csv
@@ -26,11 +34,12 @@ from cpdrun.stats.failures import Failure, Runs
 
 ARM, SEED, VALUE = "arm", "seed", "value"
 MAX_BYTES = 64 << 20
-ONLY_ARM = "runs"  # the name of the arm if the table has no column of arms
+ONLY_ARM = "runs"  # The arm has this name if the table has no column of arms.
 FAILED = ("", "failed", "crashed", "error", "killed", "oom", "none", "null")
 DIVERGED = ("diverged", "inf", "-inf", "infinity", "-infinity")
 NOT_MADE = "-"
-# The words in a column of states for runs that finished, and for runs that are not finished yet.
+# In a column of states, ENDED marks finished runs, and NOT_ENDED marks runs that have not ended yet. All other states
+# mark failed runs.
 ENDED = ("finished", "done", "completed", "complete", "success", "succeeded", "ok")
 NOT_ENDED = ("running", "pending", "queued")
 
@@ -39,13 +48,13 @@ Seed = int | float | str
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns of a table.
+    """The names of a table's columns, as the user typed them.
 
     Attributes:
-        arm: The column of arms. None for "arm".
-        seed: The column of seeds. None for "seed".
-        value: The column of values. None for "value".
-        state: The column of states. None if there is no such column.
+        arm: The column that contains the arms. None for "arm".
+        seed: The column that contains the seeds. None for "seed".
+        value: The column that contains the values. None for "value".
+        state: The column that contains the states. None if there is no such column.
     """
 
     arm: str | None = None
@@ -60,9 +69,9 @@ class Table:
 
     Attributes:
         name: The path of the file, or "stdin".
-        arms: The runs of each arm, in the order of the file.
+        arms: The runs of each arm, keyed by the arm's name, in the order of the file.
         is_shuffled: Whether the runs are in a random order because the table has no seeds.
-        step: One unit of the last digit of the values as they are written, which limits their precision.
+        step: The precision of the values: one unit in the last written digit of the value with the most decimals.
     """
 
     name: str
@@ -81,7 +90,7 @@ class Table:
 
         Args:
             arm: The name of the arm.
-            what: What the arm is used as, such as "baseline", for the error message.
+            what: The role of the arm, such as "baseline", for the error message.
 
         Raises:
             UserError: The table has no such arm.
@@ -94,23 +103,24 @@ class Table:
         return self.arms[arm]
 
 
-Row = tuple[int, Mapping[str, Any]]  # the line number, and the cells by column
-Run = tuple[Seed | None, float | Failure, int]  # the seed, the value, and the line number
+Row = tuple[int, Mapping[str, Any]]  # A row consists of its line number and its cells, keyed by column.
+# A run consists of its seed, its value, and its line number.
+Run = tuple[Seed | None, float | Failure, int]
 
 
 def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table:
-    """Read the runs in a file, or from stdin if `path` is "-".
+    """Read a table of results from a file.
 
     Args:
-        path: The path of the file.
-        columns: The names of its columns. If the table has neither a column of arms nor a column of values, every
-            column except that of the seeds is an arm.
-        needs_arms: Whether a table with a column of values must have a column of arms. If False, all runs of a table
-            without arms are one arm.
+        path: The path of the file, or "-" for stdin.
+        columns: The names of the table's columns. If the table has neither a column of arms nor a column of values, it
+            is a wide table: every column except that of the seeds is an arm.
+        needs_arms: Whether a long table must have a column of arms. If False, all runs of a long table without this
+            column belong to one arm.
 
     Raises:
-        UserError: The file cannot be read, is empty, lacks a column, has text in place of a number, or an arm has a
-            seed twice.
+        UserError: The file cannot be read, is empty, lacks a column, contains text in place of a number, or contains
+            the same seed twice for an arm.
     """
     name = "stdin" if path == "-" else path
     header, rows = _rows(_text(path), name)
@@ -127,14 +137,14 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
 
 
 def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
-    """Return one unit of the last digit of the value that is written with the most decimals; 0 without numbers."""
+    """Return one unit in the last digit of the value with the most decimals, or 0 if there are no numbers."""
     exponents = []
     for _, row in rows:
         for column in columns:
             try:
                 exponent = Decimal(_label(row.get(column))).as_tuple().exponent
             except InvalidOperation:
-                continue  # a run without a result
+                continue  # This run has no result.
             exponents += [exponent] if isinstance(exponent, int) else []
     return float(Decimal(1).scaleb(min(exponents))) if exponents else 0.0
 
@@ -153,7 +163,7 @@ def _text(path: str) -> str:
 
 
 def _rows(text: str, name: str) -> tuple[list[str], list[Row]]:
-    """Return the names of the columns, and the rows."""
+    """Return the names of the columns, and the rows with their line numbers."""
     if text.lstrip()[:1] in ("{", "["):
         rows = list(_json_rows(text, name))
         return list(dict.fromkeys(key for _, row in rows for key in row)), rows
@@ -185,7 +195,7 @@ def _rows(text: str, name: str) -> tuple[list[str], list[Row]]:
 
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:
-    """Yield the objects of JSON lines, or of one JSON list."""
+    """Yield the numbered objects of JSON lines or of a JSON list."""
     if text.lstrip().startswith("["):
         listed = _json(text, name, 1)
         numbered = list(enumerate(listed if isinstance(listed, list) else [listed], 1))
@@ -232,9 +242,9 @@ def _long(
 
 
 def _wide(header: list[str], rows: Sequence[Row], columns: Columns, name: str) -> dict[str, list[Run]]:
-    """Return the runs by arm, from a table in which every column except that of the seeds is an arm.
+    """Return the runs of a wide table, keyed by arm.
 
-    Without a column of seeds, the number of the row is the seed.
+    If the table has no column of seeds, the number of the row is the seed.
     """
     seed = columns.seed or SEED
     if columns.seed:
@@ -269,9 +279,10 @@ def _label(cell: Any) -> str:
 
 
 def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed | None:
-    """Return a seed as an int if it is a whole number, even if a spreadsheet wrote it as `3.0`.
+    """Return the seed in a cell.
 
-    Other numbers are returned as float and anything else as text. The result is None if the table has no seeds.
+    Whole numbers are returned as int, even if a spreadsheet wrote them as `3.0`. Other finite numbers are returned as
+    float, and everything else as text. If the table has no seeds, the result is None.
     """
     if not has_seeds:
         return None
@@ -286,7 +297,7 @@ def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed
 
 
 def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | None:
-    """Return the value of a run: a number, NaN if it diverged, a Failure if it failed, and None if it was not made."""
+    """Return a run's value: NaN if the run diverged, a Failure if it failed, and None if it was not made."""
     text = _label(cell)
     word = text.lower()
     if word == NOT_MADE:
@@ -323,10 +334,10 @@ def _runs(arm: str, runs: list[Run], name: str, has_seeds: bool) -> Runs:
 
 
 def _shuffled(arm: str, runs: list[Run]) -> list[Run]:
-    """Return the runs, numbered in an order that depends on their values only through a hash.
+    """Shuffle the runs of an arm, and give them their new numbers as seeds.
 
-    A file may be sorted by value. If runs were paired in the order of such a file, the spread of the differences would
-    be much too small.
+    A file without seeds may be sorted by value. If runs were paired in the order of such a file, the spread of the
+    differences would be much too small. The new order is that of hashes of the values, so it is the same in every call.
     """
     counts = Counter[str]()
     keyed = []
