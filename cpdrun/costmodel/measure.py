@@ -57,7 +57,8 @@ from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
-ROTATED_SEGMENTS = 16  # they take 32 MiB in float32, which is more than a core's private cache, as for gradients
+# The segments take 32 MiB in float32, which is more than a core's private cache, as is usual for gradients.
+ROTATED_SEGMENTS = 16
 SUMMANDS = (2, 8)  # the numbers of summands that determine the line: time of a sum = sum_s + summands * add_s
 CHUNK = 1 << 20  # the size in bytes of a message in the bandwidth measurement
 STREAM_S = 0.4  # the duration of the longer bandwidth measurement
