@@ -69,7 +69,7 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class ExplainedFix:
-    """A change of the configuration that makes the run lose less accuracy.
+    """A change of the configuration that reduces the gap to the baseline or the errors that cause it.
 
     Attributes:
         words: The overrides for the command line, as key=value.
@@ -133,7 +133,7 @@ class Explanation:
         layers: The errors of the layers' tensors.
         epochs: The relative error of the sum of gradients, keyed by epoch. Each value is a mean over layers.
         first_nonfinite_epoch: The first epoch with inf or NaN in the sum of gradients; None if there is none.
-        fixes: Changes that make the run lose less, best first.
+        fixes: The changes that reduce the gap to the baseline or its causes, best first.
         roles: The statistics of the error in each role, computed on observed tensors.
         parts: The error of the sum of gradients, divided into the parts range, additions, and mantissa.
         observed: The name of the run whose tensors were observed; None if there is none.

@@ -136,7 +136,7 @@ def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any
     if values.get("aps"):
         made[SCALING] = copy.deepcopy(_aps())
     problem = _problem(made)
-    if problem and problem != _problem(config):  # a config from an earlier version may be invalid without the change
+    if problem and problem != _problem(config):  # old configs may have problems of their own
         return None
     words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
     return Change(description, words, made)
