@@ -1,6 +1,6 @@
 """Predict what a training step costs on another network, with more workers or with fewer bits.
 
-Every function of the model returns a time in seconds, which depends only on its arguments.
+All times are in seconds. A predicted time depends only on the function's arguments.
 
     parameters    Defines the parameters: the network, the codec, and the workload. `cpdrun doctor --calibrate` measures
                   them. For common networks, a name is enough.

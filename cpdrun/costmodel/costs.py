@@ -1,8 +1,8 @@
 """Compute the costs that a report plots the metric against. Each group of runs has one value for each cost.
 
     bytes    The bytes that a worker sends per step. The exchange recorded them.
-    kept     The bytes that a worker stores, with each value in its format. They comprise the weights and the optimizer
-             state. If all compared groups recorded their activations, these are included.
+    kept     The bytes that a worker stores for the weights and the optimizer state, with each value in its format. If
+             all compared groups recorded the bytes of their activations, these are included.
     bitops   The bit operations of a step: for each multiply-accumulate, the product of both operands' bit widths
              (arXiv 2005.07093, section 4.1).
     area     The transistors of a multiply-accumulate unit according to area.csv, averaged over the multiply-accumulates

@@ -105,7 +105,7 @@ class Panel:
     def winner(self, network: str) -> Cell | None:
         """Return the fastest certified method, or None if no method is certified.
 
-        If a certified plain sum is slower by at most the share MARGIN, it wins.
+        If the fastest certified plain sum is slower than that by at most the share MARGIN, return the plain sum.
         """
         able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
         plain = [cell for cell in able if cell.group.method.is_plain]
@@ -181,9 +181,9 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
 
 
 def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
-    """Yield the exchanges with which a group's workers may exchange gradients.
+    """Yield the exchanges that a group's workers may use.
 
-    Every group yields the exchange of its method. A plain sum also yields the same exchange as a ring.
+    The first is the exchange of the group's method. For a plain sum, the second is the same exchange as a ring.
 
     Raises:
         CalibrationError: The record lacks a required value, the calibration lacks the method's codec, or it is of

@@ -148,7 +148,7 @@ class PredictedCandidate:
         sum_error: The relative error of the sum over workers.
         growth: The error of the sum over all workers, divided by the error of the sum of workers 0 and 1.
         update_lost: The share of updates that leave the weight unchanged.
-        features: The damage from which the probability is predicted, in log10 odds.
+        features: The damage from which the probability is predicted.
         not_seen: The parts of the configuration that the prediction does not cover.
         trained: The outcome of the candidate's own runs, or null if it was not trained.
     """

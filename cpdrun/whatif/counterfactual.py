@@ -54,7 +54,7 @@ class Counterfactual:
 
     @property
     def role(self) -> str:
-        """The role with the largest damage."""
+        """The role whose tensors have the largest damage (see `damage`)."""
         return max(ROLES, key=lambda role: damage(self.own, role))
 
 
@@ -121,16 +121,16 @@ def damage(forecast: Forecast, role: str) -> float:
 
 
 def number(figures: Figures, name: str, default: float = math.nan) -> float:
-    """Return the figure with the given name, or `default` if it is missing or null."""
+    """Return the statistic with the given name, or `default` if it is missing or null."""
     value = figures.get(name)
     return float(value) if isinstance(value, int | float) else default
 
 
 def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
-    """Return the layers with the largest errors and their figures, worst layer first.
+    """Return the layers with the largest errors, worst layer first, each with the statistics of its errors.
 
-    Gradients are compared by `sum_error`, updates by `update_lost`, and other roles by `snr_db`. Layers for which this
-    figure is unknown are left out.
+    Gradients are compared by `sum_error`, updates by `update_lost`, and other roles by `snr_db`. If this statistic is
+    unknown for a layer, the layer is left out.
 
     Args:
         forecast: The forecast with the effects.

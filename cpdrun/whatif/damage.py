@@ -13,9 +13,9 @@ the cosines of the roles are multiplied.
 - `forward` covers the weights and the activations again. They count twice, because their errors change the function
   that is trained and tested, and no later step compensates for that.
 
-Missing and non-finite figures count as no damage. `uncovered_parts` lists the parts of a config for which figures are
-missing. The features are always finite, because d is limited to [SMALLEST_SHARE, LARGEST_SHARE], which limits a feature
-to about [-4, 3].
+If the effects lack a cosine, or if it is not finite, it counts as no damage. `uncovered_parts` lists the parts of a
+config for which the effects are missing. The features are always finite: d is limited to [SMALLEST_SHARE,
+LARGEST_SHARE], so a feature is limited to about [-4, 3].
 """
 
 import math
@@ -40,7 +40,7 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Damage:
-    """The damage of one candidate, in log10 odds.
+    """The damage of one candidate, as log10(d / (1 - d)), where d is the lost share of a tensor's direction.
 
     Attributes:
         layers: The damage in the layers.
@@ -83,7 +83,10 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 
 def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures that a table shows: those of the exchanged gradients, and the share of lost updates."""
+    """Return the statistics that a table shows, keyed by name.
+
+    They describe the errors of the exchanged gradients and the share of lost updates. Undefined statistics are None.
+    """
     gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
     lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))

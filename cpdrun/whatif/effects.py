@@ -4,9 +4,10 @@ The effects of a configuration are a dictionary:
 
     {"role": {role: {"all": figures, "layers": {layer: figures}}}, "uncovered": [phrase, ...]}
 
-The roles are gradient, weight, update, activation, and output_gradient. Figures are a dictionary of statistics, such as
-underflow, snr_db, and cosine, which `cpdrun.whatif.simulate.effects` defines. A statistic that is not defined is null.
-"uncovered" contains a phrase for each part of the configuration that the effects do not cover.
+The roles are gradient, weight, update, activation, and output_gradient. `figures` stands for a dictionary of
+statistics, such as underflow, snr_db, and cosine. `cpdrun.whatif.simulate.effects` explains each statistic. An
+undefined statistic is null. "uncovered" contains a phrase for each part of the configuration that the effects do not
+cover.
 """
 
 import hashlib
@@ -141,7 +142,7 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _numbers_only(effects: Effects) -> Effects:
-    """Return effects without histograms and without the figures of single steps.
+    """Return effects without histograms and without the statistics of single steps.
 
     For a config whose effects could not be computed, the result has no roles, and "uncovered" contains the error.
     """
@@ -154,7 +155,7 @@ def _numbers_only(effects: Effects) -> Effects:
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return only those figures that are numbers or null."""
+    """Return only those statistics that are numbers or null."""
     return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
 
 

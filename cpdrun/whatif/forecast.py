@@ -208,7 +208,7 @@ class Forecast:
     Attributes:
         subject: The candidate.
         effects: The effects of the candidate's config on observed tensors.
-        measured: The figures that a table shows, from `damage.shown_effects`.
+        measured: The statistics of the effects that a table shows, from `damage.shown_effects`.
         damage: The damage that the effects describe.
         strictness: The strictness of the margin.
         logit: The logit of the chance of failing at the mean level. Candidates are ranked by it.
@@ -228,11 +228,11 @@ class Forecast:
     outcome: Outcome | None = None
 
     def figures(self, role: str) -> Mapping[str, Any]:
-        """Return the figures of a role over all layers; empty if the role was not observed."""
+        """Return the statistics of a role over all layers, keyed by name; empty if the role was not observed."""
         return (self.effects["role"].get(role) or {}).get("all") or {}
 
     def layers(self, role: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the figures of a role, keyed by layer; empty if the role was not observed."""
+        """Return the statistics of a role for each layer, keyed by layer; empty if the role was not observed."""
         return (self.effects["role"].get(role) or {}).get("layers") or {}
 
 
@@ -251,7 +251,7 @@ class LadderForecast:
 
     @classmethod
     def of(cls, label: str, forecasts: Sequence[Forecast]) -> "LadderForecast":
-        """Group and sort forecasts by width."""
+        """Create a ladder from its forecasts, which may be in any order."""
         widths: dict[float, list[Forecast]] = {}
         for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.logit)):
             widths.setdefault(forecast.subject.bits, []).append(forecast)

@@ -3,7 +3,8 @@
     python -m cpdrun.whatif.simulate.effects RUN_DIR CONFIGS.json OUT.json
 
 CONFIGS.json contains {name: resolved config}. The program writes {name: effects} to OUT.json. If a config is not
-compatible with the run, its effects are {"error": message}. The effects contain statistics, which are called figures:
+compatible with the run, its effects are {"error": message}. The effects contain these statistics, which the code calls
+figures:
 
     underflow     The share of the nonzero finite values that are rounded to 0.
     saturation    The share of the nonzero finite values that exceed the format's largest value.
@@ -23,9 +24,9 @@ compatible with the run, its effects are {"error": message}. The effects contain
 
 underflow, saturation, snr_db, bias, and the cosine of roles other than gradient are exact over all observed elements if
 the format has no scales and is rounded to nearest. `rounding_error.py` describes the limits for formats with more than
-10 mantissa bits. Otherwise, these figures are approximations or computed from samples, and `exact` is false. All other
-figures are computed from samples. A figure that is not defined, for example because a tensor is zero or a sum is not
-finite, is null.
+10 mantissa bits. Otherwise, these statistics are approximations or computed from samples, and `exact` is false. All
+other statistics are computed from samples. An undefined statistic is null, for example if a tensor is zero or a sum is
+not finite.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class Effects:
     """The effects of one configuration.
 
     Attributes:
-        roles: {role: {"all": figures, "layers": {layer: figures}, "steps": {step: figures}, "exact": bool}}. Each role
-            has some of the figures in `FIGURES`. The figures in "all" and "layers" also contain `exponents` (the number
-            of values for each floor(log2 |x|)), `shift` (the mean exponent of the scale 2^shift by which values are
-            multiplied before rounding), and `format`.
+        roles: {role: {"all": figures, "layers": {layer: figures}, "steps": {step: figures}, "exact": bool}}. `figures`
+            stands for a dictionary with those statistics in `FIGURES` that the role has. In "all" and "layers", it also
+            contains `exponents` (the number of values for each floor(log2 |x|)), `shift` (the mean exponent of the
+            scale 2^shift by which values are multiplied before rounding), and `format`.
         uncovered: A phrase for each part of the configuration that was not observed or that is simulated differently
             from a real run.
     """
@@ -75,7 +76,7 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
     """Compute the effects of a resolved config on observed tensors.
 
     Raises:
-        ValueError: The parts of the config are not compatible.
+        ValueError: The settings of the config are not compatible.
     """
     found = Effects(uncovered=list(observation.unobserved))
     gradients = GradientSimulator.of(observation, config, found.uncovered)
@@ -120,7 +121,7 @@ def _figures(parts: list[tuple[TensorStatistics, LayerEffect]]) -> dict[str, Any
 
 
 def _plain(parts: Iterable[LayerEffect]) -> dict[str, float | None]:
-    """Return the figures over all parts together. Undefined figures are None."""
+    """Return the statistics over all parts together, keyed by name. Undefined statistics are None."""
     return _nulled(figures(list(parts)))
 
 

@@ -58,7 +58,7 @@ class LayerEffect:
 
 
 def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
-    """Return the figures over all parts together, keyed by name. Undefined figures are NaN."""
+    """Return the statistics over all parts together, keyed by name. Undefined statistics are NaN."""
     found = reduce(add, [part.error for part in parts]).figures()
     totals = [part.total for part in parts if part.total is not None]
     if totals:
@@ -108,7 +108,7 @@ class GradientSimulator:
             uncovered: Receives a phrase for each part of the config that cannot be simulated.
 
         Raises:
-            ValueError: The parts of the config are not compatible.
+            ValueError: The settings of the config are not compatible.
         """
         sync = config["sync"]
         name = sync["_target_"].rsplit(".", 1)[-1]

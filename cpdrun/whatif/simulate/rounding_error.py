@@ -76,7 +76,7 @@ class RoundingError(Additive):
     def figures(self) -> dict[str, float]:
         """Return underflow, saturation, snr_db, bias, and cosine, which `effects.py` defines.
 
-        A figure whose denominator is zero is NaN.
+        If the denominator of a statistic is zero, the statistic is NaN.
         """
         rounded = self.square + 2 * self.product + self.squared_error
         return {

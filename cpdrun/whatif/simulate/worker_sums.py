@@ -61,7 +61,7 @@ class SumAccuracy(Additive):
     def figures(self) -> dict[str, float]:
         """Return cosine, sum_error, and growth, which `effects.py` defines.
 
-        Undefined figures are NaN. If the exact sum is zero or the error is not finite, all figures are NaN.
+        Undefined statistics are NaN. If the exact sum is zero or the error is not finite, all of them are NaN.
         """
         if not (self.exact > 0 and math.isfinite(self.error)):
             return dict.fromkeys(("cosine", "sum_error", "growth"), math.nan)
