@@ -361,7 +361,7 @@ def _worst_layers(counterfactual: Counterfactual | None) -> list[tuple[str, Mapp
 def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
     """Return the share of each part in the error of the sum of gradients, largest share first.
 
-    If the parts add up to at most 1e-4, return an empty list, because float32 has an error of this size itself.
+    If the parts add up to at most 1e-4, return an empty list, because sums in float32 have errors of this size too.
     """
     parts = {} if counterfactual is None else counterfactual.parts
     total = sum(parts.values())

@@ -1,6 +1,6 @@
 """Render a prediction as sentences and a table for people, and as a document for programs.
 
-A ladder consists of the candidates that share a gradient scaling, from most bits to fewest.
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
 
 import math

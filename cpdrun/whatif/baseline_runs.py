@@ -4,7 +4,7 @@ A prediction needs the gradients of each worker before anything is rounded or su
 only in how gradients are summed and sent (such as format, APS, order, and rounding) share one observed run. Baselines
 with another number of workers, model, or batch size need a separate observed run.
 
-A ladder consists of the candidates that share a gradient scaling, from most bits to fewest.
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Changes of a configuration that may reduce the errors of rounding.
+"""List changes of a configuration that may reduce rounding errors.
 
-Each change has the overrides for the command line and the configuration that results from them.
+Each change contains the overrides for the command line and the configuration that results from them.
 """
 
 import copy
@@ -124,7 +124,7 @@ def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> 
 def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any]) -> Change | None:
     """Return the change that sets the given values in a configuration.
 
-    If the configuration lacks a key, or if the changed configuration is invalid, return None.
+    If the configuration lacks a key, or if the change makes it invalid, return None.
     """
     made = copy.deepcopy(dict(config))
     for key, value in values.items():
@@ -136,7 +136,8 @@ def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any
     if values.get("aps"):
         made[SCALING] = copy.deepcopy(_aps())
     problem = _problem(made)
-    if problem and problem != _problem(config):  # old configs may have problems of their own
+    # The config itself may be invalid, if an earlier version of cpdrun recorded it. That is no problem of the change.
+    if problem and problem != _problem(config):
         return None
     words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
     return Change(description, words, made)

@@ -196,7 +196,7 @@ def _computed_fixes(
 ) -> list[Fix]:
     """Return fixes that no finished run has measured.
 
-    If the run has a counterfactual, they are computed on observed tensors; otherwise, they are estimated.
+    If the effects of changes on observed tensors are known, the fixes follow from them. Otherwise, they are estimated.
     """
     if counterfactual is not None:
         return [fix for fix in observed_fixes(counterfactual) if fix.words not in measured]
@@ -209,10 +209,10 @@ def _computed_fixes(
 def _counterfactual(
     study: Study | None, run: RunDir, comparison: RunComparison, config: dict[str, Any], reason: Reason
 ) -> tuple[Counterfactual | None, str]:
-    """Return the counterfactual of a run, and a problem.
+    """Return the effects of a run's configuration and of changes of it on observed tensors, and a problem.
 
-    For a baseline, or if no run was observed, the counterfactual is None and the problem is "". If a run was observed
-    but the computation fails, the counterfactual is None and the problem tells why.
+    For a baseline, or if no run was observed, the effects are None and the problem is "". If a run was observed but the
+    computation fails, the effects are None and the problem is the error message.
     """
     if comparison.verdict is RunVerdict.BASELINE:
         return None, ""

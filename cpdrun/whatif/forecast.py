@@ -7,15 +7,15 @@ logistic regression with a random intercept, the level:
     logit P(fails) = intercept + slope * score + level,    level ~ N(0, level_deviation^2)
     score = damage in the layers + damage in the forward pass + strictness of the margin
 
-An experiment is one network and its training. All candidates of an experiment have the same level, because experiments
-differ in how much damage they tolerate. For a new network, the score ranks the candidates well, but the number of those
-that fail remains uncertain. If some candidates of the experiment were trained, their outcomes turn the prior
-distribution of the level into a posterior distribution.
+An experiment is one network and its training. The level describes how sensitive the experiment is to damage, so it is
+the same for all candidates of the experiment. For a new network, the score ranks the candidates well, but it does not
+determine how many of them fail, because the level is unknown. If some candidates of the experiment were trained, their
+outcomes turn the prior distribution of the level into a posterior distribution.
 
 scripts/fit_predict.py fits the three coefficients by maximum likelihood to results/reference/predict/data.csv. It also
 reports the accuracy of predictions for networks that were left out of the fit.
 
-A ladder consists of the candidates that share a gradient scaling, from most bits to fewest.
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
 
 import json
@@ -150,8 +150,8 @@ def outcome(gaps: Sequence[float], spread: float, margin: float) -> Outcome:
 def failure_chance(mean: float, deviation: float, pairs: int, spread: float, margin: float) -> float:
     """Return the chance that the true mean gap is below -margin.
 
-    The true mean gap is assumed to follow a t distribution around `mean`. Its variance is `pooled_variance` divided by
-    `pairs`. If the variance is 0, the chance is 0 or 1.
+    The true mean gap is assumed to follow a t distribution around `mean` with pairs - 1 + PRIOR_PAIRS degrees of
+    freedom. The square of its scale is `pooled_variance` divided by `pairs`. If the scale is 0, the chance is 0 or 1.
 
     Args:
         mean: The mean of the candidate's gaps.
