@@ -1,17 +1,19 @@
 """Predict what a training step costs on another network, with more workers or with fewer bits.
 
-A time is a pure function of frozen parameters, in seconds.
+All times are in seconds. A predicted time depends only on the function's arguments.
 
-    parameters    Network, codec and workload: measured by `cpdrun doctor --calibrate` or given by name.
-    collectives   The textbook all-reduces in the alpha-beta model, and the direct exchange of cpdrun.comm.
-    patterns      The exchange of any method, by who sends what to whom, from the bytes that a run recorded.
-    step          A training step of each of N workers, and the speed-up of N workers.
-    costs         Bytes, bit operations and area of the groups of a study; Pareto fronts and their knees.
-    crossover     The fastest method of a study on each network.
-    measure       The measurement itself. It needs torch and runs in processes of its own.
+    parameters    Defines the parameters: the network, the codec, and the workload. `cpdrun doctor --calibrate` measures
+                  them. For common networks, a name is enough.
+    collectives   Predicts the textbook all-reduces in the alpha-beta model, and the direct exchange of cpdrun.comm.
+    patterns      Predicts the exchange of any method from its pattern (who sends what to whom) and from the bytes that
+                  a run recorded.
+    step          Predicts the time of a training step with N workers, and their speed-up over one worker.
+    costs         Computes the bytes, bit operations, and area of each group of a study.
+    crossover     Finds the fastest method of a study on each network.
+    measure       Takes the measurements. It needs torch and runs in a separate process.
 
-scripts/bench_costmodel.py compares the model with measured times, and scripts/alexnet_96gpu.py compares it with the
-prediction of a paper.
+scripts/bench_costmodel.py compares the model with measured times. scripts/alexnet_96gpu.py compares it with a paper's
+prediction.
 """
 
 from cpdrun.costmodel.collectives import (

@@ -1,26 +1,30 @@
-"""Predict the seconds of collective operations on k-bit values: textbook algorithms, and the exchange of cpdrun.comm.
+"""Predict the seconds that collective operations on k-bit values take.
 
-Ring, tree and hierarchical all-reduce follow the alpha-beta model. Hops follow one another. Within a hop, libraries cut
-the message so that arithmetic overlaps with the wire, so a hop costs the larger of the two. Each formula counts what
-the busiest worker does.
+The operations are textbook all-reduce algorithms and the direct exchange of cpdrun.comm.
 
-The direct exchange is that of cpdrun.comm. Every worker sends shard r of its packed gradient directly to worker r.
-Worker r adds the N shards and sends the sum to all workers. This moves 2 (N-1)/N b bytes, as a ring does, but it pays
-the latency twice and not 2 (N-1) times. Thakur, Rabenseifner and Gropp (2005), section 4.3, call this pairwise
-exchange; here all messages are in flight at once. The price is N-1 messages for every processor in each segment and
-stage, at message_s each. A shard travels in T segments through three stages, LAG segments apart, on one processor and
-one link:
+Ring, tree, and hierarchical all-reduce follow the alpha-beta model. An all-reduce consists of hops, which take place
+one after the other. Within a hop, libraries split the message so that arithmetic overlaps with the transfer.
+Therefore, a hop takes the longer of the two times. Each formula counts what the busiest worker does.
+
+In the direct exchange, every worker sends shard r of its packed gradient directly to worker r. Worker r adds the N
+shards and sends the sum to all workers. Each worker sends 2 (N-1)/N b bytes, as in a ring, but pays the latency only 2
+times instead of 2 (N-1) times. In return, every processor handles N-1 messages per segment and stage, and each message
+takes message_s. Thakur, Rabenseifner, and Gropp (2005), section 4.3, call this algorithm pairwise exchange. Unlike
+theirs, this version keeps all messages in flight at once.
+
+A shard is split into T segments. Each segment passes through three stages on one processor and one link. A stage works
+on segment t while the previous stage works on segment t + LAG:
 
     A  pack the segment of every shard, send        needs nothing
-    B  add, pack, send to all                       needs A's messages of this segment from everyone
-    C  unpack the segment of every shard            needs B's messages of this segment from everyone
+    B  add, pack, send to all                       needs A's messages of this segment from all workers
+    C  unpack the segment of every shard            needs B's messages of this segment from all workers
 
-All workers do the same at the same time, so the message for which a worker waits arrives when the worker's own message
-of that segment would. The clock of one worker is therefore enough. The loop is that of comm's exchange, `_pipeline`,
-with times in place of work.
+All workers do the same work at the same time. The messages for which a worker waits therefore arrive when its own
+message would, and simulating the clock of one worker is enough. The loop has the same structure as `_pipeline` in
+cpdrun.comm's exchange, but it adds up times instead of doing the work.
 
-Legend: N workers, n values, b = n k/8 bytes, alpha latency and overhead of a message, beta seconds a byte, T segments,
-s values of a segment of one shard.
+Legend: N workers, n values, k bits per value, b = n k/8 bytes, alpha the latency and overhead of a message in seconds,
+beta the seconds per byte, T segments.
 """
 
 import math
@@ -33,9 +37,9 @@ from cpdrun.costmodel.parameters import Codec, Network
 def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of a ring reduce-scatter, (N-1) (alpha + b/N beta).
 
-    In each of N-1 hops, a chunk of n/N values moves to the next worker. Patarasuk and Yuan, "Bandwidth optimal
-    all-reduce algorithms for clusters of workstations" (JPDC 69, 2009), section 4: no algorithm can send less than
-    (N-1)/N b. At each hop, the receiver adds its own value, rounded and packed, to the value that came in.
+    In each of N-1 hops, every worker sends a chunk of n/N values to the next worker. The receiver adds its own rounded
+    and packed values to those that it received. No algorithm can send fewer bytes than (N-1)/N b per worker (Patarasuk
+    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009, section 4).
     """
     chunk = values / workers
     wire_s = network.wire_s(codec.packed_bytes(chunk))
@@ -46,7 +50,7 @@ def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Ne
 def ring_all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta).
 
-    The finished chunks go around the ring. Each worker unpacks them as they arrive.
+    The summed chunks travel around the ring. Each worker unpacks them as they arrive.
     """
     chunk = values / workers
     wire_s, unpack_s = network.wire_s(codec.packed_bytes(chunk)), chunk * codec.unpack_s
@@ -54,7 +58,10 @@ def ring_all_gather_s(values: float, workers: int, codec: Codec, network: Networ
 
 
 def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a ring all-reduce, 2 (N-1) alpha + 2 (N-1)/N b beta: reduce-scatter, then all-gather."""
+    """Return the seconds of a ring all-reduce, 2 (N-1) alpha + 2 (N-1)/N b beta.
+
+    A ring all-reduce is a ring reduce-scatter followed by a ring all-gather.
+    """
     if workers == 1:
         return 0.0
     return ring_reduce_scatter_s(values, workers, codec, network) + ring_all_gather_s(
@@ -63,10 +70,11 @@ def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float
 
 
 def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a tree all-reduce, 2 ceil(lg N) (alpha + b beta): up a binomial tree, then down.
+    """Return the seconds of a tree all-reduce, 2 ceil(lg N) (alpha + b beta).
 
-    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (IJHPCA 19, 2005),
-    sections 4.2 and 4.4. The tree sends few messages, each with the whole gradient, which is best for small gradients.
+    The gradients are added on the way up a binomial tree, and the sum is sent back down (Thakur, Rabenseifner, and
+    Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). The
+    tree sends few messages, but each contains the whole gradient. This is best for small gradients.
     """
     if workers == 1:
         return 0.0
@@ -81,7 +89,8 @@ def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float
 def small_all_reduce_s(n_bytes: float, workers: int, network: Network) -> float:
     """Return the seconds to all-reduce a few integers, such as the exponents of APS.
 
-    This is the cheaper of ring and tree, as libraries choose (Thakur et al., section 4.5).
+    The time is that of a ring or a tree, whichever is faster. Libraries make the same choice (Thakur et al.,
+    section 4.5).
     """
     if workers == 1:
         return 0.0
@@ -97,12 +106,18 @@ def hierarchical_s(
 ) -> float:
     """Return the seconds of a hierarchical all-reduce, RS(g, b, inner) + AR(N/g, b/g, outer) + AG(g, b, inner).
 
-    The stages are a reduce-scatter inside each group of g workers over the `inner` network, a ring all-reduce of each
-    of its shards across the N/g groups, and an all-gather inside: Cho et al., "BlueConnect" (MLSys 2019), with two
-    levels. Slow links carry 1/g of each worker's bytes. A group shares one link to the outside. Its g rings together
-    move b bytes, so the bandwidth term remains that of a flat ring. The gain is latency, which is paid 2 (N/g - 1)
-    times instead of 2 (N - 1) times. This is not cpdrun's order=hierarchical, which says how the owner of a shard adds
-    and which uses the direct exchange.
+    The algorithm is that of Cho et al., "BlueConnect" (MLSys 2019), with two levels:
+
+    1. A reduce-scatter (RS) over the `inner` network inside each group of g workers.
+    2. A ring all-reduce (AR) of each shard across the N/g groups.
+    3. An all-gather (AG) over the `inner` network inside each group.
+
+    The g workers of a group share one link to the other groups. Each worker sends only 1/g of its bytes over this link,
+    but the group together sends b bytes, so the bandwidth term equals that of a flat ring. The algorithm saves latency,
+    which is paid 2 (N/g - 1) times across groups instead of 2 (N - 1) times.
+
+    This algorithm differs from cpdrun's order=hierarchical. That setting uses the direct exchange, and it determines in
+    which order the owner of a shard adds.
     """
     groups = workers // group_size
     shared = Network(
@@ -119,34 +134,37 @@ def _alpha(network: Network) -> float:
     return network.latency_s + network.message_s
 
 
-# The same as in cpdrun.comm.sums.summations.exchange, which the report cannot import. A test compares the two.
+# These constants repeat those of cpdrun.comm.sums.summations.exchange, because a report cannot import that module. A
+# test checks that they are equal.
 SEGMENT_VALUES = 512 * 1024
 LAG = 2
 
 
 @dataclass
 class _Link:
-    """The outgoing link of a worker. Messages leave in order, at the rate of a token bucket (virtual scheduling).
+    """The outgoing link of a worker.
+
+    Messages leave in order. A token bucket, computed by virtual scheduling, limits their rate.
 
     Attributes:
         network: The network.
-        busy_s: When the link would be free if it had no burst.
+        busy_s: The time at which the link would become free if it let no burst through.
     """
 
     network: Network
     busy_s: float = 0.0
 
     def send(self, ready_s: float, n_bytes: float) -> float:
-        """Return when bytes that are handed over at `ready_s` arrive."""
+        """Return the time at which a message of `n_bytes` arrives if it is handed to the link at time `ready_s`."""
         self.busy_s = max(self.busy_s, ready_s) + self.network.wire_s(n_bytes)
         burst_s = self.network.wire_s(self.network.burst_bytes)
         return max(ready_s, self.busy_s - burst_s) + self.network.latency_s
 
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds from the first value packed to the last value unpacked.
+    """Return the seconds of the direct exchange, from packing the first value to unpacking the last one.
 
-    Every worker has a machine of its own.
+    Each worker is assumed to run on a separate machine.
     """
     if workers == 1:
         return 0.0
@@ -174,9 +192,10 @@ def direct_s(values: float, workers: int, codec: Codec, network: Network) -> flo
 
 
 def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of the first half: stage A, and stage B up to its additions.
+    """Return the seconds of a direct reduce-scatter, which is the first half of the direct exchange.
 
-    Each worker sends (N-1)/N b bytes. The sums stay with their owners in float32, as sharded training needs them.
+    It consists of stage A and the additions of stage B. Each worker sends (N-1)/N b bytes. The sums are not packed:
+    each stays in float32 with its owner, as sharded training requires.
     """
 
     def pack_s(size: float) -> float:
@@ -189,9 +208,9 @@ def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network
 
 
 def all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of the second half: every owner packs its shard and sends it to all, and all unpack it.
+    """Return the seconds of a direct all-gather, which is the second half of the direct exchange.
 
-    Each worker sends (N-1)/N b bytes.
+    Every owner packs its shard and sends it to all workers, which unpack it. Each worker sends (N-1)/N b bytes.
     """
 
     def pack_s(size: float) -> float:
@@ -211,10 +230,11 @@ def _half_s(
     before_s: Callable[[float], float],
     after_s: Callable[[float], float],
 ) -> float:
-    """Return the seconds of one half of the exchange.
+    """Return the seconds of one half of the direct exchange.
 
-    In each segment, a worker works for `before_s` and sends a message to every other worker. LAG segments later, it
-    works for `after_s` on the messages that came in.
+    For each segment, a worker computes for `before_s` seconds and sends a message to every other worker. LAG segments
+    later, it computes for `after_s` seconds on the messages that it received. Both functions take the number of values
+    of the segment in one shard.
     """
     if workers == 1:
         return 0.0
@@ -232,7 +252,7 @@ def _half_s(
 
 
 def direct_processor_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds that the processor works: the time of the exchange if the wire costs nothing."""
+    """Return the processor seconds of the direct exchange, which exclude the time on the wire."""
     if workers == 1:
         return 0.0
     messages = 2 * (workers - 1) * math.ceil(values / workers / SEGMENT_VALUES)

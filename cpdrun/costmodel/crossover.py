@@ -1,15 +1,15 @@
-"""Predict the seconds of a step for each method and network, to find the fastest method.
+"""Predict the seconds of a step for each method and network, to find the fastest method on each network.
 
     step = compute + exchange(pattern, bytes)
 
-`cpdrun doctor --calibrate` measures the compute time of one worker and the codec time of a value on one machine. The
-runs recorded the bytes. `patterns` computes the time of the exchange and assumes that no part of the
-exchange overlaps with the forward and backward pass. A plain sum in fp32, bf16 or fp16 needs no codec of cpdrun, so it
-costs as much as a ring or the direct exchange, whichever is faster.
+`cpdrun doctor --calibrate` measures, on one machine, a worker's compute time per step and the codec time per value. The
+runs recorded the bytes. `patterns` predicts the time of the exchange and assumes that the exchange does not overlap
+with the forward and backward pass. A plain sum in fp32, bf16, or fp16 needs no codec from cpdrun. Its time is that of a
+ring or of the direct exchange, whichever is faster.
 
-The seconds to the loss are the seconds of a step times the steps until the metric was first within the margin of the
-baseline's last value with the same seed. The steps come from the recorded curves, so they are as fine as the curves,
-which usually have one value per epoch.
+The seconds to the baseline's loss are the seconds per step times the number of steps to that loss. A run reaches the
+loss when its metric is first within the margin of the last value of the baseline with the same seed. The number of
+steps is read from the recorded curves. It is only as precise as they are: they usually have one value per epoch.
 """
 
 import math
@@ -35,10 +35,10 @@ from cpdrun.study.methods import by_setting, label, method_verdicts, reference
 from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 
-# Two methods count as equally fast if their times differ by at most this share, which is about the error of the model
-# against measured times.
+# Two methods count as equally fast if their times differ by at most this share. The model's times differ from measured
+# times by about as much.
 MARGIN = 0.05
-MEASURED = "as measured between the ranks"  # the name of the measured network
+MEASURED = "as measured between the ranks"  # the name under which the measured network is shown
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class Cell:
         name: The name of the method.
         network: The name of the network.
         pattern: The pattern of the exchange, such as "ring".
-        compute_s: The compute time of a step in seconds.
-        exchange_s: The time of the exchange of a step in seconds.
-        steps_to_loss: The steps until the method reaches the loss, or NaN if the curves do not show it.
-        verdict: The verdict against the reference, or None if it is not known.
+        compute_s: The compute time per step in seconds.
+        exchange_s: The exchange time per step in seconds.
+        steps_to_loss: The number of steps until the method reaches the baseline's loss. NaN if the recorded curves do
+            not reach it.
+        verdict: The method's verdict against the reference, or None if it is unknown.
     """
 
     group: Group
@@ -67,23 +68,25 @@ class Cell:
 
     @property
     def step_s(self) -> float:
-        """The time of a step in seconds."""
+        """The seconds per step."""
         return self.compute_s + self.exchange_s
 
     @property
     def to_loss_s(self) -> float:
-        """The time until the method reaches the loss in seconds, or NaN if the curves do not show it."""
+        """The seconds until the method reaches the baseline's loss. NaN if the recorded curves do not reach it."""
         return self.steps_to_loss * self.step_s
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The methods of one setting, such as a model and a number of workers, on every network.
+    """The predictions for all methods of one setting on every network.
+
+    A setting is, for example, a model and a number of workers.
 
     Attributes:
         facet: The setting.
         cells: The prediction for each method and network.
-        missing: The reasons why methods have no prediction.
+        missing: The reasons why some methods have no prediction.
     """
 
     facet: Facet
@@ -96,11 +99,14 @@ class Panel:
         return list(dict.fromkeys(cell.network for cell in self.cells))
 
     def on(self, network: str) -> list[Cell]:
-        """Return the cells of a network, fastest first."""
+        """Return the cells for one network, fastest method first."""
         return sorted((c for c in self.cells if c.network == network), key=lambda cell: cell.step_s)
 
     def winner(self, network: str) -> Cell | None:
-        """Return the fastest certified method, or the fastest certified plain sum if it is as fast up to MARGIN."""
+        """Return the fastest certified method, or None if no method is certified.
+
+        If the fastest certified plain sum is slower than that by at most the share MARGIN, return the plain sum.
+        """
         able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
         plain = [cell for cell in able if cell.group.method.is_plain]
         if plain and plain[0].step_s <= (1 + MARGIN) * able[0].step_s:
@@ -113,7 +119,7 @@ class Panel:
         return next((cell for cell in certified if cell.group.method.is_plain), None)
 
     def faster_but_open(self, network: str) -> list[Cell]:
-        """Return the open methods that are faster than the winner, or all open methods if there is no winner."""
+        """Return the open methods that are faster than the winner. If there is no winner, return all open methods."""
         winner = self.winner(network)
         limit = math.inf if winner is None else winner.step_s
         return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
@@ -124,7 +130,7 @@ class Crossover:
     """The predictions for a study.
 
     Attributes:
-        panels: The predictions for each setting that has any.
+        panels: The predictions for each setting. Settings without predictions are left out.
         calibration: The measurements on which the predictions are based.
     """
 
@@ -136,8 +142,7 @@ def crossover(study: Study) -> Crossover:
     """Return the predictions for a study.
 
     Raises:
-        CalibrationError: The runs or the calibration lack the data that the prediction needs. The message is for the
-            user.
+        CalibrationError: The runs or the calibration lack data that the prediction needs.
     """
     if study.sends_alike:
         key = study.bits_axis.key
@@ -155,7 +160,7 @@ def crossover(study: Study) -> Crossover:
 
 
 def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mapping[str, Network]) -> Panel:
-    """Return the predictions for one setting, grouped by method."""
+    """Return the predictions for all methods of one setting on the given networks."""
     cells, missing, against = [], [], reference(facet)
     verdicts = method_verdicts(study, facet)
     for group in facet.groups:
@@ -176,10 +181,13 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
 
 
 def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
-    """Yield the exchange of a group's workers and, for a plain sum, also the same exchange as a ring.
+    """Yield the exchanges that a group's workers may use.
+
+    The first is the exchange of the group's method. For a plain sum, the second is the same exchange as a ring.
 
     Raises:
-        CalibrationError: The record lacks a figure, or the calibration has no codec of the method or another model.
+        CalibrationError: The record lacks a required value, the calibration lacks the method's codec, or it is of
+            another model.
     """
     method, workers, values = group.method, group.keys.get("world_size"), group.figures["parameters"]
     if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
@@ -208,13 +216,14 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Return the steps until the metric is first within the margin of the reference, averaged over the group's runs.
+    """Return the mean number of steps until the runs of a group come within the margin of the reference.
 
-    The goal is the reference's last value with the same seed, or the reference's mean if it lacks that seed.
+    A run is compared with the last value of the reference with the same seed. If the reference lacks that seed, the run
+    is compared with the reference's mean.
 
     Returns:
-        The mean number of steps, or NaN if there is no reference, the group did not train, or any run has no curve or
-        does not reach the goal.
+        The mean over the group's runs. NaN if there is no reference, if a run of the group failed or did not learn, or
+        if a run's curve is missing or does not come within the margin.
     """
     if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan
@@ -239,10 +248,11 @@ def _codec(key: str, calibration: Calibration) -> Codec:
 
 
 def calibration_of(study: Study) -> Calibration:
-    """Return the calibration of the study's first sweep that has one.
+    """Return the calibration of the first sweep of the study that has one.
 
     Raises:
-        CalibrationError: A calibration cannot be read, or no sweep has one.
+        CalibrationError: A calibration cannot be read.
+        NotCalibratedError: No sweep has a calibration.
     """
     folders = {run.path.parent.parent for group in study.groups for run in group.runs}
     for folder in sorted(folders):
@@ -252,7 +262,7 @@ def calibration_of(study: Study) -> Calibration:
 
 
 def known_networks(calibration: Calibration) -> dict[str, Network]:
-    """Return the named networks and the measured network, the slowest first."""
+    """Return the predefined networks and the measured network, keyed by name and sorted from slowest to fastest."""
     known = {name: network(name) for name in network_names()}
     if calibration.network is not None:
         known[MEASURED] = calibration.network

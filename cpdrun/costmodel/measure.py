@@ -3,16 +3,18 @@
     [torchrun ...] -m cpdrun.costmodel.measure CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
     -m cpdrun.costmodel.measure --compressors CONFIGS.json OUT.json [--repeats 9]
 
-CONFIG.json is the resolved config of a run. Each rank emulates one worker. With torchrun on several machines, the
-network is the one between them. Every number is the median over the repetitions and then the maximum over the ranks,
-because a step waits for the slowest rank. The exchange that the model predicts is never run.
+The first command measures everything but compressors. CONFIG.json is the resolved config of a run. Each rank emulates
+one worker. If torchrun starts ranks on several machines, the measured network is the one between the machines. For each
+reported number, every rank takes the median over its repetitions, and the maximum over the ranks is reported, because a
+step waits for the slowest rank. The exchange whose time the model predicts is never run.
 
-CONFIGS.json contains {compressor_key: resolved config}. All configs have the same model. For each of them, OUT.json
-gets a `Codec`, averaged over all values of the model, because the time of a compressor depends on the sizes of layers.
-This takes one process. The gradients are random, normal with a standard deviation of 1e-3. Error feedback, which takes
-two passes over memory, is included only if the sync itself does it (PowerSGD).
+The second command measures compressors in one process. CONFIGS.json contains {compressor_key: resolved config}. All
+configs must have the same model. For each config, OUT.json gets the numbers of a `Codec`. They are averages over all
+values of the model, because the time of a compressor depends on the sizes of the layers. The gradients are random
+numbers from a normal distribution with a standard deviation of 1e-3. Error feedback takes two passes over memory. Its
+time is included only if the sync itself applies it, as PowerSGD does.
 
-This module needs torch. `cpdrun.launch.machine.calibration` runs it in processes of its own.
+This module needs torch. `cpdrun.launch.machine.calibration` runs it in a separate process.
 """
 
 import argparse
@@ -55,15 +57,24 @@ from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
-ROTATED_SEGMENTS = 16  # 16 MiB of float32, more than a core's own cache, as for a gradient
-SUMMANDS = (2, 8)  # two points of the line: time of a sum = sum_s + summands * add_s
-CHUNK = 1 << 20  # the bytes of a message in the bandwidth measurement
+# The segments take 32 MiB in float32, which is more than a core's private cache, as is usual for gradients.
+ROTATED_SEGMENTS = 16
+SUMMANDS = (2, 8)  # the numbers of summands that determine the line: time of a sum = sum_s + summands * add_s
+CHUNK = 1 << 20  # the size in bytes of a message in the bandwidth measurement
 STREAM_S = 0.4  # the duration of the longer bandwidth measurement
-REFILL_S = 0.06  # the time after which an idle token bucket is full again
+REFILL_S = 0.06  # the pause after which an idle token bucket is full again
 
 
 def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Measure everything that `Calibration.from_json` reads. Collective if the ranks are initialized."""
+    """Return the measurements in the form that `Calibration.from_json` reads.
+
+    If torch.distributed is initialized, all ranks must call this function together.
+
+    Args:
+        config: The resolved config of a run.
+        formats: The names of the formats whose codecs are measured.
+        repeats: The number of repetitions of each measurement.
+    """
     workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
     ranks = workers.ranks
     device = device_of(config["device"])
@@ -90,7 +101,10 @@ def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dic
 def measure_workload(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """Measure a training step of one worker without its exchange. `parts.model` is trained by a few steps."""
+    """Return the fields of a `Workload`: one worker's training step without the exchange.
+
+    The measurement trains `parts.model` for a few steps.
+    """
     parameters = list(trainable(parts.model).values())
     played = SharedModel(parts.model, workers)
     objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
@@ -104,7 +118,7 @@ def measure_workload(
         parts.task.loss_of(parts.model, batch)
 
     def check() -> None:
-        """Do what AllReduceSync.reduce_stacked does besides the exchange."""
+        """Do the work of AllReduceSync.reduce_stacked except for the exchange."""
         fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_WxP]
         count_nonfinite(fresh)
         for parameter, gradient in zip(parameters, fresh, strict=True):
@@ -113,7 +127,7 @@ def measure_workload(
     def update() -> None:
         parts.precision.step(parts.optimizer, parameters)
 
-    # In turns, as in a step, so that each finds the caches as the previous one left them.
+    # The actions take turns, as in a step, so that each one finds the caches in the state that the previous one left.
     gradients_s, check_s, update_s = alternate(
         [lambda: gradients_of(index_NxB, 0), check, update], device, repeats
     )
@@ -131,14 +145,14 @@ def measure_workload(
 
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Measure the seconds per value of each operation of the exchange, on segments of its size."""
+    """Return the fields of a `Codec` for a format, measured on segments as large as those of the exchange."""
     if parse(name).has_scales:
         return _measure_scaled(name, device, repeats)
     how, n = Sum(Format.parse(name)), SEGMENT_VALUES
     x_SxV = torch.randn(ROTATED_SEGMENTS, n, device=device) * 1e-3
     packed_SxB = torch.zeros(ROTATED_SEGMENTS, n // 8 * int(how.fmt.bits), dtype=torch.uint8, device=device)
     out_V, out_B = torch.empty_like(x_SxV), torch.empty_like(packed_SxB)
-    shift = 0 if how.fmt.bits == 32 else 5  # APS scales all formats but fp32
+    shift = 0 if how.fmt.bits == 32 else 5  # APS scales all formats except fp32
 
     def add(summands: int, s: int) -> None:
         payloads = [packed_SxB[(s + i) % ROTATED_SEGMENTS] for i in range(summands)]
@@ -170,7 +184,10 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
 
 
 def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Measure the same for a format with scales, whose summands are decoded and added in float32 (`Decoded`)."""
+    """Return the fields of a `Codec` for a format with scales.
+
+    As in the sync `Decoded`, the summands are decoded and then added in float32.
+    """
     fmt, n = parse(name), SEGMENT_VALUES
     x_V, sum_V = torch.randn(n, device=device) * 1e-3, torch.zeros(n, device=device)
     packed_B = custom_fp.pack(x_V, fmt)
@@ -188,10 +205,11 @@ def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, 
 
 
 def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
-    """Measure latency, rate in both directions at once, cost of a message, and burst of a limited link. Collective.
+    """Return the fields of a `Network`. All ranks must call this function together.
 
-    Every rank sends to the next rank and receives from the previous one. The times of two volumes give a line. Its
-    slope is the rate. If it does not begin at the latency, the link let a burst through.
+    Every rank sends to the next rank and receives from the previous one at the same time. The bandwidth follows from
+    the slope of the line through the times of two volumes. If the line's intercept is below the latency, the link let a
+    burst through before it limited the rate.
     """
     small, large = (torch.zeros(2, 16, size, dtype=torch.uint8, device=device) for size in (8, CHUNK))
 
@@ -214,7 +232,7 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
-    """Send messages to the next rank and receive as many from the previous one, all in flight at once."""
+    """Send messages to the next rank and receive as many from the previous one. All are in flight at once."""
     post, rows = Post(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
     before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
@@ -226,7 +244,10 @@ def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
 
 
 def alternate(actions: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Return the median seconds of each action on the slowest rank. All ranks do the actions in turn."""
+    """Return the seconds of each action: the median over the repetitions, then the maximum over the ranks.
+
+    In each repetition, every rank performs the actions one after the other.
+    """
     seconds: list[list[float]] = [[] for _ in actions]
     for repeat in range(WARM_UPS + repeats):
         for of_action, action in zip(seconds, actions, strict=True):
@@ -239,7 +260,11 @@ def alternate(actions: Sequence[Callable[[], object]], device: torch.device, rep
 def _together_s(
     action: Callable[[], object], device: torch.device, repeats: int, pause_s: float = 0.0
 ) -> float:
-    """Return the median seconds of an action that all ranks begin together after a pause. Collective."""
+    """Return the seconds of an action: the median over the repetitions, then the maximum over the ranks.
+
+    All ranks must call this function together. In each repetition, they wait for each other, pause, and start the
+    action at the same time.
+    """
     seconds = []
     for _ in range(WARM_UPS + repeats):
         dist.barrier()
@@ -258,7 +283,7 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _agreed(value: float) -> Any:
-    """Return the maximum over all ranks."""
+    """Return the maximum of the value over all ranks."""
     if not dist.is_initialized():
         return value
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -273,7 +298,7 @@ def _agreed(value: float) -> Any:
 
 
 def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """Return the numbers of a `Codec` for each config, by the same keys.
+    """Return the fields of a `Codec` for each config, under the keys of `methods`.
 
     Raises:
         BuildError: A part of a config cannot be built.
@@ -295,7 +320,10 @@ def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dic
 def _measure_messages(
     config: dict[str, Any], model: nn.Module, gradients: list[Tensor], repeats: int
 ) -> dict[str, float]:
-    """Measure the compression of one worker's message, and the decoding and addition of one message."""
+    """Return the fields of a `Codec` for a method that sends compressed messages.
+
+    `pack_s` is the time to compress a worker's message. `unpack_s` is the time to decode a message and add it.
+    """
     compressor = part("compressor", config["sync"]["compressor"])
     names, numels = tuple(trainable(model)), tuple(g.numel() for g in gradients)
     message = Message(names, numels, (compressor,) * len(names))
@@ -316,7 +344,11 @@ def _measure_messages(
 def _measure_one_worker(
     config: dict[str, Any], model: nn.Module, course: Course, gradients: list[Tensor], repeats: int
 ) -> dict[str, float]:
-    """Measure all that a sync computes in a step of one worker. For PowerSGD, these are the products and the QR."""
+    """Return the fields of a `Codec` for a method that does not send compressed messages.
+
+    `pack_s` is the time of everything that the sync computes in a step with one worker. For PowerSGD, these are the
+    matrix products and the QR decompositions.
+    """
     sync = build_sync(config | {"world_size": 1}, model, course)
     assert isinstance(sync, GradientSync)
     stacks = [g.unsqueeze(0) for g in gradients]

@@ -1,4 +1,7 @@
-"""The parameters of a cost. Times are in seconds; sizes are in bytes unless the name says bits or values."""
+"""The parameters of the cost model.
+
+Times are in seconds. Sizes are in bytes unless their names say bits or values.
+"""
 
 import json
 from collections.abc import Mapping
@@ -25,20 +28,21 @@ class NotCalibratedError(CalibrationError):
 
 @dataclass(frozen=True)
 class Network:
-    """The connection between two workers, each with its own link.
+    """The connection between two workers. Each worker has a separate link.
 
-    A link is equally fast in both directions at once. A message of n bytes takes message_s of its sender's processor
-    and arrives latency_s + n / bandwidth after it has left. This is the model of Hockney, "The communication challenge
-    for MPP" (Parallel Computing 20, 1994), with alpha and 1/beta. The overhead o, which messages in flight do not
-    share, is separate (Culler et al., "LogP", PPoPP 1993).
+    A link reaches its full bandwidth in both directions at the same time. A message of n bytes occupies the sender's
+    processor for message_s. It arrives latency_s + n / bandwidth after it leaves. This is the model of Hockney, "The
+    communication challenge for MPP" (Parallel Computing 20, 1994), with alpha = latency_s and 1/beta = bandwidth. The
+    overhead message_s is a separate parameter, as o in LogP (Culler et al., PPoPP 1993), because every message pays it,
+    even if several messages are in flight at once.
 
     Attributes:
         latency_s: The latency of a message, in seconds.
         bandwidth_bytes_per_s: The bandwidth of a link, in bytes per second.
         message_s: The processor time of a message, in seconds.
-        burst_bytes: The bytes that an idle link lets through at once before its rate applies. This is the depth of a
-            token bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991). It is 0 for a plain
-            wire.
+        burst_bytes: The bytes that an idle link lets through at once before its bandwidth limits the rate. This is the
+            depth of a token bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991). It is 0
+            for a link without a token bucket.
     """
 
     latency_s: float
@@ -47,28 +51,28 @@ class Network:
     burst_bytes: float = 0.0
 
     def wire_s(self, n_bytes: float) -> float:
-        """Return the seconds of n consecutive bytes on a busy link, without latency."""
+        """Return the seconds that a busy link needs for the bytes, without latency."""
         return n_bytes / self.bandwidth_bytes_per_s
 
     def hop_s(self, n_bytes: float) -> float:
-        """Return alpha + n beta, the seconds of a message that overlaps with nothing."""
+        """Return the seconds of a message that overlaps with nothing: latency, overhead, and time on the wire."""
         return self.latency_s + self.message_s + self.wire_s(n_bytes)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The processor time of one worker, in seconds per value, in a format of `bits` bits.
+    """The processor time that a worker spends on encoding and adding values, in seconds per value.
 
-    For a compressor, times are averages over the values of a model: pack_s compresses a value, and unpack_s decodes a
-    message's value and adds it.
+    For a compressor, the times are averages over the values of a model. Then `pack_s` is the time to compress a value,
+    and `unpack_s` is the time to decode a value of a message and add it.
 
     Attributes:
-        bits: The bit width.
-        pack_s: The time to scale, round and pack, once for each value of the gradient.
-        add_s: The time to unpack and add a summand, N times for each value of a worker's own shard.
-        sum_s: The time to pack the sum, once for each value of a worker's own shard.
-        unpack_s: The time to unpack, once for each value of the result.
-        largest_s: The time to find max|g| for APS, once for each value of the gradient.
+        bits: The bit width of a packed value.
+        pack_s: The time to scale, round, and pack a value. A worker does this once for each value of the gradient.
+        add_s: The time to unpack a summand and add it. A worker does this N times for each value of its own shard.
+        sum_s: The time to pack a sum. A worker does this once for each value of its own shard.
+        unpack_s: The time to unpack a value. A worker does this once for each value of the result.
+        largest_s: The time to find max|g| for APS. A worker does this once for each value of the gradient.
     """
 
     bits: float
@@ -79,21 +83,21 @@ class Codec:
     largest_s: float = 0.0
 
     def packed_bytes(self, values: float) -> float:
-        """Return the size of packed values in bytes."""
+        """Return the size of the given number of packed values, in bytes."""
         return values * self.bits / 8
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The step of one worker without any exchange.
+    """A training step of one worker without any exchange.
 
     Attributes:
         numels: The number of values of each parameter tensor, in forward order.
-        forward_s: The seconds of forward.
-        backward_s: The seconds of backward.
+        forward_s: The seconds of the forward pass.
+        backward_s: The seconds of the backward pass.
         update_s: The seconds of the optimizer's step.
-        check_s: The seconds that cpdrun's own training loop takes to check the sums, which are in fresh memory, for
-            inf and NaN.
+        check_s: The seconds in which cpdrun's training loop copies the summed gradients to new memory and checks them
+            for inf and NaN.
     """
 
     numels: tuple[int, ...]
@@ -104,25 +108,25 @@ class Workload:
 
     @property
     def values(self) -> int:
-        """The number of values of all parameters."""
+        """The number of values in all parameters."""
         return sum(self.numels)
 
     @property
     def compute_s(self) -> float:
-        """The seconds of a step."""
+        """The seconds per step."""
         return self.forward_s + self.backward_s + self.update_s + self.check_s
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `cpdrun doctor --calibrate` measured: a model on this machine, and the network between its ranks.
+    """The measurements of `cpdrun doctor --calibrate` for one model on one machine.
 
     Attributes:
-        about: Model, batch size, threads, device and ranks, for the reader.
-        workload: The step of one worker.
-        codecs: The codecs by the name of the format.
-        network: The measured network, or None if there was only one rank.
-        compressors: The codecs of compressors by their `compressor_key`.
+        about: A description of the measurement: model, batch size, threads, device, and ranks.
+        workload: The training step of one worker.
+        codecs: The codecs keyed by format name.
+        network: The network between the ranks, or None if there was only one rank.
+        compressors: The codecs of compressors keyed by `compressor_key`.
     """
 
     about: dict[str, Any]
@@ -136,10 +140,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Calibration":
-        """Return the inverse of `as_json`.
+        """Return the calibration that `as_json` turned into the given values.
 
         Raises:
-            CalibrationError: The values are not those of a calibration.
+            CalibrationError: The values do not describe a calibration.
         """
         try:
             workload = dict(values["workload"])
@@ -155,18 +159,18 @@ class Calibration:
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
-    """Return the name of a compressor in a calibration.
+    """Return the key of a compressor in `Calibration.compressors`.
 
-    The name is the settings as JSON, sorted by dotted key, with all values as text.
+    The key is a JSON object of the compressor's settings, sorted by dotted key. All values are text.
     """
     return json.dumps({key: str(settings[key]) for key in sorted(settings)})
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """Return the calibration in `path`, or None if there is no such file.
+    """Read a calibration file. Return None if the file does not exist.
 
     Raises:
-        CalibrationError: The file is not a calibration.
+        CalibrationError: The file does not contain a calibration.
     """
     values = read_json(path)
     if values is None:
@@ -180,16 +184,19 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def network_names() -> list[str]:
-    """Return the names of all known networks, the slowest first."""
+    """Return the names of the predefined networks, slowest network first."""
     names = [item.name.removesuffix(".yaml") for item in _NETWORKS.iterdir() if item.name.endswith(".yaml")]
     return sorted(names, key=lambda name: network(name).bandwidth_bytes_per_s)
 
 
 def network(name: str) -> Network:
-    """Return the network called `name`, or the network in the user's yaml file of this name.
+    """Return a network.
+
+    Args:
+        name: The name of a predefined network, or the path of a yaml file that describes a network.
 
     Raises:
-        CalibrationError: The network is unknown, or the file is not a network.
+        CalibrationError: The network is unknown, or the file does not describe a network.
     """
     source = Path(name) if name.endswith((".yaml", ".yml")) else _NETWORKS.joinpath(f"{name}.yaml")
     try:
@@ -202,7 +209,11 @@ def network(name: str) -> Network:
 
 
 def _make(kind: type, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass made from plain numbers, and raise a TypeError that names an unsuitable key."""
+    """Return an instance of a dataclass whose fields, except `numels`, are numbers.
+
+    Raises:
+        TypeError: A value is not a number. The message names its key.
+    """
     for one in fields(kind):
         value = values.get(one.name, 0)
         if one.name != "numels" and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -1,19 +1,25 @@
 """Predict the seconds of a step's exchange from its pattern: who sends what to whom.
 
-What is sent is given, as a run recorded it. The patterns are:
+A run recorded the number of bytes that a worker sends. The patterns are:
 
-    direct      reduce-scatter and all-gather in shards: each value is sent to its owner and comes back
-    ring        the same bytes around a ring: the platform's own all_reduce of fp32 or bf16
-    messages    whole messages to the N-1 others, which decode all N: compressed gradients (top-k, QSGD, sign)
-    neighbours  whole messages to D neighbors: gossip
-    sharded     reduce-scatter of gradients, optimizer step, all-gather of weights: FSDP, ZeRO
-    factors     two all-reduces of fp32 matrices, one after the other: PowerSGD
+    direct      Reduce-scatter and all-gather in shards. Each value is sent to its owner, and the sum is sent back.
+    ring        The same bytes travel around a ring. This is PyTorch's all_reduce of fp32 or bf16.
+    messages    Each worker sends a whole message to the N-1 other workers and decodes all N messages. Compressed
+                gradients (top-k, QSGD, sign) use this pattern.
+    neighbours  Each worker sends a whole message to its D neighbors. Gossip uses this pattern.
+    sharded     Reduce-scatter of gradients, optimizer step, all-gather of weights. FSDP and ZeRO use this pattern.
+    factors     Two all-reduces of fp32 matrices, one after the other. PowerSGD uses this pattern.
 
-All patterns share these assumptions. Each worker is a machine with one processor and one full-duplex link. A switch in
-the middle has room for all links at once. Workers are equally fast. Nothing overlaps with forward or backward. An
-exchange every H steps costs 1/H of itself per step.
+All patterns share these assumptions:
 
-Legend: N workers, n values, S bytes that a worker sends per exchange, alpha latency, o message_s, beta seconds a byte.
+- Each worker runs on a separate machine with one processor and one full-duplex link.
+- A central switch carries the full bandwidth of all links at once.
+- All workers are equally fast.
+- The exchange does not overlap with the forward or backward pass.
+- If workers exchange only every H steps, each step takes 1/H of the exchange's time.
+
+Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s,
+o message_s, beta seconds per byte.
 """
 
 from collections.abc import Callable
@@ -22,24 +28,24 @@ from dataclasses import dataclass, replace
 from cpdrun.costmodel.collectives import all_gather_s, direct_s, reduce_scatter_s, ring_s, small_all_reduce_s
 from cpdrun.costmodel.parameters import Codec, Network
 
-# APS agrees on one int32 for each layer.
+# To agree on a scale with APS, workers exchange one int32 for each layer.
 MAGNITUDE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the workers of a run exchange, as the run recorded it.
+    """A run's exchange, as the run recorded it.
 
     Attributes:
         pattern: The key of the pattern in PATTERNS.
-        workers: The number of workers.
-        values: The number of values.
-        sent_bytes: The bytes that a real worker sends per step, on average over steps.
-        codec: The processor time per value that is sent.
+        workers: The number of workers, N.
+        values: The number of values, n.
+        sent_bytes: The bytes that a real worker sends per step, averaged over the steps.
+        codec: The codec of the values that are sent.
         every: The number of steps from one exchange to the next.
-        gather: The processor time per value that comes back, if it is in another format (sharded).
+        gather: The codec of the weights that are gathered, for the pattern "sharded". None if it is `codec`.
         layers: The number of layers for which APS agrees on a scale, or 0 without APS.
-        neighbours: The number of neighbors, D.
+        neighbours: The number of neighbors, D, for the pattern "neighbours".
     """
 
     pattern: str
@@ -59,7 +65,9 @@ class Exchange:
 
 
 def exchange_s(what: Exchange, network: Network) -> float:
-    """Return the seconds per step, averaged over the steps from one exchange to the next, or 0 for a single worker.
+    """Return the seconds of an exchange, divided by the number of steps from one exchange to the next.
+
+    A single worker exchanges nothing, so its exchange takes 0 seconds.
 
     Raises:
         KeyError: The pattern is not in PATTERNS.
@@ -74,21 +82,24 @@ def exchange_s(what: Exchange, network: Network) -> float:
 
 
 def _bits(what: Exchange) -> float:
-    """Return the bits k for which a textbook all-reduce, 2 (N-1)/N n k/8 bytes, sends as many bytes as the run sent."""
+    """Return the bit width k with which a textbook all-reduce sends as many bytes as the run sent.
+
+    A textbook all-reduce sends 2 (N-1)/N n k/8 bytes per worker.
+    """
     N = what.workers
     return 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
 
 
 def _direct_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of comm's own exchange, segment by segment, with codec and wire at once."""
+    """Return the seconds of cpdrun.comm's direct exchange, in which codec and wire overlap segment by segment."""
     return direct_s(what.values, what.workers, replace(what.codec, bits=_bits(what)), network)
 
 
 def _ring_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of the platform's all_reduce: a ring without a codec of cpdrun.
+    """Return the seconds of PyTorch's all_reduce, which is a ring without a codec from cpdrun.
 
-    At each hop, a worker adds the values that it receives to its own. This is assumed to cost as much as `add` does.
-    bf16 values are converted before and after.
+    At each hop, a worker adds the values that it receives to its own. One addition is assumed to take `codec.add_s`. If
+    the format is narrower than fp32, values are converted before and after the all_reduce.
     """
     codec = Codec(_bits(what), 0.0, what.codec.add_s / 2, 0.0, 0.0)
     converted_s = 0.0 if what.codec.bits == 32 else what.values * (what.codec.pack_s + what.codec.unpack_s)
@@ -96,11 +107,12 @@ def _ring_s(what: Exchange, network: Network) -> float:
 
 
 def _messages_s(what: Exchange, network: Network, others: int | None = None) -> float:
-    """Return n pack + D o + alpha + S beta + (D+1) n unpack seconds, with D = N-1.
+    """Return the seconds of exchanging whole messages: n pack_s + D o + alpha + S beta + (D+1) n unpack_s.
 
-    In comm, a worker compresses all layers, sends, waits for the messages of all others and then decodes them one
-    after the other, its own message included (`wire/messages.py`). S = D M for a message of M bytes, so this cost
-    grows with N, while the cost of shards does not. Every link receives as many bytes as it sends.
+    D is `others`, or N-1 if `others` is None. In cpdrun.comm (`wire/messages.py`), a worker compresses all layers,
+    sends its message to D workers, and waits for their messages. Then it decodes these messages and its own, one after
+    the other. A worker sends S = D M bytes if its message has M bytes. Therefore, the time grows with N, unlike that of
+    a sharded exchange. Every link receives as many bytes as it sends.
     """
     D = what.workers - 1 if others is None else others
     wire_s = network.latency_s + D * network.message_s + _wire_s(what.bytes_of_one, network)
@@ -108,19 +120,20 @@ def _messages_s(what: Exchange, network: Network, others: int | None = None) -> 
 
 
 def _neighbours_s(what: Exchange, network: Network) -> float:
-    """Return the same for the D neighbors of a worker. D is that of the worker with the most neighbors."""
+    """Return the seconds of exchanging whole messages with D neighbors, for the worker with the most neighbors."""
     return _messages_s(what, network, others=max(1, what.neighbours))
 
 
 def _sharded_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of the two halves of the direct exchange, with the optimizer's step between them.
+    """Return the seconds of a direct reduce-scatter of gradients and a direct all-gather of weights.
 
-    The weights take S_w = (N-1)/N n k_w/8 bytes in the gather's format, and the gradients take S - S_w. Weights are
-    gathered once per step. The model does not include resharding after forward, which gathers again for backward, or
-    prefetching, which hides the gather.
+    The optimizer's step between them is not included. The weights take S_w = (N-1)/N n k_w/8 of the S bytes, where k_w
+    is the bit width of the gathered weights. The gradients take the remaining S - S_w bytes. The model assumes that
+    weights are gathered once per step. It covers neither resharding after the forward pass, which gathers the weights
+    again for the backward pass, nor prefetching, which hides the time of the gather.
     """
     N, n, gather = what.workers, what.values, what.gather or what.codec
-    share = (N - 1) / N * n / 8  # Bytes sent for each bit of a value.
+    share = (N - 1) / N * n / 8  # the bytes that a worker sends in one half per bit of a value
     weights = min(what.bytes_of_one, share * gather.bits)
     gradients = replace(what.codec, bits=(what.bytes_of_one - weights) / share)
     gathered = all_gather_s(n, N, replace(gather, bits=weights / share), network)
@@ -128,12 +141,13 @@ def _sharded_s(what: Exchange, network: Network) -> float:
 
 
 def _factors_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of exchanging P and Q of every matrix, each with half of the bytes.
+    """Return the seconds of all-reducing the factors P and Q of every matrix.
 
-    Each uses the cheaper of ring and tree, as libraries choose. Pack and unpack are the products that make the factors
-    and apply them.
+    The factors P take half of the bytes, and the factors Q take the other half. Each of the two all-reduces is a ring
+    or a tree, whichever is faster. Libraries make the same choice. The codec's `pack_s` and `unpack_s` cover the matrix
+    products that compute and apply the factors.
     """
-    # The payload of one of the two all-reduces.
+    # The payload of one of the two all-reduces, in bytes.
     half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))
     return what.values * (what.codec.pack_s + what.codec.unpack_s) + 2 * small_all_reduce_s(
         half, what.workers, network
@@ -141,7 +155,7 @@ def _factors_s(what: Exchange, network: Network) -> float:
 
 
 def _wire_s(n_bytes: float, network: Network) -> float:
-    """Return the seconds of bytes on an idle link, which lets a burst through at once."""
+    """Return the seconds that an idle link needs for the bytes. It lets a burst through at once."""
     return network.wire_s(max(0.0, n_bytes - network.burst_bytes))
 
 

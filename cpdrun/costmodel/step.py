@@ -1,7 +1,7 @@
 """Predict the time of a training step on N workers, and the speed-up over a single worker.
 
-This is weak scaling, as in data parallelism and in `cpdrun`: each worker keeps its batch, so N workers process N
-batches per step. speedup(N) = N * T(1) / T(N).
+The predictions assume weak scaling, as in data parallelism and in `cpdrun`: the batch of each worker stays the same, so
+N workers process N batches per step. If T(N) is the time of a step of N workers, speedup(N) = N * T(1) / T(N).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from cpdrun.costmodel.parameters import Calibration, Codec, Network, Workload
 from cpdrun.costmodel.patterns import MAGNITUDE_BYTES
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
-WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # the usual numbers of workers of a forecast
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # the default numbers of workers of a forecast
 DDP_FIRST_BUCKET_BYTES = 1 << 20
 # The default bucket_cap_mb of DistributedDataParallel.
 DDP_BUCKET_BYTES = 25 << 20
@@ -27,24 +27,25 @@ DDP_BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything on which the time of a step depends.
+    """The parameters that determine the time of a step.
 
     Attributes:
         workers: The number of workers.
-        workload: The step of one worker.
-        codec: The processor time of the format.
-        network: The network between workers or groups.
-        algorithm: One of ALGORITHMS.
-        aps: Whether workers agree on APS scales first.
-        overlap: Whether each bucket is exchanged while backward computes the next, as in a DDP script. The workload's
-            check_s is then left out. Otherwise all layers are exchanged after backward, as in cpdrun's own training
-            loop.
-        shared_processor: Whether backward and the codec compete for one processor (a CPU with one thread per worker).
+        workload: The training step of one worker.
+        codec: The codec of the format.
+        network: The network between workers. For algorithm=hierarchical, the network between groups of workers.
+        algorithm: The algorithm that sums gradients, one of ALGORITHMS.
+        aps: Whether workers agree on APS scales before each exchange.
+        overlap: Whether a bucket of gradients is exchanged while the backward pass computes the next bucket, as in a
+            DDP script. The workload's check_s is then left out. If false, all layers are exchanged after the backward
+            pass, as in cpdrun's training loop.
+        shared_processor: Whether the backward pass and the codec share one processor, as on a CPU with one thread per
+            worker.
         group_size: The number of workers in a group, for algorithm=hierarchical.
-        inner: The network inside a group, or None if it is the same as outside.
+        inner: The network inside a group, or None if it is the same as `network`.
 
     Raises:
-        ValueError: The parts do not fit together.
+        ValueError: The algorithm is unknown, or the number of workers is not a multiple of group_size.
     """
 
     workers: int
@@ -60,7 +61,7 @@ class Setup:
 
     @property
     def work(self) -> Workload:
-        """The work that each worker computes in this setup."""
+        """The workload of a worker in this setup, without check_s if exchanges overlap with the backward pass."""
         return replace(self.workload, check_s=0.0) if self.overlap else self.workload
 
     def __post_init__(self) -> None:
@@ -72,13 +73,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class StepCost:
-    """The seconds of a step. The total is compute plus exposed.
+    """The predicted seconds of a step. The total is compute_s + exposed_s.
 
     Attributes:
-        compute_s: The seconds of the worker's own computation, `Workload.compute_s`.
-        agreement_s: The seconds to find the largest magnitudes and agree on them, with APS.
-        exchange_s: The seconds of packing, wire, adding and unpacking.
-        exposed_s: The seconds of agreement and exchange that computation does not hide.
+        compute_s: The seconds of the worker's computation, `Workload.compute_s`.
+        agreement_s: The seconds to find the largest magnitudes and agree on them; 0 without APS.
+        exchange_s: The seconds to pack, send, add, and unpack.
+        exposed_s: The part of agreement_s and exchange_s that does not overlap with computation.
     """
 
     compute_s: float
@@ -92,7 +93,7 @@ class StepCost:
 
 
 def step_cost(setup: Setup) -> StepCost:
-    """Return the cost of one step. All workers are equal and in lockstep."""
+    """Return the predicted cost of one step. All workers are assumed to be equally fast and in lockstep."""
     work = setup.work
     if setup.workers == 1:
         return StepCost(work.compute_s, 0.0, 0.0, 0.0)
@@ -104,12 +105,18 @@ def step_cost(setup: Setup) -> StepCost:
 
 
 def speedup(setup: Setup) -> float:
-    """Return the samples per second of `setup.workers` workers as a multiple of those of a single worker."""
+    """Return the speed-up: the samples per second of all workers, divided by those of a single worker."""
     return setup.workers * setup.work.compute_s / step_cost(setup).total_s
 
 
 def agreement(setup: Setup, values: int, layers: int) -> float:
-    """Return the seconds of the extra round of APS for `layers` layers, or 0 without APS."""
+    """Return the seconds in which workers agree on APS scales, or 0 without APS.
+
+    Args:
+        setup: The parameters of the step.
+        values: The number of values whose largest magnitudes are needed.
+        layers: The number of layers, each with one scale.
+    """
     if not setup.aps:
         return 0.0
     agreed_s = small_all_reduce_s(layers * MAGNITUDE_BYTES, setup.workers, setup.network)
@@ -117,7 +124,7 @@ def agreement(setup: Setup, values: int, layers: int) -> float:
 
 
 def exchange(setup: Setup, values: int) -> float:
-    """Return the seconds of one sum of `values` values with the setup's algorithm."""
+    """Return the seconds in which the setup's algorithm sums `values` values of every worker."""
     if setup.algorithm == "hierarchical":
         return hierarchical_s(
             values,
@@ -133,11 +140,12 @@ def exchange(setup: Setup, values: int) -> float:
 
 
 def _overlapped(setup: Setup) -> StepCost:
-    """Return the cost of a step whose buckets are exchanged in turn, each as soon as it is full.
+    """Return the cost of a step in which exchanges overlap with the backward pass.
 
-    end_i = max(ready_i, end_{i-1}) + exchange_i: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3. The time
-    at which backward reaches a layer is assumed proportional to the number of values in the layers after it. If
-    backward and the codec share a processor, the step takes at least the time of the work of both.
+    A bucket's exchange starts when the bucket is full and the previous exchange has ended:
+    end_i = max(ready_i, end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The
+    backward pass is assumed to take the same time for every value. If the backward pass and the codec share one
+    processor, a step takes at least the sum of their processor times.
     """
     work = setup.work
     ready_s = end_s = work.forward_s
@@ -155,9 +163,10 @@ def _overlapped(setup: Setup) -> StepCost:
 
 
 def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
-    """Yield the buckets as DistributedDataParallel fills them: the last layer first, and a small first bucket.
+    """Yield the layer sizes of each bucket, filled as DistributedDataParallel fills them.
 
-    Each bucket takes layers until it is full.
+    Layers are assigned from last to first. A bucket takes layers until it reaches its limit, which is smaller for the
+    first bucket.
     """
     bucket: list[int] = []
     limit = DDP_FIRST_BUCKET_BYTES
@@ -171,7 +180,7 @@ def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _processor_s(setup: Setup) -> float:
-    """Return the processor time of agreement and exchange, as if the wire cost nothing."""
+    """Return the processor time of agreement and exchange, which excludes the time on the wire."""
     found_s = setup.workload.values * setup.codec.largest_s if setup.aps else 0.0
     if setup.algorithm == "direct":
         return found_s + direct_processor_s(setup.workload.values, setup.workers, setup.codec, setup.network)
@@ -182,18 +191,18 @@ def _processor_s(setup: Setup) -> float:
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """The predicted cost of a step of one format with one number of workers. Times are in seconds per step.
+    """The predicted cost of a step for one format and one number of workers. Times are in seconds per step.
 
     Attributes:
         network: The name of the network.
-        algorithm: How gradients are added.
+        algorithm: The algorithm that sums gradients.
         format: The name of the format.
         workers: The number of workers.
-        compute_s: The worker's own computation.
-        agreement_s: The time to agree on scales, with APS.
-        exchange_s: The time to pack, send, add and unpack.
-        exposed_s: The part of agreement and exchange that computation does not hide.
-        total_s: The time of the step.
+        compute_s: The time of the worker's computation.
+        agreement_s: The time to agree on APS scales; 0 without APS.
+        exchange_s: The time to pack, send, add, and unpack.
+        exposed_s: The part of agreement_s and exchange_s that does not overlap with computation.
+        total_s: The time of the whole step.
         speedup: The speed-up over a single worker.
     """
 
@@ -220,22 +229,20 @@ def forecast(
     aps: bool = True,
     group_size: int = 1,
 ) -> Iterator[ForecastRow]:
-    """Yield the cost of every calibrated format with every number of workers, fewest bits last.
-
-    Formats below fp32 use APS if `aps` is true. Numbers of workers that `group_size` does not divide are left out.
+    """Yield the predicted cost for every calibrated format and every number of workers, widest format first.
 
     Args:
         calibration: The measurements.
-        network: The network between workers or groups.
+        network: The network between workers or groups of workers.
         name: The name of the network.
-        workers: The numbers of workers.
-        algorithm: One of ALGORITHMS.
-        overlap: As for `Setup`.
-        aps: Whether workers agree on APS scales first.
+        workers: The numbers of workers. Those that are not multiples of `group_size` are left out.
+        algorithm: The algorithm that sums gradients, one of ALGORITHMS.
+        overlap: Whether exchanges overlap with the backward pass, as for `Setup`.
+        aps: Whether formats narrower than 32 bits use APS.
         group_size: The number of workers in a group, for algorithm=hierarchical.
 
     Raises:
-        ValueError: As `Setup` does.
+        ValueError: The algorithm is unknown, or a number of workers is below 1.
     """
     by_bits = sorted(calibration.codecs.items(), key=lambda item: -item[1].bits)
     for format_name, codec in by_bits:

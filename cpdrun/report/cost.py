@@ -1,4 +1,4 @@
-"""The costs against which a report draws the metric, with their units, and the table of predicted step times."""
+"""Define the costs that a report plots the metric against, and format the table of predicted step times."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from cpdrun.study.group import Group
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost of a group of runs.
+    """A kind of cost that each group of runs has.
 
     Attributes:
-        key: The name on the command line.
-        name: The name in a sentence.
-        title: The label of a plot's axis.
-        says: The words that follow the number in a sentence.
-        show: Format a cost with its unit prefix.
-        find: Return the costs of groups, and the reasons why some groups have none.
-        has_no_other: Whether the front is described even without a knee, because no other sentence of a report
-            mentions this cost.
+        key: The name of the cost on the command line.
+        name: The name of the cost in a sentence.
+        title: The axis label of a plot.
+        says: The text that follows the number in a sentence.
+        show: A function that formats a value with its unit or prefix.
+        find: A function that returns the costs of groups, and the reasons why some groups' costs are unknown.
+        has_no_other: Whether no other sentence of a report mentions this cost. If true, the report describes the Pareto
+            front even if it has no knee.
     """
 
     key: str
@@ -37,7 +37,9 @@ class Cost:
 
 
 def show_bytes(count: float, digits: int = 3) -> str:
-    """Return bytes with a decimal unit, as for networks: `42 B`, `13.2 kB`, `1.4 MB`. NaN and inf become `-`.
+    """Format a number of bytes with a decimal unit, such as `42 B`, `13.2 kB`, or `1.4 MB`.
+
+    NaN and inf become `-`.
 
     Args:
         count: The number of bytes.
@@ -53,7 +55,7 @@ def show_bytes(count: float, digits: int = 3) -> str:
 
 
 def show_count(count: float, digits: int = 3) -> str:
-    """Return a count with a decimal prefix: `512`, `59.2 M`, `7.58 G`. NaN and inf become `-`.
+    """Format a count with a decimal prefix, such as `512`, `59.2 M`, or `7.58 G`. NaN and inf become `-`.
 
     Args:
         count: The count.
@@ -69,7 +71,7 @@ def show_count(count: float, digits: int = 3) -> str:
 
 
 def show_transistors(count: float) -> str:
-    """Return a count with commas, such as `11,232`. NaN and inf become `-`."""
+    """Format a count with thousands separators, such as `11,232`. NaN and inf become `-`."""
     return f"{count:,.0f}" if math.isfinite(count) else "-"
 
 
@@ -88,12 +90,12 @@ COSTS = {
 
 @dataclass
 class CalibrateDocument:
-    """A measurement of this machine, and the predicted time of a step on other networks.
+    """The measurements of this machine, and the predicted step times on other networks.
 
     Attributes:
-        calibration: The file with the measurement.
-        measured: The measurement.
-        forecast: The predictions.
+        calibration: The file with the measurements.
+        measured: The measurements.
+        forecast: The predicted step times.
     """
 
     calibration: Path
@@ -102,7 +104,10 @@ class CalibrateDocument:
 
 
 def forecast_table(title: str, rows: Sequence[ForecastRow]) -> Table:
-    """Return a table of the milliseconds per step and the speed-up, by number of workers and format."""
+    """Return a table of the milliseconds per step and the speed-up.
+
+    The table has one row for each number of workers and one column for each format.
+    """
     found = {(row.workers, row.format): f"{1e3 * row.total_s:.3g} ms\n{row.speedup:.3g}x" for row in rows}
     names = list(dict.fromkeys(row.format for row in rows))
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")

@@ -1,4 +1,4 @@
-"""Format the predicted step times as sentences, as a table and as numbers."""
+"""Format the predicted step times as sentences, as a table for people, and as a data frame."""
 
 import math
 from typing import Any
@@ -13,7 +13,11 @@ from cpdrun.study.verdicts import MARKS
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:
-    """Return where a plain sum is fastest, which methods are fastest elsewhere, and the assumptions."""
+    """Return the predictions in sentences.
+
+    They name the networks on which a plain sum is fastest, the fastest methods on the other networks, and the
+    assumptions of the predictions.
+    """
     return render_lines(
         "crossover.j2",
         study=study,
@@ -26,7 +30,13 @@ def sentences(study: Study, found: Crossover) -> list[str]:
 
 
 def _winners(panel: Panel) -> dict[str, Any]:
-    """Return what the sentences quote of a setting: winning plain sums, other winners, and faster open methods."""
+    """Return the values that the sentences about one setting quote.
+
+    Returns:
+        `label`: the setting. `plain`: the networks on which each plain sum wins. `others`: every other winner with the
+        plain sum on the same network. `open`: the networks on which each open method is faster than the winner.
+        `missing`: the reasons why some methods have no prediction.
+    """
     winners = [cell for network in panel.networks if (cell := panel.winner(network)) is not None]
     plain: dict[str, list[str]] = {}
     for cell in winners:
@@ -48,8 +58,8 @@ def _winners(panel: Panel) -> dict[str, Any]:
 def shown(study: Study, found: Crossover) -> Shown:
     """Return a table with a row for each method, fewest bits first.
 
-    The columns are the milliseconds of a step on each network, with the winner marked, and the seconds to the
-    baseline's loss if any method's curves reach it.
+    The columns contain the milliseconds per step on each network. The winner is marked. If the curves of any method
+    reach the baseline's loss, further columns contain the seconds to this loss.
     """
     networks, several = found.panels[0].networks, len(found.panels) > 1
     in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
@@ -72,7 +82,7 @@ def shown(study: Study, found: Crossover) -> Shown:
 
 
 def numbers(study: Study, found: Crossover) -> pd.DataFrame:
-    """Return a table of numbers with a row for each method and network."""
+    """Return a data frame with a row for each method and network."""
     rows = []
     for panel in found.panels:
         for cell in panel.cells:

@@ -1,6 +1,7 @@
-"""Why runs are worse than their baseline: the document of one run, and the table of all groups of a report.
+"""Explain why runs are worse than their baseline.
 
-The sentences are in templates/diagnosis.j2. This module computes what they quote.
+`explain` returns the explanation of one run. `worse_groups` returns a report's table of all groups that are worse.
+templates/diagnosis.j2 contains the sentences. This module computes the values that they quote.
 """
 
 import math
@@ -48,7 +49,7 @@ from cpdrun.whatif.diagnosis import (
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import Forecast
 
-CONSTANT = 0.5  # a figure that never falls below this share of its maximum is present throughout
+CONSTANT = 0.5  # an error that never falls below this share of its maximum counts as present in all epochs
 ROUNDED_KEYS = (
     "weights",
     "activations",
@@ -56,8 +57,8 @@ ROUNDED_KEYS = (
     "accumulator",
     "optimizer_state",
     "update",
-)  # of precision
-TO_FINITE = ("saturate", "propagate")  # values of sync.overflow that replace an overflow by the largest value
+)  # keys of `precision`
+TO_FINITE = ("saturate", "propagate")  # values of sync.overflow that replace overflows by the largest value
 MAX_GROUPS = 12
 HEADER = ["run", "against the baseline", "main reason", "where", "when", "measured in another run"]
 _FIGURES = (
@@ -68,15 +69,18 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class ExplainedFix:
-    """A change that loses less.
+    """A change of the configuration that reduces the gap to the baseline or the errors that cause it.
 
     Attributes:
-        words: key=value, as they are typed.
-        basis: "measured" in a run of the same seed, "observed" (computed on observed tensors) or "estimated".
-        text: The fix in a sentence.
-        figure: The name of the figure that improves, with its value `before` and `after`; NaN if unknown.
-        run: The finished run that has this change; None if there is none.
-        value: The metric that this run reached; NaN if there is none.
+        words: The overrides for the command line, as key=value.
+        basis: "measured" in a run with the same seed, "observed" (computed on observed tensors), or "estimated" from
+            recorded exponents.
+        text: A sentence that describes the change.
+        figure: The name of the statistic that improves.
+        before: The value of the statistic without the change; NaN if unknown.
+        after: The value of the statistic with the change; NaN if unknown.
+        run: The finished run with this change; None if there is none.
+        value: The metric of the finished run; NaN if there is none.
     """
 
     words: tuple[str, ...]
@@ -91,7 +95,14 @@ class ExplainedFix:
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """What one layer lost in one role. Unknown figures are NaN."""
+    """The errors of one layer's tensor in one role.
+
+    Attributes:
+        name: The name of the layer.
+        role: The role of the tensor, such as "gradient" or "weight, observed".
+        format: The format to which the tensor is rounded.
+        figures: The statistics of the error, keyed by name; NaN if unknown.
+    """
 
     name: str
     role: str
@@ -101,16 +112,32 @@ class LayerLoss:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run is worse than its baseline. Values and the margin are in the metric's unit as stored; NaN if unknown.
+    """The explanation why a run is worse than its baseline.
+
+    Values of the metric and the margin are in the unit in which the metric is stored. Unknown values are NaN.
 
     Attributes:
-        lost: By how much the run is worse than its baseline.
-        sentences: The explanation, the main reason first.
-        epochs: The error of the sum of gradients by epoch, a mean over layers.
-        roles: Figures of each role, computed on observed tensors.
-        parts: The parts of the error of the sum of gradients: range, additions and mantissa.
-        observed: The run whose tensors were observed; None if there is none.
-        not_seen: What no run has observed.
+        run: The name of the run.
+        state: The state of the run.
+        status: The status with which the run ended; None if it has no result.
+        verdict: The verdict of the comparison with the baseline.
+        metric: The name of the metric; None if no runs can be compared.
+        value: The metric of the run.
+        baseline: The name of the baseline run; None if there is none.
+        baseline_value: The metric of the baseline run.
+        lost: The amount by which the run is worse than its baseline; negative if it is better.
+        tolerance: The margin.
+        cause: The main cause of errors in the sums of gradients.
+        role: The role whose tensors have the largest errors.
+        sentences: The explanation, main reason first.
+        layers: The errors of the layers' tensors.
+        epochs: The relative error of the sum of gradients, keyed by epoch. Each value is a mean over layers.
+        first_nonfinite_epoch: The first epoch with inf or NaN in the sum of gradients; None if there is none.
+        fixes: The changes that reduce the gap to the baseline or its causes, best first.
+        roles: The statistics of the error in each role, computed on observed tensors.
+        parts: The error of the sum of gradients, divided into the parts range, additions, and mantissa.
+        observed: The name of the run whose tensors were observed; None if there is none.
+        not_seen: Sentences about possible causes that no run has observed.
     """
 
     run: str
@@ -139,7 +166,7 @@ class Explanation:
 
 
 def explain(diagnosis: Diagnosis) -> Explanation:
-    """Return the document of a diagnosis."""
+    """Return a diagnosis as a document for programs, with the explanation in sentences."""
     comparison, reason, study = diagnosis.comparison, diagnosis.reason, diagnosis.study
     counterfactual, nonfinite = diagnosis.counterfactual, reason.statistics.nonfinite
     own = None if counterfactual is None else counterfactual.own
@@ -199,10 +226,14 @@ def _figures(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def by_chance(study: Study, comparison: RunComparison) -> dict[str, int] | None:
-    """Return by how many test samples a run differs if that is within the error of the test set, else None.
+    """Return the number of test samples by which a run differs from its baseline, if chance may explain the difference.
 
-    A share p of n samples has the variance p (1 - p) / n. In one case of twenty, chance alone makes a difference of
-    more than twice the root of the sum of both variances.
+    A share p of n samples has the variance p (1 - p) / n. The difference between two shares has the sum of both
+    variances. If the difference is at most twice its standard deviation (about 95 % confidence), chance may explain it.
+
+    Returns:
+        `count`: the number of samples by which the run differs. `samples`: the size of the test set. None if the
+        difference is 0, is unknown, or is too large to be explained by chance.
     """
     samples = study.samples(comparison.group) if comparison.group is not None else math.nan
     if not (samples > 0 and math.isfinite(comparison.lost)):
@@ -218,7 +249,7 @@ def by_chance(study: Study, comparison: RunComparison) -> dict[str, int] | None:
 
 
 def _facts(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return what the paragraphs of a diagnosis quote, besides the diagnosis itself."""
+    """Return the values that the template quotes in addition to the diagnosis."""
     study, comparison, reason = diagnosis.study, diagnosis.comparison, diagnosis.reason
     counterfactual, result, run = diagnosis.counterfactual, diagnosis.result, diagnosis.run
     progress = run.progress() if diagnosis.state is State.RUNNING else None
@@ -250,7 +281,12 @@ def _no_comparison(study: Study | None, comparison: RunComparison) -> str:
 
 
 def _reason(diagnosis: Diagnosis) -> str:
-    """Return which reason is given: that of observed tensors, that of sums, that nothing is rounded, or none."""
+    """Return which kind of reason the explanation gives.
+
+    Returns:
+        "observed" for errors on observed tensors, "sums" for errors in the sums of gradients, "exact" if nothing is
+        rounded, or "" for no reason.
+    """
     cause, counterfactual = diagnosis.reason.cause, diagnosis.counterfactual
     if counterfactual is not None and (
         counterfactual.role != GRADIENT or cause in (Cause.UNSEEN, Cause.EXACT)
@@ -271,9 +307,10 @@ def _diagnosed_setting(diagnosis: Diagnosis) -> dict[str, Any]:
 def _setting(
     reason: Reason, aps: bool, workers: int, sync: Mapping[str, Any], chain: int | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a sum that its cause quotes.
+    """Return the settings that the explanation of an error in the sums of gradients quotes.
 
-    `range` has the exponents that the format represents and those of the gradients, or is None if they are unknown.
+    `chain` is the largest number of rounded additions in series. `range` contains the exponents that the format
+    represents and the exponents of the gradients. If they are unknown, it is None.
     """
     found, per_scale = reason.statistics, workers_per_scale(sync, workers)
     limits = exponent_range(reason.worst[0].format) if reason.worst else None
@@ -295,7 +332,11 @@ def _setting(
 
 
 def _course(reason: Reason) -> dict[str, Any] | None:
-    """Return how the figure behind the main reason changed over the epochs; None with fewer than two epochs."""
+    """Return how the error that is the main reason changed over the epochs.
+
+    The error is the share of overflows if overflow is the main reason; otherwise it is the relative error of the sum.
+    With fewer than two epochs, return None.
+    """
     is_overflow = reason.cause is Cause.OVERFLOW
     values = reason.statistics.by_epoch(lambda epoch: epoch.overflow if is_overflow else epoch.sum_error)
     if len(values) < 2:
@@ -318,7 +359,10 @@ def _worst_layers(counterfactual: Counterfactual | None) -> list[tuple[str, Mapp
 
 
 def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
-    """Return the parts of the sum's error as shares of it, largest first. A total below 1e-4 is float32's own error."""
+    """Return the share of each part in the error of the sum of gradients, largest share first.
+
+    If the parts add up to at most 1e-4, return an empty list, because sums in float32 have errors of this size too.
+    """
     parts = {} if counterfactual is None else counterfactual.parts
     total = sum(parts.values())
     shares = ((name, value / total) for name, value in parts.items() if total > 1e-4)
@@ -326,7 +370,10 @@ def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
 
 
 def _seeds(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """Return what all seeds of the run's group show together; None for one pair and for the baseline."""
+    """Return the result over all seeds of the run's group.
+
+    For the baseline, and for groups with fewer than two pairs, return None.
+    """
     study, group = diagnosis.study, diagnosis.comparison.group
     if study is None or group is None or diagnosis.is_baseline:
         return None
@@ -338,14 +385,17 @@ def _seeds(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _saturating_format(config: Mapping[str, Any]) -> str:
-    """Return the format if it turns non-finite values into numbers, so that the loss stays finite; else ""."""
+    """Return the name of the run's format if it replaces overflows by finite numbers; otherwise "".
+
+    With such a format, the loss may stay finite although gradients overflow.
+    """
     fmt = formats.parse(config["format"])
     overflow = (config.get("sync") or {}).get("overflow")
     return "" if fmt is None or (fmt.has_inf and overflow not in TO_FINITE) else fmt.name
 
 
 def _fix_facts(own: Forecast | None, fix: Fix) -> dict[str, Any]:
-    """Return what the sentence of an observed fix quotes, besides the fix itself."""
+    """Return the values that the sentence about an observed fix quotes in addition to the fix."""
     if own is None or fix.change is None or fix.forecast is None:
         return {}
     return {
@@ -357,12 +407,12 @@ def _fix_facts(own: Forecast | None, fix: Fix) -> dict[str, Any]:
 
 
 def _not_observed(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return what no run has observed, and the command that observes it."""
+    """Return the possible causes that no run has observed, and the command that observes them."""
     config, counterfactual, reason = diagnosis.config, diagnosis.counterfactual, diagnosis.reason
     names = ("script", "layers", "uncovered", "problem", "rounded", "gradients", "command")
     missing: dict[str, Any] = dict.fromkeys(names, ())
     if diagnosis.state is State.FAILED and not rows_of(diagnosis.run):
-        return missing  # the error is the whole explanation
+        return missing  # the run's error message explains everything
     if is_script(config) and counterfactual is None:
         return missing | {"script": not is_observed(diagnosis.run)}
     missing["layers"] = reason.cause is Cause.UNSEEN
@@ -379,7 +429,7 @@ def _not_observed(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _rounded_within(config: Mapping[str, Any]) -> list[str]:
-    """Return what matrix products and optimizer steps round."""
+    """Return phrases for what the config rounds in matrix products and optimizer steps."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return []
@@ -393,7 +443,7 @@ def _rounded_within(config: Mapping[str, Any]) -> list[str]:
 
 
 def _render(part: str, **values: Any) -> list[str]:
-    """Render a part of the template (see templates/diagnosis.j2)."""
+    """Render one part of templates/diagnosis.j2."""
     return render_lines("diagnosis.j2", part=part, **values)
 
 
@@ -402,9 +452,10 @@ def _line(part: str, **values: Any) -> str:
 
 
 def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
-    """Return introductory sentences and a table with a row for each group that is worse, by one of its runs.
+    """Return introductory sentences and a table with a row for each group that is worse than the baseline.
 
-    Groups are in the order of the table of means. None if no group is worse, or no record says why.
+    The table describes the first run of each group. Groups are in the order of the report's table of means. If no group
+    is worse, or no run recorded why, return None.
     """
     worse = [
         group for group in study.groups if not group.is_baseline and group.runs and _is_worse(study, group)
@@ -421,7 +472,12 @@ def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
 
 
 def _is_worse(study: Study, group: Group) -> bool:
-    """Return whether a group is refuted, or had a run that failed, or has a mean outside of the margin."""
+    """Return whether a group is worse than the baseline by more than the margin.
+
+    It is worse if its mean is outside of the margin, if one of its runs failed, diverged, or did not learn, or if it
+    has no value. If the group cannot be compared with the baseline, it is worse only if one of its runs diverged or was
+    stopped early because it did not learn.
+    """
     gap = study.against_baseline(group)
     if gap is None:
         return group.diverged > 0 or group.gave_up > 0

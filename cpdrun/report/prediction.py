@@ -1,4 +1,7 @@
-"""Render a prediction: sentences and a table for people, a document for programs."""
+"""Render a prediction as sentences and a table for people, and as a document for programs.
+
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fi
 
 HARDLY_FAILS, SURELY_FAILS = 0.1, 0.9
 PERCENT, RATIO = "%", ""
-# Maps each key of a forecast's `measured` to a heading and a unit.
+# The heading and the unit of each column, keyed as in `Forecast.measured`.
 COLUMNS = {
     "underflow": ("underflow %", PERCENT),
     "saturation": ("saturation %", PERCENT),
@@ -27,7 +30,13 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Context:
-    """What was asked: the margin (`1 point`), the name of the baseline, and the runs that were observed."""
+    """The basis of a prediction.
+
+    Attributes:
+        margin: The margin as text, such as `1 point`.
+        baseline: The name of the baseline.
+        observed: The folders of the observed runs.
+    """
 
     margin: str
     baseline: str
@@ -35,7 +44,11 @@ class Context:
 
 
 def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
-    """Return the answer in sentences: the ranking, the narrowest format of each ladder, then what limits the answer."""
+    """Return the prediction in sentences.
+
+    They contain the ranking of the candidates, each ladder's narrowest format that is likely good enough, and the
+    limits of the prediction.
+    """
     forecasts = ranked(ladders)
     uncovered: dict[str, list[Forecast]] = {}
     for forecast in forecasts:
@@ -56,7 +69,10 @@ def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
 
 
 def _extrapolated(strictness: float) -> dict[str, str] | None:
-    """Return the margin and the margins of the fitted data as shares; None if the margin is among these."""
+    """Return the margin and the range of margins to which the model was fitted, each as a percentage of the metric.
+
+    If the margin lies within this range, return None, because the prediction does not extrapolate.
+    """
     low, high = fitted_model().strictness
     if low - 0.05 <= strictness <= high + 0.05:
         return None
@@ -70,13 +86,13 @@ def _labels(forecasts: Sequence[Forecast], most: int) -> str:
 
 
 def _range(chance: Chance) -> str:
-    """Return `0 to 92`, or `92` if both ends are equal."""
+    """Return the interval of a chance in percent as text, such as `0 to 92`; only one number if both ends are equal."""
     low, high = f"{100 * chance.low:.0f}", f"{100 * chance.high:.0f}"
     return low if low == high else f"{low} to {high}"
 
 
 def make_table(ladders: Sequence[LadderForecast]) -> Table:
-    """Return a table with a row per candidate, the least likely to fail first."""
+    """Return a table with a row for each candidate, least likely to fail first."""
     forecasts = ranked(ladders)
     has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -114,27 +130,27 @@ def _style(chance: Chance) -> str:
 
 @dataclass
 class PredictedCandidate:
-    """The prediction for a candidate. Figures that are not known are null.
+    """The prediction for one candidate. Unknown values are null.
 
     Attributes:
         candidate: The label of the candidate.
-        run: The name of the candidate in the forecast.
+        run: The name that identifies the candidate in the forecast.
         bits: The bits per value.
-        probability: The probability that it fails, which means that it is worse by more than the margin. It is a mean
-            over networks.
-        low: The lower end of the 80 % range of this probability.
-        high: The upper end of this range.
+        probability: The probability that the candidate fails, which means that it is worse than the baseline by more
+            than the margin. This is the mean over networks that tolerate different amounts of damage.
+        low: The lower end of the probability's 80 % credible interval.
+        high: The upper end of the probability's 80 % credible interval.
         underflow: The share of gradients that become zero.
-        saturation: The share of gradients that exceed the largest value.
+        saturation: The share of gradients that exceed the format's largest value.
         snr_db: The signal-to-noise ratio of the gradients in decibels.
         bias: The relative bias of the gradients.
         cosine: The cosine between the gradients and their rounded values.
         sum_error: The relative error of the sum over workers.
-        growth: How much the error grows with the workers.
-        update_lost: The share of updates that are lost.
-        features: The damage from which the probability follows, in log10 odds.
-        not_seen: The parts of the configuration that the observation does not cover.
-        trained: What the candidate's own runs showed, or null if it was not trained.
+        growth: The error of the sum over all workers, divided by the error of the sum of workers 0 and 1.
+        update_lost: The share of updates that leave the weight unchanged.
+        features: The damage from which the probability is predicted.
+        not_seen: The parts of the configuration that the prediction does not cover.
+        trained: The outcome of the candidate's own runs, or null if it was not trained.
     """
 
     candidate: str
@@ -158,17 +174,17 @@ class PredictedCandidate:
 
 @dataclass
 class PredictedLadder:
-    """The predictions for the candidates that share a way of scaling.
+    """The predictions for a ladder: candidates that share a gradient scaling, from most bits to fewest.
 
     Attributes:
-        chain: The way of scaling.
+        chain: The label of the ladder, which names the gradient scaling.
         smallest: The narrowest format that is likely good enough.
-        from_: The narrowest format that may be good enough, at the optimistic end of the 80 % range.
-        to: The narrowest format that is good enough at the other end of this range.
+        from_: The narrowest format that is likely good enough at the optimistic end of the 80 % credible intervals.
+        to: The narrowest format that is likely good enough at the pessimistic end of the 80 % credible intervals.
         smallest_bits: The bits of `smallest`.
         from_bits: The bits of `from`.
         to_bits: The bits of `to`.
-        candidates: The candidates.
+        candidates: The predictions for the candidates.
     """
 
     chain: str
@@ -183,12 +199,12 @@ class PredictedLadder:
 
 @dataclass
 class ObservedRun:
-    """A run that is trained and observed.
+    """A run that a prediction trains and observes.
 
     Attributes:
         run: The folder of the run.
-        is_there: Whether it is trained already.
-        serves: The candidates whose prediction uses it.
+        is_there: Whether the run was trained and observed already.
+        serves: The names of the baselines whose candidates are predicted from the run.
     """
 
     run: str
@@ -198,18 +214,20 @@ class ObservedRun:
 
 @dataclass
 class PredictDocument:
-    """The ranking of formats and their probability of failing. A dry run only has the runs that would be trained.
+    """The ranking of the candidates and their probabilities of failing.
+
+    For a dry run, the document contains only the runs that would be trained.
 
     Attributes:
         dry_run: Whether the runs were only planned.
-        notes: What a user should know in addition.
-        runs: For a dry run: the runs that would be observed.
-        tolerance: The margin as it is shown.
+        notes: Additional notes for the user.
+        runs: For a dry run, the runs that would be observed.
+        tolerance: The margin as text.
         baseline: The name of the baseline.
         observed: The folders of the observed runs.
-        chains: The predictions.
-        ranking: The candidates in the order of their probability of failing, the most likely to be good enough first.
-        says: The answer in sentences.
+        chains: The predictions for each ladder.
+        ranking: The labels of the candidates, least likely to fail first.
+        says: The prediction in sentences.
     """
 
     dry_run: bool
@@ -226,7 +244,7 @@ class PredictDocument:
 def predict_document(
     ladders: Sequence[LadderForecast], context: Context, notes: list[str]
 ) -> PredictDocument:
-    """Return the document of a prediction for programs."""
+    """Return a prediction as a document for programs."""
     return PredictDocument(
         dry_run=False,
         notes=notes,

@@ -1,8 +1,10 @@
-"""Find or plan the baseline runs that a prediction reads, and forecast candidates from them.
+"""Find or plan the baseline runs from which candidates are predicted, and forecast the candidates.
 
-A prediction reads the gradients of single workers, before anything is rounded or summed. Baselines that differ only in
-how gradients are summed and sent (format, APS, order, rounding ...) therefore share one observation. Another number of
-workers, model or batch size needs an observation of its own.
+A prediction needs the gradients of each worker before anything is rounded or summed. Therefore, baselines that differ
+only in how gradients are summed and sent (such as format, APS, order, and rounding) share one observed run. Baselines
+with another number of workers, model, or batch size need a separate observed run.
+
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
 
 import json
@@ -22,24 +24,24 @@ from cpdrun.sweep import PlannedRun
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
-# The number of observed steps, spread over the run. To observe a step costs as much as 0.8 to 2 steps of the run
-# (scripts/bench_observe.py). For runs of at least 320 steps, 16 observed steps cost at most a tenth. For the shortest
-# experiments here, with 96 steps, they cost 13 %, about two seconds.
+# The number of observed steps, which are spread over the run. Observing a step takes as long as 0.8 to 2 training steps
+# (scripts/bench_observe.py). In runs of at least 320 steps, observing 16 steps adds at most 10 % to the time. In the
+# shortest experiments of this project, which have 96 steps, it adds 13 %, about two seconds.
 STEPS = 16
 OBSERVE = "observe"
-# Keys that decide how gradients are summed and sent. They do not change the gradients of a single worker.
+# The keys that determine how gradients are summed and sent. They do not change the gradients of a single worker.
 KEYS_OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compressor", "topology")
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """The run from which predictions for some of the baselines are read.
+    """An observed run that represents one or more baselines with the same gradients.
 
     Attributes:
-        run: The run as it is trained.
+        run: The planned run, with the setting that observes it.
         sweep: The folder of the sweep in which the run is stored.
-        serves: The names of the baselines' cells for which the run stands.
-        note: Why the run is stored in the folder of predictions, or "".
+        serves: The names of the baseline cells that the run represents.
+        note: The reason why a trained run has to be trained again, or "".
     """
 
     run: PlannedRun
@@ -54,16 +56,16 @@ class BaselineRun:
 
     @property
     def is_there(self) -> bool:
-        """Whether the run has ended with a result and was observed."""
+        """Whether the run was observed and ended with a result."""
         return _is_there(self.folder)
 
 
 @dataclass(frozen=True)
 class SubjectLadder:
-    """The candidates of a chain, which differ only in their format, as a forecast reads them.
+    """A ladder whose candidates are to be forecast. They differ only in their format.
 
     Attributes:
-        label: The label of the chain.
+        label: The label of the ladder.
         baseline: The name of the baseline's cell.
         subjects: The candidates.
     """
@@ -76,18 +78,18 @@ class SubjectLadder:
 def find_baseline_runs(
     directory: SweepDir, baselines: Mapping[str, PlannedRun], steps: int | None = None
 ) -> list[BaselineRun]:
-    """Return one run for each group of baselines whose workers have the same gradients.
+    """Return one run to observe for each group of baselines whose workers have the same gradients.
 
-    If a baseline's first run was trained unobserved, plan it again in the folder of predictions. If `steps` is given,
-    plan a separate run of that many steps in the same folder.
+    The run is the first run of one of the baselines, preferably one that was observed already. If it was trained
+    without being observed, it is planned again in the folder of predictions.
 
     Args:
         directory: The folder of the sweep.
-        baselines: The first run of each baseline, by the name of the baseline's cell.
-        steps: The number of steps of a separate run, or None.
+        baselines: The first run of each baseline, keyed by the name of the baseline's cell.
+        steps: If given, a separate run of this number of steps is planned in the folder of predictions instead.
 
     Raises:
-        ConfigError: The baseline runs a script.
+        ConfigError: A baseline runs a script.
     """
     groups: dict[str, list[str]] = {}
     for name, run in baselines.items():
@@ -116,9 +118,13 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
 
 
 def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """Return the same run, observed. Its name and its bits do not change.
+    """Return a planned run with the setting that observes it. Observing changes neither its name nor its results.
 
-    `further` holds values that turn it into another run. The run of a script is returned as it is.
+    A run of a script is returned unchanged.
+
+    Args:
+        run: The planned run.
+        further: Further values to set in the config. They make it another run, which gets another name.
     """
     if is_script(run.config):
         return run
@@ -135,14 +141,14 @@ def forecast_ladders(
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> list[LadderForecast]:
-    """Return a forecast for every candidate of every chain, from observations that exist.
+    """Return a forecast for each ladder, computed from runs that were observed already.
 
     Args:
-        directory: The folder of the sweep.
-        chains: The chains of candidates.
-        found: The observed runs of their baselines.
+        directory: The folder of the sweep, which caches the effects.
+        chains: The ladders.
+        found: The observed runs of the ladders' baselines.
         strictness: The strictness of the margin.
-        outcomes: What the runs of trained candidates showed, from `trained_outcomes`.
+        outcomes: The outcomes of the trained candidates keyed by name, from `trained_outcomes`.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -164,21 +170,26 @@ def forecast_ladders(
 
 
 def typed_names(subjects: Iterable[Subject]) -> set[str]:
-    """Return the names of formats and classes outside of cpdrun in configs that the user typed."""
+    """Return the names of formats and classes outside of cpdrun in the subjects' configs.
+
+    Call this function only for configs that the user typed, because it permits importing these names.
+    """
     return {name for subject in subjects for name in foreign_names(subject.config)}
 
 
 def trained_outcomes(
     gaps: Mapping[str, Sequence[float]], tolerance: float, scale: float
 ) -> dict[str, Outcome]:
-    """Return what the pairs of each trained candidate showed, in the unit in which the metric is shown.
+    """Return the outcome of each trained candidate, keyed by name, in the unit in which the metric is shown.
 
-    The usual spread of a pair is the median of the candidates' standard deviations, or the margin if each has one pair.
+    A candidate without pairs, or with a difference that is not finite, is left out. The usual spread of a pair is the
+    median of the standard deviations of candidates with several pairs. If there are none, it is the margin.
 
     Args:
-        gaps: The differences of the pairs of each candidate, in the metric's own unit.
-        tolerance: The margin in the metric's own unit.
-        scale: The factor that converts the metric's own unit into the shown one.
+        gaps: The differences from the baseline in the metric's stored unit, keyed by candidate and listed by pair.
+            Positive is better.
+        tolerance: The margin in the metric's stored unit. If it is not positive, the result is empty.
+        scale: The factor that converts the stored unit into the shown unit.
     """
     trained = {name: of for name, of in gaps.items() if of and all(map(math.isfinite, of))}
     if not tolerance > 0:
@@ -195,7 +206,10 @@ def _is_there(run: RunDir) -> bool:
 
 
 def _gradients_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs whose workers have the same gradients, whatever happens to their sum."""
+    """Return a key that is equal for runs whose workers have the same gradients.
+
+    Settings of how gradients are summed and sent do not affect the key.
+    """
     made = {
         key: value
         for key, value in flatten(config)

@@ -1,4 +1,7 @@
-"""Changes of a configuration that may lose less: the words to type, and the configuration that they give."""
+"""List changes of a configuration that may reduce rounding errors.
+
+Each change contains the overrides for the command line and the configuration that results from them.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +22,7 @@ from cpdrun.study import formats
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 CHAINS = ("rank", "ring")
 GRADIENT, UPDATE = "gradient", "update"
-# keys of `precision`, and operands of its rules, by role
+# For each role, its key in `precision`, and its operand in the rules of `precision`.
 PRECISION_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors"}
 OPERANDS = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
 WIDE = "bf16"
@@ -31,10 +34,10 @@ class Change:
     """A change of a configuration.
 
     Attributes:
-        description: The change in a few words.
-        words: key=value, as they are typed.
+        description: A short description of the change.
+        words: The overrides for the command line, as key=value. If the change adds a rule, a description of that rule.
         config: The changed configuration.
-        role: The role whose error the change reduces: gradient, weight, activation, output_gradient or update.
+        role: The role whose error the change reduces: gradient, weight, activation, output_gradient, or update.
     """
 
     description: str
@@ -46,11 +49,12 @@ class Change:
 def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Change]:
     """Return changes of how the workers' gradients are summed.
 
-    The list is empty if gradients are summed in fp32, by another method than an all-reduce, or by one worker.
+    If gradients are summed in fp32 or by another method than an all-reduce, or if there is only one worker, the list is
+    empty.
 
     Args:
         config: The configuration of the run.
-        layers: Names of the layers with the largest errors, which may stay in fp32.
+        layers: The names of the layers with the largest errors. One change leaves the first two of them in fp32.
     """
     sync = config.get("sync") or {}
     fmt = formats.parse(config["format"])
@@ -74,9 +78,10 @@ def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> li
 
 
 def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
-    """Return changes of what is rounded within a worker.
+    """Return changes of what a worker rounds in its own computation.
 
-    They are: each role in bf16, the first and the last layer in bf16, and optimizer steps that lose less.
+    If the precision has rules, the changes put each role, the first layer, or the last layer in bf16. Otherwise, they
+    put each role in bf16, scale each tensor, or make weight updates more precise.
     """
     precision = config.get("precision") or {}
     if precision.get("rules"):
@@ -98,7 +103,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
 
 
 def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return changes that put a rule in front of a recipe's rules. The first rule that matches counts."""
+    """Return changes that each insert one rule before a recipe's rules. For each operand, the first match applies."""
     found: list[Any] = []
     roles = list(OPERANDS.values())
     for role, operand in OPERANDS.items():
@@ -117,7 +122,10 @@ def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> 
 
 
 def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any]) -> Change | None:
-    """Return the change of a configuration to these values; None if the result would be invalid."""
+    """Return the change that sets the given values in a configuration.
+
+    If the configuration lacks a key, or if the change makes it invalid, return None.
+    """
     made = copy.deepcopy(dict(config))
     for key, value in values.items():
         if not has_key(made, key):
@@ -128,7 +136,8 @@ def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any
     if values.get("aps"):
         made[SCALING] = copy.deepcopy(_aps())
     problem = _problem(made)
-    if problem and problem != _problem(config):  # the record of an earlier version may lack keys
+    # The config itself may be invalid, if an earlier version of cpdrun recorded it. That is no problem of the change.
+    if problem and problem != _problem(config):
         return None
     words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
     return Change(description, words, made)
@@ -143,13 +152,16 @@ def _problem(config: Mapping[str, Any]) -> str:
 
 
 def _orders(sync: Mapping[str, Any]) -> list[str]:
-    """Return the reduction orders with fewer rounded additions in series."""
+    """Return the reduction orders that have fewer rounded additions in series than the order in use."""
     order = sync.get("order")
     return ["hierarchical", "tree"] if order in CHAINS else ["tree"] if order == "hierarchical" else []
 
 
 def _formats(name: str) -> Iterator[tuple[str, str]]:
-    """Yield other formats of as many bits, then those of one bit more, each with a description."""
+    """Yield the name and a description of similar formats.
+
+    Formats with the same number of bits come first, then those with one bit more.
+    """
     fmt = formats.parse(name)
     if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
         return

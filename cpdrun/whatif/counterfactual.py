@@ -1,11 +1,15 @@
-"""What a run's configuration, and each change of it, do to the tensors that a run observed.
+"""Compute the effects of a run's configuration, and of changes of it, on observed tensors.
 
-The figures come from a process that has torch (`cpdrun.whatif.effects`). The error of a sum of gradients is split into
-parts by undoing one more thing at a time:
+The effects are computed by a process that has torch (`cpdrun.whatif.effects`).
 
-    range      the same mantissa with 8 exponent bits: no value underflows or overflows
-    additions  in addition, partial sums are not rounded, only the values that are sent and the final sum
-    mantissa   the rest
+The error of the sum of gradients has three parts. To determine them, two causes of errors are removed, one after the
+other:
+
+    range      The reduction of the error if the format gets 8 exponent bits and keeps its mantissa bits, so that
+               practically no value underflows or overflows.
+    additions  The further reduction of the error if partial sums are not rounded either. Only the values that are sent
+               and the final sum are rounded.
+    mantissa   The error that remains.
 """
 
 import math
@@ -24,7 +28,7 @@ from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import Forecast, Subject, what_if
 
 OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
-USUAL_TOLERANCE = 0.5  # percentage points of accuracy
+USUAL_TOLERANCE = 0.5  # the margin in percentage points of accuracy if there is no other
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
 Figures = Mapping[str, Any]
 
@@ -35,9 +39,10 @@ class Counterfactual:
 
     Attributes:
         observed: The run whose tensors were observed.
-        own: The forecast of the run's own configuration.
+        own: The forecast for the run's own configuration.
         changes: The changes whose effects could be computed, with their forecasts.
-        parts: The parts of the sum's error by cause (see the module's docstring).
+        parts: The parts of the error of the sum of gradients, keyed by cause (see the module's docstring). Empty if
+            they are unknown.
         uncovered: A phrase for each part of the configuration that the effects do not cover.
     """
 
@@ -49,17 +54,19 @@ class Counterfactual:
 
     @property
     def role(self) -> str:
-        """The role with the largest damage."""
+        """The role whose tensors have the largest damage (see `damage`)."""
         return max(ROLES, key=lambda role: damage(self.own, role))
 
 
 def observed_run_for(
     study: Study | None, run: RunDir, comparison: RunComparison, config: Mapping[str, Any]
 ) -> RunDir | None:
-    """Return the observed run to use: the baseline's of the same seed, or another with the same kind of gradients.
+    """Return the observed run on whose tensors to compute the effects of a run's configuration.
 
-    The run itself comes last, because it observed tensors that its own rounding has changed. None if no run was
-    observed.
+    The candidates are, in this order: the baseline run with which the run is compared, the observed runs of earlier
+    predictions, and the other baseline runs. The first one that was observed and has the same kind of gradients is
+    returned. If there is none, return the run itself if it was observed; otherwise None. The run itself comes last
+    because its own rounding has changed its tensors.
     """
     first = [comparison.baseline] if comparison.baseline is not None else []
     others = (
@@ -73,13 +80,15 @@ def observed_run_for(
 def compute_counterfactual(
     observed: RunDir, config: Mapping[str, Any], changes: Sequence[Change], run: RunDir, strict: float
 ) -> Counterfactual | None:
-    """Compute the effects of a configuration and of its changes. None if the observation does not cover it.
+    """Compute the effects of a configuration and of its changes on the tensors of an observed run.
+
+    If the configuration has no effects on these tensors, for example because it cannot be simulated, return None.
 
     Args:
         observed: The observed run.
         config: The configuration of the run to diagnose.
         changes: Changes of that configuration.
-        run: The run to diagnose, whose sweep keeps the computed effects.
+        run: The run to diagnose. Its sweep caches the effects.
         strict: The strictness of the margin, from `strictness_for`.
 
     Raises:
@@ -97,9 +106,10 @@ def compute_counterfactual(
 
 
 def damage(forecast: Forecast, role: str) -> float:
-    """Return the damage to a role in [0, 1]: 1 minus the cosine with the exact tensor, or the share of lost updates.
+    """Return the damage to the tensors of a role, a number in [0, 1].
 
-    0 if nothing is known.
+    For updates, this is the share of updates that leave the weight unchanged. For other roles, it is 1 minus the cosine
+    between the exact and the rounded tensor. If the effects on the role are unknown, the damage is 0.
     """
     figures = forecast.figures(role)
     if role == "update":
@@ -111,20 +121,29 @@ def damage(forecast: Forecast, role: str) -> float:
 
 
 def number(figures: Figures, name: str, default: float = math.nan) -> float:
-    """Return a figure by its name, or `default` if there is none."""
+    """Return the statistic with the given name, or `default` if it is missing or null."""
     value = figures.get(name)
     return float(value) if isinstance(value, int | float) else default
 
 
 def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
-    """Return the layers with the largest error, worst first: of the sum, of the signal, or by lost updates."""
+    """Return the layers with the largest errors, worst layer first, each with the statistics of its errors.
+
+    Gradients are compared by `sum_error`, updates by `update_lost`, and other roles by `snr_db`. If this statistic is
+    unknown for a layer, the layer is left out.
+
+    Args:
+        forecast: The forecast with the effects.
+        role: The role of the tensors.
+        most: The largest number of layers to return.
+    """
     key, sign = {"gradient": ("sum_error", -1), "update": ("update_lost", -1)}.get(role, ("snr_db", 1))
     known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]
     return sorted(known, key=lambda one: sign * number(one[1], key))[:most]
 
 
 def strictness_for(study: Study | None, comparison: RunComparison) -> float:
-    """Return the strictness of the study's margin, or else that of half a point of accuracy."""
+    """Return the strictness of the study's margin. Without a margin, use that of USUAL_TOLERANCE."""
     if study is None:
         return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)
     classes = comparison.group.num_classes if comparison.group is not None else math.nan
@@ -132,7 +151,10 @@ def strictness_for(study: Study | None, comparison: RunComparison) -> float:
 
 
 def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the configs that split the error of a sum; none for a format without exponent bits of its own."""
+    """Return the configs that remove causes of errors in the sum of gradients, keyed by RANGE and ADDITIONS.
+
+    If the format has scales or no exponent bits, or if there is only one worker, return no configs.
+    """
     fmt = formats.parse(config["format"])
     if fmt is None or fmt.exponent_bits is None or fmt.has_scales or config["world_size"] < 2:
         return {}
@@ -143,7 +165,10 @@ def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
-    """Split the error of the sum. Errors may cancel each other; a negative part counts as 0."""
+    """Return the parts of the error of the sum of gradients; empty if they are unknown.
+
+    A part may be negative, because errors may cancel each other. It then counts as 0.
+    """
     errors = [
         number(forecasts[name].figures(GRADIENT), "sum_error")
         for name in (OWN, RANGE, ADDITIONS)
@@ -156,7 +181,7 @@ def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
-    """Return whether a run has the settings of `config` that determine gradients, such as workers, model and data."""
+    """Return whether a run has the same settings as `config` for gradients, such as workers, model, and data."""
     try:
         other = read_config(one)
     except (OSError, ValueError):

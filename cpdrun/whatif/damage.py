@@ -1,18 +1,21 @@
-"""The two features of a prediction: the damage that a format does in the layers and in the forward pass.
+"""Compute the two features of a prediction: a format's damage in the layers and in the forward pass.
 
-Both features depend only on the effects (`cpdrun.whatif.simulate.effects`), never on the outcome of training. Each is
-log10(d / (1 - d)) with d = 1 - cosine, the share of a tensor's direction that is lost. The cosine is a mean over
-layers, because a layer whose gradients vanish is not trained, however small they are compared with those of other
-layers. Errors of different roles are treated as independent, so their cosines are multiplied. A tensor that vanished
-completely has d = 1.
+Both features depend only on the effects (`cpdrun.whatif.simulate.effects`), not on the outcome of training. A feature
+is log10(d / (1 - d)), where d = 1 - cosine is the share of a tensor's direction that is lost. If a tensor vanished
+completely, d = 1.
 
-- `layers` covers the workers' summed gradient, the output gradients, the activations and the weights. The gradient of a
-  weight is linear in each of them.
-- `forward` covers the weights and the activations again. They count twice because no later step compensates for their
-  errors, which change the function that is trained and tested.
+The cosine of a role is an unweighted mean over layers. A layer whose gradients vanish is no longer trained, even if its
+gradients are small compared with those of other layers. The errors of different roles are treated as independent, so
+the cosines of the roles are multiplied.
 
-Figures that the effects lack, or that are not finite, count as no damage. `uncovered_parts` lists them. Damage is
-clipped to [-4, 3], so it is always finite.
+- `layers` covers the workers' summed gradients, the output gradients, the activations, and the weights. The gradient of
+  a weight is linear in each of them.
+- `forward` covers the weights and the activations again. They count twice, because their errors change the function
+  that is trained and tested, and no later step compensates for that.
+
+If the effects lack a cosine, or if it is not finite, it counts as no damage. `uncovered_parts` lists the parts of a
+config for which the effects are missing. The features are always finite: d is limited to [SMALLEST_SHARE,
+LARGEST_SHARE], so a feature is limited to about [-4, 3].
 """
 
 import math
@@ -25,7 +28,7 @@ from cpdrun.study.metric import Metric, guess
 
 SMALLEST_SHARE = 1e-4
 LARGEST_SHARE = 0.999
-UNKNOWN_MARGIN = 0.02  # the assumed margin, as a share of the metric's range, if the margin is not known
+UNKNOWN_MARGIN = 0.02  # the assumed margin, as a share of the metric's range, if the margin is unknown
 GRADIENT, UPDATE = "gradient", "update"
 FORWARD = ("weight", "activation")
 PRODUCTS = (*FORWARD, "output_gradient")
@@ -37,7 +40,7 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Damage:
-    """The damage of one candidate, in log10 odds.
+    """The damage of one candidate, as log10(d / (1 - d)), where d is the lost share of a tensor's direction.
 
     Attributes:
         layers: The damage in the layers.
@@ -53,7 +56,7 @@ class Damage:
 
 
 def damage(effects: Mapping[str, Any]) -> Damage:
-    """Return the damage that the given effects describe."""
+    """Return the damage of a candidate, given its effects."""
     return Damage(
         layers=_log_odds(_combined(_lost_direction(effects, role) for role in (GRADIENT, *PRODUCTS))),
         forward=_log_odds(_combined(_lost_direction(effects, role) for role in FORWARD)),
@@ -61,16 +64,17 @@ def damage(effects: Mapping[str, Any]) -> Damage:
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
-    """Return the strictness of a margin: -log10 of the margin divided by the metric's range.
+    """Return the strictness of a margin: -log10(margin / range of the metric).
 
-    The range extends from the value of a guess to the perfect value. It is 1 for metrics that are fractions.
+    The range extends from the metric's value for random guessing to its perfect value. For a metric that is a fraction,
+    the range is 1.
 
     Args:
         metric: The metric that decides whether a candidate is good enough.
-        tolerance: The margin, in the unit in which the metric is shown. If it is NaN because it is not known yet,
-            UNKNOWN_MARGIN is used as the share of the range.
-        classes: The number of classes of the task, which determines the value of a guess. If it is not known, the range
-            is 1.
+        tolerance: The margin, in the unit in which the metric is shown. If the margin is not known yet, pass NaN. Then
+            it is assumed to be the share UNKNOWN_MARGIN of the range.
+        classes: The number of classes of the task, which determines the value for random guessing. If that value is
+            unknown, the range is 1.
     """
     if math.isnan(tolerance):
         return -math.log10(UNKNOWN_MARGIN)
@@ -79,7 +83,10 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 
 def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures that a table shows: the effects on the gradients between workers, and the lost updates."""
+    """Return the statistics that a table shows, keyed by name.
+
+    They describe the errors of the exchanged gradients and the share of lost updates. Undefined statistics are None.
+    """
     gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
     lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
@@ -87,9 +94,9 @@ def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a phrase for each part of the config that its effects do not measure.
+    """Yield a phrase for each part of the config that its effects do not cover.
 
-    If the effects name the parts themselves, only those are yielded.
+    If the effects contain such phrases, these are yielded. Otherwise, the phrases are derived from the config.
     """
     if parts := effects.get("uncovered"):
         yield from parts
@@ -109,7 +116,7 @@ def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> It
 
 
 def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
-    """Return the roles that the config's precision rounds, directly or by a rule."""
+    """Return the roles that the config's precision rounds, either with a format or with a rule."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return set()
@@ -136,15 +143,19 @@ def _number(figures: Figures, key: str, default: float) -> float:
 
 
 def _has_vanished(figures: Figures) -> bool:
-    """Return whether rounding turned a whole tensor into zeros.
+    """Return whether rounding turned all values of a nonzero tensor into zeros.
 
-    A tensor that was zero before rounding does not count. Its signal-to-noise ratio is not defined.
+    Then the cosine is undefined, but the signal-to-noise ratio is defined. For a tensor that was zero before rounding,
+    both are undefined.
     """
     return "cosine" in figures and figures["cosine"] is None and figures.get("snr_db", 0.0) is not None
 
 
 def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
-    """Return the mean of 1 - cosine over the layers of a role. If it has no layers, return 1 - cosine of the role."""
+    """Return the mean of 1 - cosine over a role's layers.
+
+    If the effects contain no layers, return 1 - cosine of the whole role.
+    """
     layers = (_role(effects, role).get("layers") or {}).values()
     cosines = [
         _number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)

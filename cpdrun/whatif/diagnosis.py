@@ -1,8 +1,8 @@
-"""Diagnose why one run is worse than its baseline, and find changes of its configuration that would lose less.
+"""Diagnose why a run is worse than its baseline, and find changes of its configuration that would make it better.
 
-The facts come from the records of its sweep and from the tensors that a run of the sweep observed. A change is measured
-in a finished run, computed on observed tensors, or estimated from recorded exponents. `cpdrun.report.diagnosis` renders
-the result.
+The diagnosis uses the records of the run's sweep and the tensors that a run of the sweep observed. The effect of a
+change is measured in a finished run, computed on observed tensors, or estimated from recorded exponents.
+`cpdrun.report.diagnosis` renders the diagnosis.
 """
 
 import math
@@ -48,35 +48,38 @@ from cpdrun.whatif.forecast import Forecast
 
 MEASURED, OBSERVED, ESTIMATED = "measured", "observed", "estimated"
 MAX_FIXES = 8
-MIN_DAMAGE_GAIN = 0.02  # a change that reduces the damage by less is no fix
-MIN_LOGIT_GAIN = 0.1  # nor is one that reduces the forecast's logit by less
-SMALLEST_GAIN = 1e-6  # puts a fix last
-# An estimated fix represents at least so many powers of two of a layer's gradients. e3m0 with APS represents as many of
-# 8 workers' gradients and equals fp32.
+# A change counts as a fix only if it reduces the damage by more than MIN_DAMAGE_GAIN or the logit of the chance of
+# failing by more than MIN_LOGIT_GAIN.
+MIN_DAMAGE_GAIN = 0.02
+MIN_LOGIT_GAIN = 0.1
+SMALLEST_GAIN = 1e-6  # the gain of a fix that is sorted last
+# With an estimated fix, the format represents at least this many of the powers of two that a layer's gradients span.
+# e3m0 with APS represents two of them for the gradients of 8 workers, and its result equals that of fp32.
 MIN_BINADES = 2
 REPRESENTED = "powers of two represented of those that a layer's gradients span"
 IN_SERIES = "rounded additions in series"
 
 
 class CannotDiagnoseError(UserError):
-    """A run has not begun, or its record cannot be read."""
+    """The run cannot be diagnosed, because it has not begun or its record cannot be read."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change of the configuration that loses less.
+    """A change of the configuration that reduces the gap to the baseline or the errors that cause it.
 
     Attributes:
-        words: key=value, as they are typed.
-        basis: `measured` in a finished run of the same seed, `observed`: computed on the tensors that a run observed,
-            or `estimated` from the exponents that the run recorded.
-        figure: The name of the figure that improves: a share, a ratio or a count.
-        before: That figure now; NaN if unknown.
-        after: That figure with the change; NaN if unknown.
-        neighbor: The finished run, for a measured fix.
-        change: The change, for the other fixes.
-        forecast: The forecast of the changed configuration, for an observed fix.
-        span: The number of powers of two that a layer's gradients span, for an estimated fix of the range.
+        words: The overrides for the command line, as key=value.
+        basis: How the effect of the change is known: `measured` in a finished run with the same seed, `observed`
+            (computed on the tensors that a run observed), or `estimated` from the exponents that the run recorded.
+        figure: The name of the statistic that improves. It is a share, a ratio, or a count.
+        before: The value of the statistic without the change; NaN if unknown.
+        after: The value of the statistic with the change; NaN if unknown.
+        neighbor: The finished run with the change, for a measured fix.
+        change: The change, for an observed or estimated fix.
+        forecast: The forecast for the changed configuration, for an observed fix.
+        span: The number of powers of two that a layer's gradients span, for an estimated fix that lets the format
+            represent more of them.
     """
 
     words: tuple[str, ...]
@@ -92,15 +95,20 @@ class Fix:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A run, how it compares with its baseline, and why.
+    """The diagnosis of a run: its comparison with the baseline, the causes of a gap, and changes that reduce it.
 
     Attributes:
-        study: The study of its sweep; None if no run has finished or the runs cannot be compared.
-        reason: The main reason why its sums of gradients are wrong.
-        counterfactual: What its configuration, and each change of it, do to observed tensors; None if no run was
-            observed.
-        problem: Why there is no counterfactual although a run was observed.
-        fixes: Changes that lose less, best first.
+        run: The run.
+        config: The configuration of the run.
+        state: The state of the run.
+        result: The result of the run; None if there is none.
+        study: The study of the run's sweep; None if no run has finished or the runs cannot be compared.
+        comparison: The comparison of the run with its baseline.
+        reason: The main cause of errors in the sums of gradients.
+        counterfactual: The effects of the configuration, and of changes of it, on observed tensors; None if they are
+            unknown.
+        problem: The reason why the effects could not be computed although a run was observed, or "".
+        fixes: The changes that reduce the gap or the errors that cause it, best first.
     """
 
     run: RunDir
@@ -120,7 +128,7 @@ class Diagnosis:
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Return why a run is worse than its baseline, and what would lose less.
+    """Return the diagnosis of a run.
 
     Raises:
         CannotDiagnoseError: The run has not begun, or its record cannot be read.
@@ -162,7 +170,7 @@ def _read(run: RunDir) -> tuple[dict[str, Any], State]:
 
 
 def _read_study(sweep: SweepDir) -> Study | None:
-    """Return the study of a sweep; None if no run has ended or the runs cannot be compared."""
+    """Return the study of a sweep, or None if no run has ended or the runs cannot be compared."""
     try:
         return read_study([sweep])
     except ReportError:
@@ -186,7 +194,10 @@ def _computed_fixes(
     counterfactual: Counterfactual | None,
     measured: set[tuple[str, ...]],
 ) -> list[Fix]:
-    """Return fixes that no finished run has tried: computed on observed tensors, or else estimated."""
+    """Return fixes that no finished run has measured.
+
+    If the effects of changes on observed tensors are known, the fixes follow from them. Otherwise, they are estimated.
+    """
     if counterfactual is not None:
         return [fix for fix in observed_fixes(counterfactual) if fix.words not in measured]
     if not reason.statistics.layers or is_script(config):
@@ -198,7 +209,11 @@ def _computed_fixes(
 def _counterfactual(
     study: Study | None, run: RunDir, comparison: RunComparison, config: dict[str, Any], reason: Reason
 ) -> tuple[Counterfactual | None, str]:
-    """Return the counterfactual, or None and why it cannot be computed although a run was observed."""
+    """Return the effects of a run's configuration and of changes of it on observed tensors, and a problem.
+
+    For a baseline, or if no run was observed, the effects are None and the problem is "". If a run was observed but the
+    computation fails, the effects are None and the problem is the error message.
+    """
     if comparison.verdict is RunVerdict.BASELINE:
         return None, ""
     observed = observed_run_for(study, run, comparison, config)
@@ -213,7 +228,10 @@ def _counterfactual(
 
 
 def _layers_to_spare(reason: Reason) -> list[str]:
-    """Return the layers to try in fp32: the two worst, or the first and the last if all layers lose the same."""
+    """Return the layers for which fp32 is tried: the two with the largest errors.
+
+    If all layers have equal errors, return the first and the last layer.
+    """
     layers = reason.statistics.layers
     if len({(one.sum_error, one.underflow) for one in layers}) == 1:
         weights = [one.name for one in layers if one.name.endswith("weight")] or [one.name for one in layers]
@@ -222,7 +240,7 @@ def _layers_to_spare(reason: Reason) -> list[str]:
 
 
 def measured_fixes(neighbors: Sequence[Neighbor], reason: Reason) -> list[Fix]:
-    """Return the settings of neighbors that lost less."""
+    """Return each neighbor as a measured fix. All neighbors must be better than the run."""
     before = reason.statistics.sum_error
     return [
         Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
@@ -231,7 +249,7 @@ def measured_fixes(neighbors: Sequence[Neighbor], reason: Reason) -> list[Fix]:
 
 
 def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
-    """Return the changes that lose less on observed tensors, best first."""
+    """Return the changes that reduce the damage to observed tensors or the chance of failing, best first."""
     own = counterfactual.own
     gains = [(_gain(own, *changed), *changed) for changed in counterfactual.changes]
     better = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])
@@ -239,31 +257,45 @@ def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
 
 
 def estimated_fixes(reason: Reason, own: Change, changes: Sequence[Change]) -> list[Fix]:
-    """Return the changes that the recorded exponents show to lose less, best first. `own` changes nothing."""
+    """Return the changes that reduce errors according to the recorded exponents, best first.
+
+    Args:
+        reason: The main cause of errors in the sums of gradients.
+        own: The unchanged configuration, as a change that changes nothing.
+        changes: The changes to estimate.
+    """
     fixes = [fix for change in changes for fix in _estimate(reason, own, change)]
     return sorted(fixes, key=_ratio, reverse=True)
 
 
 def is_error_feedback(change: Change) -> bool:
-    """Return whether a change turns on error feedback, whose gain comes in later steps only."""
+    """Return whether a change turns on error feedback, which improves only later steps."""
     return any(word.startswith("sync.error_feedback") for word in change.words)
 
 
 def is_unbiased(change: Change) -> bool:
-    """Return whether a change makes the rounding of sums unbiased, so that errors average out over steps."""
+    """Return whether a change turns on stochastic rounding of sums, whose errors average out over steps."""
     return "sync.rounding=stochastic" in change.words
 
 
 def gain_over_steps(own: Forecast, forecast: Forecast) -> float:
-    """Return by how much the cosine of the sum over all observed steps rises."""
+    """Return the increase of `steps_cosine` from `own` to `forecast`.
+
+    `steps_cosine` is the cosine between the computed and the exact gradients, each summed over all observed steps.
+    """
     before, after = (number(each.figures(GRADIENT), "steps_cosine", 0.0) for each in (own, forecast))
     return after - before
 
 
 def _gain(own: Forecast, change: Change, forecast: Forecast) -> float:
-    """Return how much less a change loses; 0 for no gain. For gradients the forecast counts, too."""
+    """Return the gain of a change; 0 if it is too small for a fix.
+
+    The gain is the reduction of the damage. For changes of gradients, it is the reduction of the damage or of the
+    forecast's logit, whichever is larger.
+    """
     if is_error_feedback(change):
-        # a run has more steps than were observed, so what gives nothing back in these may do so in others
+        # A run has more steps than were observed. Even if error feedback improves none of the observed steps, it may
+        # improve others, so it is kept as the last fix.
         gain = gain_over_steps(own, forecast)
         return max(gain, SMALLEST_GAIN) if damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
     of_forecast = own.logit - forecast.logit if change.role == GRADIENT else 0.0
@@ -300,7 +332,7 @@ def _represented(reason: Reason, change: Change) -> tuple[float, float] | None:
 
 
 def _ratio(fix: Fix) -> float:
-    """Return the factor by which a fix improves its figure, 0 if it is unknown."""
+    """Return the factor by which a fix improves its statistic, or 0 if the factor is unknown."""
     if not (math.isfinite(fix.before) and math.isfinite(fix.after)):
         return 0.0
     low, high = sorted((fix.before, fix.after))

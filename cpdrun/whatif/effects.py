@@ -1,9 +1,13 @@
 """Compute the effects of configurations on the tensors that a run observed, in a process that has torch.
 
-The effects are {"role": {role: {"all": figures, "layers": {name: figures}}}, "uncovered": [phrase, ...]}. "uncovered"
-has a phrase for each part of the configuration that the effects do not cover. The roles are gradient, weight, update,
-activation and output_gradient. Figures are numbers by name (underflow, snr_db, cosine, ...), or null if they are not
-defined. `cpdrun.whatif.simulate.effects` defines each of them.
+The effects of a configuration are a dictionary:
+
+    {"role": {role: {"all": figures, "layers": {layer: figures}}}, "uncovered": [phrase, ...]}
+
+The roles are gradient, weight, update, activation, and output_gradient. `figures` stands for a dictionary of
+statistics, such as underflow, snr_db, and cosine. `cpdrun.whatif.simulate.effects` explains each statistic. An
+undefined statistic is null. "uncovered" contains a phrase for each part of the configuration that the effects do not
+cover.
 """
 
 import hashlib
@@ -24,13 +28,16 @@ from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, r
 Effects = dict[str, Any]
 MODULE = "cpdrun.whatif.simulate.effects"
 MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
-MAX_ANSWER_BYTES = 1 << 30  # the limit for the answer of the computing process, which is our own
-TRIES = 2  # a process that was killed by a signal is restarted once
+MAX_ANSWER_BYTES = 1 << 30  # the largest accepted output of the computing process, which is trusted
+TRIES = 2  # a process that a signal killed is restarted once
 PACKAGE = Path(__file__).parent
 
 
 class NoEffectsError(UserError):
-    """The process that computes the effects failed. The message ends with the last line of its output."""
+    """The effects cannot be computed.
+
+    If the process that computes them failed, the message ends with the last line of its output.
+    """
 
     exit_code = FAILED
 
@@ -63,16 +70,16 @@ def compute_effects(
     *,
     may_import: Collection[str] = (),
 ) -> dict[str, Effects]:
-    """Return the effects of each resolved config on the tensors of `run`, by the same names.
+    """Return the effects of each config on the tensors of an observed run, under the keys of `configs`.
 
-    Effects on the same observation are cached in the sweep's folder.
+    The effects are cached in the folder of the sweep.
 
     Args:
         run: An observed run.
-        configs: Resolved configurations. They may come from a record, which anyone may have written.
+        configs: Resolved configurations, keyed by any names. They may come from a record, so they are not trusted.
         sweep: The sweep that caches the effects; None for the sweep of `run`.
-        may_import: Names of the user's own formats and classes that may be imported, because the user typed them or
-            named the directory that holds them. Any other name that is not cpdrun's own is refused.
+        may_import: The names of formats and classes outside of cpdrun that may be imported, because the user typed them
+            or named the directory that contains them. If a config names any other, the effects are not computed.
 
     Raises:
         NoEffectsError: A config names something that may not be imported, or the process that computes failed.
@@ -100,9 +107,9 @@ def compute_effects(
 def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
     """Compute the effects in a process that has torch.
 
-    A search without effects starts at another bit width and records that start, so the outcome must not depend on a
-    signal. Therefore the process runs in its own session, where Ctrl-C in the terminal does not reach it, and it is
-    started once more if a signal ended it.
+    A signal must not change the outcome: without effects, a search would start at another bit width and record that
+    width. Therefore, the process runs in its own session, where Ctrl-C in the terminal does not reach it. If a signal
+    kills it, it is started once more.
 
     Raises:
         NoEffectsError: The process failed.
@@ -135,7 +142,10 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _numbers_only(effects: Effects) -> Effects:
-    """Return effects without their histograms and single steps. A config that cannot be built has no roles."""
+    """Return effects without histograms and without the statistics of single steps.
+
+    For a config whose effects could not be computed, the result has no roles, and "uncovered" contains the error.
+    """
     roles = {}
     for role, found in effects.get("role", {}).items():
         layers = {name: _numbers(figures) for name, figures in found["layers"].items()}
@@ -145,12 +155,12 @@ def _numbers_only(effects: Effects) -> Effects:
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures that are numbers or null."""
+    """Return only those statistics that are numbers or null."""
     return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
 
 
 def _is_complete(effects: Any) -> bool:
-    """Return whether cached effects have the form that `_numbers_only` produces. Anyone may have written the file."""
+    """Return whether cached effects have the form that `_numbers_only` returns. The cache file is not trusted."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
     return isinstance(effects.get("uncovered"), list) and all(
@@ -165,7 +175,7 @@ def _is_complete(effects: Any) -> bool:
 
 
 def _digest(observed: Path) -> str:
-    """Return a digest of the observation and of the code that computes the effects."""
+    """Return a digest of an observation and of the code that computes effects on it."""
     digest = hashlib.sha256()
     with open_record(observed) as file:
         while block := file.read(1 << 20):

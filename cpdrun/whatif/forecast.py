@@ -1,19 +1,21 @@
-"""From the effects of formats to the chance that each fails, and to the narrowest format that is likely good enough.
+"""Predict the chance that each candidate fails, and the narrowest format that is likely good enough.
 
-`what_if` is the one function from observed runs and configurations to forecasts. The chance follows from a logistic
-regression with a random intercept:
+`what_if` returns the forecasts for the candidates of an experiment, given observed runs and configurations. A candidate
+fails if its mean result is worse than the baseline by more than the margin. The chance of failing is predicted by a
+logistic regression with a random intercept, the level:
 
     logit P(fails) = intercept + slope * score + level,    level ~ N(0, level_deviation^2)
     score = damage in the layers + damage in the forward pass + strictness of the margin
 
-A candidate fails if its mean result is worse than the baseline by more than the margin. All candidates of an
-experiment, which is one network and its training, share a level. Experiments differ in the damage that they tolerate.
-Therefore the score ranks the formats of a new network well but does not determine how many of them fail.
+An experiment is one network and its training. The level describes how sensitive the experiment is to damage, so it is
+the same for all candidates of the experiment. For a new network, the score ranks the candidates well, but it does not
+determine how many of them fail, because the level is unknown. If some candidates of the experiment were trained, their
+outcomes turn the prior distribution of the level into a posterior distribution.
 
-scripts/fit_predict.py fits the three coefficients by maximum likelihood on results/reference/predict/data.csv. It also
-reports the accuracy of the predictions for networks that were left out.
+scripts/fit_predict.py fits the three coefficients by maximum likelihood to results/reference/predict/data.csv. It also
+reports the accuracy of predictions for networks that were left out of the fit.
 
-If candidates of the experiment were trained, their outcomes turn the prior of the level into a posterior.
+A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
 
 import json
@@ -32,11 +34,11 @@ from cpdrun.whatif.damage import Damage, damage, shown_effects, uncovered_parts
 from cpdrun.whatif.effects import Effects, compute_effects
 
 COEFFICIENTS = "fitted.json"
-RANGE = (0.1, 0.9)  # the quantiles that bound the printed 80% range
+RANGE = (0.1, 0.9)  # the quantiles of the level that bound the 80% credible interval of a chance
 GRID = np.linspace(-8.0, 8.0, 641)  # a grid of levels, in units of level_deviation
-PRIOR_PAIRS = 2  # the usual spread has the weight of this number of pairs
+PRIOR_PAIRS = 2  # the usual spread weighs as much as this number of pairs
 
-# The weights of the levels in GRID, (641,). The weights of a distribution sum to 1.
+# A distribution of the level: the probability of each level in GRID, (641,). The probabilities sum to 1.
 Weights = NDArray[np.float64]
 
 
@@ -45,9 +47,9 @@ class Chance:
     """The chance that a candidate fails.
 
     Attributes:
-        mean: The mean over the distribution of the level.
-        low: The lower end of the 80% range.
-        high: The upper end of the 80% range.
+        mean: The mean chance over the distribution of the level.
+        low: The lower end of the 80% credible interval.
+        high: The upper end of the 80% credible interval.
     """
 
     mean: float
@@ -61,8 +63,8 @@ class Outcome:
 
     Attributes:
         gap: The mean difference from the baseline, in the unit in which the metric is shown. Positive is better.
-        pairs: The number of pairs, which is the number of seeds.
-        failure_chance: The chance that the true mean gap is below -margin.
+        pairs: The number of pairs of runs with the same seed: one run of the candidate and one of the baseline.
+        failure_chance: The chance that the true mean gap is below -margin, which means that the candidate fails.
     """
 
     gap: float
@@ -72,12 +74,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted coefficients, and a description of the data to which they were fitted.
+    """The fitted logistic regression, with a description of the data to which it was fitted.
 
     Attributes:
         intercept: The intercept of the logit.
         slope: The slope of the logit with respect to the score.
-        level_deviation: The standard deviation of the level.
+        level_deviation: The standard deviation of the level between experiments.
         strictness: The smallest and the largest strictness of a margin in the data.
         candidates: The number of candidates in the data.
         experiments: The number of experiments in the data.
@@ -91,17 +93,18 @@ class Model:
     experiments: int
 
     def logit(self, damage: Damage, strictness: float) -> float:
-        """Return the logit of the chance of failing at the mean level, 0."""
+        """Return the logit of the chance of failing at level 0, which is the mean level."""
         return self.intercept + self.slope * (damage.total + strictness)
 
     def level_weights(self, outcomes: Iterable[tuple[float, float]] = ()) -> Weights:
         """Return the distribution of the level, given the outcomes of trained candidates.
 
-        A failure chance c contributes the likelihood c p + (1 - c) (1 - p), where p is the predicted chance. Therefore
-        an outcome that the seeds do not decide (c = 0.5) changes nothing.
+        For a candidate with the failure chance c, the likelihood of a level is c p + (1 - c) (1 - p), where p is the
+        chance that the model predicts at that level. If the runs leave the outcome undecided (c = 0.5), the likelihood
+        is the same for all levels, so the distribution does not change.
 
         Args:
-            outcomes: The logit and the failure chance of each trained candidate.
+            outcomes: Pairs of the logit and the failure chance, one for each trained candidate.
         """
         log_weights = -0.5 * GRID**2
         for logit, failed in outcomes:
@@ -119,13 +122,13 @@ class Model:
         return Chance(float(self._chances(logit) @ weights), low, high)
 
     def _chances(self, logit: float) -> Weights:
-        """Return the chance of failing at each level of GRID."""
+        """Return the chance of failing at each level in GRID, (641,)."""
         return 0.5 * (1 + np.tanh((logit + self.level_deviation * GRID) / 2))
 
 
 @cache
 def fitted_model() -> Model:
-    """Return the model with which this version was released."""
+    """Return the fitted model that is part of this release."""
     found = json.loads(files(__package__).joinpath(COEFFICIENTS).read_text(encoding="utf-8"))
     return Model(**{**found, "strictness": tuple(found["strictness"])})
 
@@ -134,8 +137,8 @@ def outcome(gaps: Sequence[float], spread: float, margin: float) -> Outcome:
     """Return the outcome of a trained candidate.
 
     Args:
-        gaps: The difference from the baseline for each pair. Positive is better.
-        spread: The usual standard deviation of a pair.
+        gaps: The difference from the baseline for each pair of runs. Positive is better.
+        spread: The usual standard deviation of these differences.
         margin: The margin, in the unit of the gaps.
     """
     mean = math.fsum(gaps) / len(gaps)
@@ -147,14 +150,14 @@ def outcome(gaps: Sequence[float], spread: float, margin: float) -> Outcome:
 def failure_chance(mean: float, deviation: float, pairs: int, spread: float, margin: float) -> float:
     """Return the chance that the true mean gap is below -margin.
 
-    The mean gap follows a t distribution. The variance of a pair is the candidate's own variance, pooled with the usual
-    spread, which has the weight of PRIOR_PAIRS pairs. If the variance is 0, the chance is 0 or 1.
+    The true mean gap is assumed to follow a t distribution around `mean` with pairs - 1 + PRIOR_PAIRS degrees of
+    freedom. The square of its scale is `pooled_variance` divided by `pairs`. If the scale is 0, the chance is 0 or 1.
 
     Args:
-        mean: The mean gap.
-        deviation: The standard deviation of the candidate's pairs.
-        pairs: The number of pairs.
-        spread: The usual standard deviation of a pair.
+        mean: The mean of the candidate's gaps.
+        deviation: The standard deviation of the candidate's gaps.
+        pairs: The number of gaps, one for each pair of runs.
+        spread: The usual standard deviation of a gap.
         margin: The margin, in the unit of the gaps.
     """
     from scipy.special import stdtr
@@ -166,7 +169,10 @@ def failure_chance(mean: float, deviation: float, pairs: int, spread: float, mar
 
 
 def pooled_variance(deviation: float, pairs: int, spread: float) -> float:
-    """Return the variance of one pair: the candidate's own variance, pooled with the usual spread."""
+    """Return the variance of a gap: the candidate's own variance, pooled with the usual variance.
+
+    The usual variance weighs as much as PRIOR_PAIRS pairs.
+    """
     return ((pairs - 1) * deviation**2 + PRIOR_PAIRS * spread**2) / (pairs - 1 + PRIOR_PAIRS)
 
 
@@ -175,7 +181,7 @@ def expit(logit: float) -> float:
     return 0.5 * (1 + math.tanh(logit / 2))
 
 
-LIKELY = 0.5  # a format counts as likely good enough if its chance of failing is at most this
+LIKELY = 0.5  # a format is likely good enough if its chance of failing is at most this
 
 
 @dataclass(frozen=True)
@@ -183,8 +189,8 @@ class Subject:
     """A candidate to forecast.
 
     Attributes:
-        name: The name, which identifies the candidate.
-        label: The label that is shown.
+        name: The name that identifies the candidate.
+        label: The label that is shown to the user.
         bits: The bits per value.
         config: The configuration of one of its runs.
     """
@@ -201,14 +207,14 @@ class Forecast:
 
     Attributes:
         subject: The candidate.
-        effects: The effects of its config on observed tensors.
-        measured: The effects that a table shows.
-        damage: The damage of the effects.
+        effects: The effects of the candidate's config on observed tensors.
+        measured: The statistics of the effects that a table shows, from `damage.shown_effects`.
+        damage: The damage that the effects describe.
         strictness: The strictness of the margin.
-        logit: The logit of the chance of failing at the mean level. It ranks the candidates.
+        logit: The logit of the chance of failing at the mean level. Candidates are ranked by it.
         chance: The chance that the candidate fails.
-        uncovered: A phrase for each part of the candidate's config that its effects do not measure.
-        outcome: The outcome of its own runs; None if it was not trained.
+        uncovered: A phrase for each part of the candidate's config that the effects do not cover.
+        outcome: The outcome of the candidate's own runs; None if it was not trained.
     """
 
     subject: Subject
@@ -222,21 +228,22 @@ class Forecast:
     outcome: Outcome | None = None
 
     def figures(self, role: str) -> Mapping[str, Any]:
-        """Return the figures of a role over all layers; empty if the role was not observed."""
+        """Return the statistics of a role over all layers, keyed by name; empty if the role was not observed."""
         return (self.effects["role"].get(role) or {}).get("all") or {}
 
     def layers(self, role: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the figures of a role by layer."""
+        """Return the statistics of a role for each layer, keyed by layer; empty if the role was not observed."""
         return (self.effects["role"].get(role) or {}).get("layers") or {}
 
 
 @dataclass(frozen=True)
 class LadderForecast:
-    """The forecasts of candidates that differ only in their format.
+    """The forecasts for a ladder, whose candidates differ only in their format.
 
     Attributes:
         label: The label of the ladder.
-        widths: The forecasts of each width, with most bits first. Within a width, the best candidate comes first.
+        widths: The forecasts grouped by bit width, widest first. Within a width, the candidate that is least likely to
+            fail comes first.
     """
 
     label: str
@@ -244,20 +251,20 @@ class LadderForecast:
 
     @classmethod
     def of(cls, label: str, forecasts: Sequence[Forecast]) -> "LadderForecast":
-        """Group and sort forecasts by width."""
+        """Create a ladder from its forecasts, which may be in any order."""
         widths: dict[float, list[Forecast]] = {}
         for forecast in sorted(forecasts, key=lambda f: (-f.subject.bits, f.logit)):
             widths.setdefault(forecast.subject.bits, []).append(forecast)
         return cls(label, tuple(map(tuple, widths.values())))
 
     def narrowest(self, at: str = "mean") -> Forecast | None:
-        """Return the narrowest format that a search is likely to accept; None if the widest one is not good enough.
+        """Return the narrowest format that a search is likely to accept, or None if it is likely to accept none.
 
-        A search starts at the widest formats and stops at the first width at which no format is good enough. Narrower
-        formats do not count after that.
+        A search starts at the widest formats and stops at the first width without a format that is good enough.
+        Therefore, formats below that width are not considered.
 
         Args:
-            at: The field of `Chance` that is compared with LIKELY: `mean`, `low` or `high`.
+            at: The field of `Chance` that is compared with LIKELY: `mean`, `low`, or `high`.
         """
         found = None
         for width in self.widths:
@@ -278,16 +285,15 @@ def what_if(
     sweep: SweepDir | None = None,
     may_import: Collection[str] = (),
 ) -> dict[str, Forecast]:
-    """Return the forecast of every subject by its name.
+    """Return the forecast for every subject, keyed by the subject's name.
 
     Args:
-        observed: Observed runs, each with the subjects whose effects on its tensors are computed. All subjects are
-            candidates of one experiment.
+        observed: Observed runs, each with its subjects. The effects of a subject are computed on the tensors of its
+            run. All subjects must be candidates of one experiment.
         strictness: The strictness of the margin, from `damage.strictness`.
-        outcomes: The outcomes of the candidates that were trained, by name. They determine the distribution of the
-            level.
+        outcomes: The outcomes of the trained candidates, keyed by name. They update the distribution of the level.
         sweep: The sweep that caches the effects; None for the sweep of each run.
-        may_import: Names of the user's own formats and classes that may be imported, as for `compute_effects`.
+        may_import: The names of formats and classes outside of cpdrun that may be imported, as for `compute_effects`.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -307,7 +313,14 @@ def forecast_all(
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> dict[str, Forecast]:
-    """Return the forecast of every subject by its name, given the effects of each (see `what_if`)."""
+    """Return the forecast for every subject, keyed by the subject's name.
+
+    Args:
+        subjects: The candidates of one experiment.
+        effects: The effects of the subjects, keyed by name.
+        strictness: The strictness of the margin, from `damage.strictness`.
+        outcomes: The outcomes of the trained candidates, keyed by name.
+    """
     model, outcomes = fitted_model(), outcomes or {}
     damages = {subject.name: damage(effects[subject.name]) for subject in subjects}
     logits = {name: model.logit(found, strictness) for name, found in damages.items()}
@@ -331,5 +344,5 @@ def forecast_all(
 
 
 def ranked(ladders: Sequence[LadderForecast]) -> list[Forecast]:
-    """Return all forecasts, least likely to fail first. Ties are sorted by bits, fewest first."""
+    """Return all forecasts, least likely to fail first. Of equally likely candidates, the narrowest comes first."""
     return sorted((f for ladder in ladders for f in ladder), key=lambda f: (f.logit, f.subject.bits))

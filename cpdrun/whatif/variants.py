@@ -1,4 +1,8 @@
-"""Forecasts for variants of one observed run with other formats, scaling or sums, for `cpdrun predict RUN`."""
+"""Forecast variants of one observed run, for `cpdrun predict RUN`.
+
+Variants differ from the run in their format, their gradient scaling, or other settings of how gradients are summed. A
+ladder consists of the variants that differ only in their format, from most bits to fewest.
+"""
 
 import itertools
 import math
@@ -28,24 +32,26 @@ USUAL: Mapping[str, list[Any]] = {
     FORMAT: ["fp16", "bf16", "e5m2", "e4m3", "e3m4", "e3m2", "e2m3", "e4m1", "e3m1", "e3m0", "e2m1"],
     APS: [False, True],
 }
-# The keys on which the gradients of the workers do not depend. Only these may vary.
+# The keys that may vary. The gradients of the single workers, which were observed, do not depend on them.
 SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
-MAX_VARIANTS = 2_000  # in one prediction
+MAX_VARIANTS = 2_000  # the largest number of variants in one prediction
 TOLERANCE = "search.tolerance="
 
 
 def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderForecast], str]:
-    """Return forecasts for variants of an observed run, and the margin as text.
+    """Return forecasts for variants of an observed run, and the margin.
 
-    Variants that were trained in the same sweep with the same seed determine the distribution of the level.
+    If variants were trained in the same sweep with the same seed, their outcomes improve the forecasts.
 
     Args:
         run: The observed run.
-        words: The settings to vary, such as format=e4m3. If they name no format, or neither aps nor scaling, the values
-            in USUAL are used. `search.tolerance=` sets the margin. Without it, the metric's default margin is used.
+        words: The overrides from the command line, such as format=e4m3,e5m2. Each names a setting and the values that
+            it takes. Without a format, the formats in USUAL are used. Without aps and scaling, the values of aps in
+            USUAL are used. The override `search.tolerance=` sets the margin. Without it, the margin is the metric's
+            default.
 
     Returns:
-        One `LadderForecast` for each combination of settings other than the format, and the margin as text.
+        One ladder for each combination of the settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -78,14 +84,17 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderFor
 
 
 def _metric(run: RunDir) -> Metric:
-    """Return the metric that decides about the run, or test accuracy if the run recorded none."""
+    """Return the metric by which the run is compared with others. If the run recorded none, it is test accuracy."""
     done = run.result()
     judge = (done.judge if done else None) or "test_accuracy"
     return Metric(judge, done.measures.get(judge) if done else None)
 
 
 def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Subject]) -> dict[str, Outcome]:
-    """Return the outcomes of the variants that were trained in the run's sweep, with one pair each."""
+    """Return the outcomes of the variants that were trained in the run's sweep, keyed by the subject's name.
+
+    Each outcome is based on one pair: the trained variant, and the run itself as the baseline.
+    """
     done = run.result()
     baseline = None if done is None else done.metrics.get(metric.name)
     found: dict[str, Outcome] = {}
@@ -104,7 +113,16 @@ def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Sub
 
 
 def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, float]:
-    """Return the margin, in the unit in which the metric is shown, and its strictness. The run is the baseline."""
+    """Return the margin, in the unit in which the metric is shown, and its strictness.
+
+    A margin in percent refers to the run's own final value or improvement, because the run is the baseline of its
+    variants.
+
+    Args:
+        run: The observed run.
+        metric: The metric.
+        words: The overrides that set the margin. The last one applies.
+    """
     done = run.result()
     classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
     final = done.metrics.get(metric.name) if done else None
@@ -119,7 +137,12 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield the label of the ladder and the subject for each variant that the words name."""
+    """Yield each variant as the label of its ladder and its subject.
+
+    Args:
+        config: The configuration of the run.
+        words: The overrides from the command line.
+    """
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -139,7 +162,11 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
 
 
 def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
-    """Raise ConfigError if a key cannot be varied or a scaling rule does not exist."""
+    """Check that a key may vary, and that its values are valid scaling rules if it is `scaling`.
+
+    Raises:
+        ConfigError: The key may not vary, is unknown, or has no value, or a scaling rule does not exist.
+    """
     if typed.deletes or not typed.values:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
@@ -161,12 +188,12 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return the label of the ladder and the subject for one combination of values.
+    """Return one variant as the label of its ladder and its subject.
 
     Args:
         config: The configuration of the run.
-        point: The value of each key.
-        varies: The keys to show in the label.
+        point: The values in which the variant differs from the run, keyed by dotted key.
+        varies: The keys whose values the label shows.
         composer: The composer of the project's configuration.
     """
     made = copied(config)
@@ -194,7 +221,15 @@ def _variant(
 
 
 def _rule(config: Mapping[str, Any], scaled: object) -> str | None:
-    """Return the name of the scaling rule that a variant needs; None if it can keep the rule of the run."""
+    """Return the name of the scaling rule for a variant, or None if the variant keeps the run's rule.
+
+    Args:
+        config: The configuration of the run.
+        scaled: The variant's value of `aps`.
+
+    Raises:
+        ConfigError: `scaled` is not a bool.
+    """
     if not isinstance(scaled, bool):
         raise ConfigError(f"aps={typed_form(scaled)}: must be true or false")
     if scaled == bool(config[APS]):

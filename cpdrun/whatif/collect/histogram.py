@@ -1,14 +1,15 @@
-"""Histograms of float32 tensors by binade and by cell of a binade, and exact sums of what the elements round to.
+"""Sort the elements of float32 tensors into histogram cells, and compute exact sums of their rounding errors.
 
-A binade holds the values with 2^k <= |x| < 2^(k+1). It is divided into 4096 cells: the first 11 bits of the mantissa's
-fraction, and one bit that tells whether any of the remaining bits is set. The cell determines the rounded mantissa for
-every spacing 2^-m with m = -1 .. 10. An element is |x| = (low + d) 2^k, where low is the lower end of its cell and d is
-the distance from that end. `custom_fp.quantize` is called once to find the value to which each cell is rounded.
+A binade contains the values with 2^k <= |x| < 2^(k+1). It is divided into 4096 cells. The index of an element's cell
+consists of the first 11 fraction bits of its mantissa and one bit that tells whether any of the other fraction bits is
+set. All elements of a cell have the same rounded mantissa, for every spacing 2^-m with m = -1 .. 10. For each cell,
+`custom_fp.quantize` computes this mantissa once.
 
-All sums add integers, in units of 2^-11 (low and the rounded mantissa q) and 2^-23 (d). They are exact in float64 for
-up to 2^22 elements. Therefore the order of addition does not matter, and the two implementations agree bit for bit.
-`sums_reference` is the definition and runs on any device. `sums_native` uses the CPU extension of custom_fp, which
-merges cells that round to the same value as the spacing grows.
+An element is |x| = (low + d) 2^k, where low is the lower end of its cell, and d is the distance from that end. All sums
+add integers: low and the rounded mantissa q in units of 2^-11, and d in units of 2^-23. For up to 2^22 elements, the
+sums are exact in float64. Therefore, the order of addition does not matter, and the two implementations agree bit for
+bit. `sums_reference` is the definition and runs on any device. `sums_native` uses the CPU extension of custom_fp. With
+growing spacing, more cells round to the same value, and the extension merges them.
 
 Legend: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
 """
@@ -22,10 +23,10 @@ import custom_fp
 import torch
 from torch import Tensor
 
-# Mantissas in [1, 2) are rounded to multiples of a spacing 2^-m. These are the values of m.
+# The values of m for which sums are computed. Mantissas in [1, 2) are rounded to multiples of the spacing 2^-m.
 SPACINGS = tuple(range(-1, 11))
 
-# The largest number of elements in one pass. Up to this size the sums are exact, and it bounds the temporary memory.
+# The largest number of elements in one pass. It keeps the sums exact and limits the temporary memory.
 MAX_ELEMENTS = 1 << 22
 
 DROPPED = 12  # the number of float32 fraction bits below the first 11
@@ -39,8 +40,8 @@ _NO_FIELD = 1 << 30
 class Sums:
     """Sums over the elements of each binade, as float64 tensors.
 
-    The mantissas are scaled to k = 0. An element has the mantissa u = low + d in [1, 2). It is rounded to q, and
-    r = q - low.
+    An element has the mantissa u = low + d in [1, 2), which is rounded to q. r is q - low. The sums are over mantissas,
+    so the exponent k does not matter.
 
     Attributes:
         n: (K,) The number of elements.
@@ -53,7 +54,7 @@ class Sums:
         r_r: (K, S) The sum of r^2.
         low_r: (K, S) The sum of low r.
         d_r: (K, S) The sum of d r.
-        up: (K, S) The number of elements with q = 2, which is in the next binade.
+        up: (K, S) The number of elements with q = 2, which belongs to the next binade.
         x_up: (K, S) The sum of u over the elements with q = 2.
         last: (K, S) The number of elements with q >= 2 - 2^-m, the last value of the binade.
         x_last: (K, S) The sum of u over the elements with q >= 2 - 2^-m.
@@ -80,7 +81,7 @@ class BinadeCount(NamedTuple):
 
     Attributes:
         binades: (K,) int64, ascending. The exponents k of the binades that contain normal float32 values.
-        subnormal: The subnormal float32 values, which are not counted in any binade. None if there are none.
+        subnormal: The subnormal float32 values, which no binade counts. None if there are none.
     """
 
     binades: Tensor
@@ -88,15 +89,16 @@ class BinadeCount(NamedTuple):
 
 
 def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Return the binades of each tensor, and the sums of all their binades.
+    """Return the binades of each tensor, and the sums over the elements of each binade.
 
-    Zeros, inf and NaN are not counted.
+    Zeros, inf, and NaN are ignored.
 
     Args:
         chunks: Tensors of any shape and float dtype, with at most MAX_ELEMENTS elements each.
 
     Returns:
-        One `BinadeCount` per tensor, and the `Sums` of all their binades, concatenated in the order of the tensors.
+        One `BinadeCount` for each tensor, and one `Sums` with the binades of all tensors, concatenated in the order of
+        the tensors.
     """
     flat = [x.detach().reshape(-1).float().contiguous() for x in chunks]
     fast = custom_fp.backend("cpu") == "native" and all(x_n.device.type == "cpu" for x_n in flat)
@@ -104,7 +106,7 @@ def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 
 
 def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Compute `sums` of contiguous float32 tensors on the CPU with custom_fp's extension."""
+    """Compute `sums` of flat, contiguous float32 tensors on the CPU with custom_fp's extension."""
     from custom_fp.native import count_binades
 
     counted, rows = [], []
@@ -130,9 +132,9 @@ def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 
 
 def sums_reference(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Compute `sums` of contiguous float32 tensors.
+    """Compute `sums` of flat, contiguous float32 tensors on any device.
 
-    The elements are counted by cell, and the counts are multiplied by matrices that describe how each cell is rounded.
+    The elements of each cell are counted. The counts are multiplied by matrices that describe how each cell is rounded.
     """
     pairs = [_sums_reference(x_n) for x_n in flat]
     of_each = [[getattr(of, f.name) for f in fields(Sums)] for _, of in pairs]
@@ -142,7 +144,7 @@ def sums_reference(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
     bits_n, cell_n = split(x_n)
     least, most = (int(bits) >> FIELD_BITS for bits in bits_n.aminmax())
-    # Zeros, subnormals, inf and NaN are clamped to the first and the last place below, which are dropped.
+    # Below, zeros, subnormals, inf, and NaN are clamped to the first or the last place. Both places are dropped.
     has_others = least == 0 or most == 255
     subnormal = None
     if has_others:
@@ -170,47 +172,48 @@ def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bits and the cells of a float tensor's elements.
+    """Return the bits and the cell of each element of a float tensor.
 
     Returns:
-        (n,) int32 with the bits of |x| as float32, and (n,) int32 with the index of each element's cell, which counts
-        the cells of all exponent fields: exponent field * CELLS + cell.
+        (n,) int32 with the bits of |x| as float32, and (n,) int32 with exponent field * CELLS + the index of the
+        element's cell in its binade.
     """
     bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    # The addition carries into the kept bits if any dropped bit is set.
+    # If any dropped bit is set, the addition carries into the kept bits.
     cell_n = (bits_n + ((1 << DROPPED) - 1)).bitwise_right_shift_(DROPPED)
     return bits_n, cell_n.add_(bits_n >> DROPPED)
 
 
 @cache
 def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the lower end of each cell and the values to which its elements are rounded.
+    """Return the lower end and the rounded mantissas of each cell.
 
     Returns:
-        (C,) float64 with the lower ends u, 1 <= u < 2, and (C, S) float64 with the rounded values for each spacing.
+        (C,) float64 with the lower ends, which are in [1, 2), and (C, S) float64 with the mantissa to which the cell's
+        elements are rounded for each spacing.
     """
     cells = torch.arange(CELLS, device=device)
     low_C = 1 + (cells >> 1).double() * 2.0**-11
-    # An odd cell contains neither of its ends, so its middle represents it.
+    # An even cell contains only its lower end. An odd cell contains neither of its ends, so its middle represents it.
     inside_C = (low_C + (cells & 1) * 2.0**-12).float()
-    # The first format has the spacing 2. It has no subnormals and its smallest value is 2, so 1 is halfway to zero.
+    # The first format has the spacing 2. Its smallest value is 2 and it has no subnormals, so 1 is halfway to zero.
     formats = [custom_fp.Format(2, 0, bias=0), *(custom_fp.Format(8, m) for m in SPACINGS[1:])]
     return low_C, torch.stack([custom_fp.quantize(inside_C, fmt).double() for fmt in formats], 1)
 
 
 @cache
 def lasts(device: torch.device) -> Tensor:
-    """Return the last value of the binade k = 0 for each spacing, (S,) float64."""
+    """Return the largest value of the binade k = 0 for each spacing, (S,) float64."""
     return torch.tensor([2 - 2.0**-m for m in SPACINGS], dtype=torch.float64, device=device)
 
 
 @cache
 def _rounded() -> Tensor:
-    """Return the rounded values of cells in the layout that the extension expects.
+    """Return the rounded mantissas of cells in the layout that the extension expects.
 
     Returns:
-        int32, in units of 2^-11: for m = 10 the values of all 4096 cells, then for m = 9 those of its 2048 merged
-        cells, and so on down to the 2 cells of m = -1.
+        int32, in units of 2^-11. The values of all 4096 cells for m = 10 come first, then those of the 2048 merged
+        cells for m = 9, and so on down to those of the 2 merged cells for m = -1.
     """
     _, q_CxS = roundings(torch.device("cpu"))
     found = []
@@ -222,12 +225,12 @@ def _rounded() -> Tensor:
 
 @cache
 def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the matrices that turn counts of cells into sums.
+    """Return a matrix and two vectors of cell indices with which counts of cells are turned into sums.
 
     Returns:
-        (C, 3 S) float64 with r, r^2 and low r of each cell, where r = rounded value - low. Then two (S,) int64 tensors:
-        the last cell that is not rounded to the next binade, and the last cell that is rounded to less than the last
-        value of its binade. All later cells are rounded to at least these values. -1 means that all cells are.
+        A (C, 3 S) float64 matrix with r, r^2, and low r of each cell, where r = rounded mantissa - low. Then two (S,)
+        int64 vectors. The first contains the last cell that is rounded to less than 2. The second contains the last
+        cell that is rounded to less than the largest value of the binade. If there is no such cell, the index is -1.
     """
     low_C, q_CxS = roundings(device)
     r = q_CxS - low_C[:, None]
@@ -236,12 +239,12 @@ def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
-    """Return the sums of binades.
+    """Return the sums over the elements of each binade.
 
     Args:
         n_KxC: The number of elements in each cell.
-        d_KxC: The sum of d in each cell.
-        d_d_K: The sum of d^2 in each binade.
+        d_KxC: The sum of d over each cell.
+        d_d_K: The sum of d^2 over each binade.
     """
     device, S = n_KxC.device, len(SPACINGS)
     low_C, _ = roundings(device)
@@ -257,11 +260,11 @@ def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
 
 
 def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
-    """Return the sums over all cells after the given cells, (K, S).
+    """Return the sums over the cells that follow the given cells, (K, S).
 
     Args:
-        below_KxC: Cumulative sums over cells.
-        total_K: The totals of each binade.
-        cell_S: The last cell to leave out for each spacing; -1 leaves out none.
+        below_KxC: The cumulative sums over the cells of each binade.
+        total_K: The sum over all cells of each binade.
+        cell_S: For each spacing, the last cell to leave out; -1 to leave out none.
     """
     return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)

@@ -1,7 +1,8 @@
-"""Descriptions of a model's layers, and hooks that record their operands.
+"""Describe a model's layers, and record their operands with hooks.
 
-The descriptions contain everything that precision rules need, so that the effects of a config can be computed without
-the model. The hooks record the inputs of Linear and Conv layers and the gradients of their outputs during one step.
+A layer's description contains everything that precision rules need. Therefore, the effects of a config can be computed
+without the model. During one step, the hooks record the inputs of Linear and Conv layers and the gradients of their
+outputs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _RECORDED_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Return a description of each layer of a model, from which `LayerDescription.of` restores the layer.
+    """Return a description of each layer of a model. `LayerDescription.of` restores a layer from it.
 
     Args:
-        model: The model. It may or may not have been prepared for a precision.
+        model: The model, either before or after it was prepared for a precision.
 
     Returns:
-        One dictionary per layer, which can be written as JSON.
+        One dictionary for each layer, which can be stored as JSON.
     """
     name_of = {id(p): name for name, p in model.named_parameters()}
     found = []
@@ -49,12 +50,13 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class LayerDescription(Layer):
-    """A layer of a model that is not loaded. `module` is a placeholder.
+    """A layer that was restored from its description, without the model. Its `module` is a placeholder.
 
     Attributes:
-        called: The class name of the layer, or the name of its attention function.
-        named: Whether a pattern such as * does not match the layer's products, as in `Layer.must_be_named`.
-        takes_part: Pairs of a role and the products in which that role takes part.
+        called: The kind of the layer: its class name, or the name of its attention function.
+        named: Whether a rule must name the layer, because a pattern such as * does not match its products (see
+            `Layer.must_be_named`).
+        takes_part: Pairs of a role and the products that have an operand of this role.
         is_norm: Whether the layer is a normalization layer.
         parameters: The names of the layer's own trainable parameters.
     """
@@ -67,7 +69,7 @@ class LayerDescription(Layer):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> LayerDescription:
-        """Restore a layer from its description by `describe_layers`."""
+        """Restore a layer from the description that `describe_layers` returned."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
         names, part = tuple(facts["names"]), facts["part"]
         given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
@@ -93,18 +95,18 @@ class LayerDescription(Layer):
 
 
 class OperandRecorder:
-    """Record the operands of a model's Linear and Conv layers in the calls of worker 0.
+    """Record the operands of a model's Linear and Conv layers when worker 0 calls the model.
 
     Args:
         model: The model to record.
-        here: Whether this rank emulates worker 0. No layer is recorded on other ranks.
+        here: Whether this rank emulates worker 0. On other ranks, nothing is recorded.
 
     Attributes:
-        layers: The recorded layers by name.
+        layers: The layers to record, keyed by name.
         handles: The handles of the registered hooks.
         calls: The number of calls of the model since `open`.
         attends: Whether the model called scaled_dot_product_attention, whose operands are not recorded.
-        found: The recorded tensors, by role and layer.
+        found: The recorded tensors as found[role][layer].
     """
 
     def __init__(self, model: nn.Module, here: bool):
@@ -131,8 +133,8 @@ class OperandRecorder:
         """Stop recording and return the recorded tensors.
 
         Returns:
-            {role: {layer: values}} for the roles activation and output_gradient. The values of several calls of a layer
-            are flattened and concatenated. Roles without values are left out.
+            {role: {layer: values}} for the roles activation and output_gradient. If a layer was called several times,
+            its tensors are flattened and concatenated. Roles without values are left out.
         """
         if self.handles:
             F.scaled_dot_product_attention = self.attention
@@ -154,9 +156,9 @@ class OperandRecorder:
             self.calls += 1
 
     def counts(self) -> bool:
-        """Return whether the current call belongs to a worker's training step.
+        """Return whether the current call of the model belongs to a worker's training step.
 
-        In this class, all calls between `open` and `close` do. Subclasses exclude evaluation.
+        In this class, all calls between `open` and `close` do. Subclasses may exclude calls for evaluation.
         """
         return True
 
@@ -175,7 +177,7 @@ class OperandRecorder:
 
 
 def _of_worker_0(x: Tensor) -> Tensor:
-    """Return a copy of a tensor. If torch.func.vmap batches several workers, copy the values of the first worker."""
+    """Return a copy of a tensor. If torch.func.vmap batches several workers, copy only the first worker's values."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         place = functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None

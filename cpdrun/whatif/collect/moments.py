@@ -1,19 +1,21 @@
-"""Tables of moments that determine the rounding error of a tensor for every scalar format and power-of-two shift.
+"""Compute a table of moments for a tensor, from which its rounding error follows for any scalar format and shift.
 
-Let 2^k <= |x| < 2^(k+1). Rounding x to nearest even depends only on the mantissa u = |x| / 2^k and on the spacing of
-the format's values in this binade. The spacing is 2^(k - m'). Here m' is the number of mantissa bits m if the values
-are normal, and m - (emin - k) if they are subnormal. A shift changes only k. Therefore a few sums for each binade k and
-each m' of -1 .. 10 determine the error of any scalar format with at most 10 mantissa bits, including saturation
-(`cpdrun.whatif.simulate.rounding_error`). Below m' = -1, every value is rounded to zero.
+A shift multiplies the tensor by a power of two before it is rounded.
 
-The elements are counted by cell in integers (`cpdrun.whatif.collect.histogram`). The sums of a table are therefore
-exact except for the rounding of the last products in float64, a relative error of 1e-12. Small tensors are processed
-element by element.
+Let 2^k <= |x| < 2^(k+1). The result of rounding x to nearest even depends only on the mantissa u = |x| / 2^k and on the
+spacing 2^(k - m') of the format's values in this binade. For normal values, m' equals the number of mantissa bits m.
+For subnormal values, m' = m - (emin - k). A shift changes only k. Therefore, a few sums for each binade k and each m'
+in -1 .. 10 determine the error of any scalar format with at most 10 mantissa bits, including saturation
+(`cpdrun.whatif.simulate.rounding_error`). If m' < -1, every value is rounded to zero.
 
-Tables do not contain inf, NaN or zeros of either sign, because a zero is always rounded to zero. `TensorStatistics`
-counts them separately. Subnormal float32 values are treated like all other values. Their k goes down to -149.
+For large tensors, the elements of each cell are counted in integers (`cpdrun.whatif.collect.histogram`). The sums are
+exact except for the rounding of the last products in float64, which causes a relative error of 1e-12. Small tensors are
+processed element by element.
 
-Legend: K binades, T tensors, n elements, S = len(SPACINGS), F = len(COLUMNS).
+Tables do not contain inf, NaN, or zeros of either sign, because a zero is always rounded to zero. `TensorStatistics`
+counts these elements. Subnormal float32 values are treated like all other values. Their k is at least -149.
+
+Legend: K binades, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """
 
 from collections.abc import Sequence
@@ -36,17 +38,18 @@ from cpdrun.whatif.collect.histogram import (
 
 OF_BINADE = ("count", "magnitude", "square")
 OF_SPACING = ("error", "squared_error", "product", "up", "last", "up_error", "last_error")
-# The names of a row's columns. Each column is a sum over the elements of a binade, in the units of x. q is |x| rounded,
-# and e = q - |x| is the error, which is positive if the magnitude grows.
+# The names of a table's columns. A table has a row for each binade. Each column is a sum over the elements of the
+# binade, in the units of x. q is |x| rounded, and e = q - |x| is the error, which is positive if the magnitude grows.
 #
 #     count, magnitude, square    the number of elements, the sum of |x|, the sum of x^2
 #     error, squared_error        the sums of e and e^2
 #     product                     the sum of |x| e
-#     up, up_error                the number of elements with q = 2^(k+1), in the next binade, and the sum of their e
-#     last, last_error            the number of elements with q >= 2^(k+1) - 2^(k-m'), the last value of the binade, and
-#                                 the sum of their e
+#     up, up_error                the number of elements with q = 2^(k+1), which belongs to the next binade, and the
+#                                 sum of their e
+#     last, last_error            the number of elements with q >= 2^(k+1) - 2^(k-m'), which is the largest value of the
+#                                 binade, and the sum of their e
 COLUMNS = (*OF_BINADE, *(f"{name}{m}" for name in OF_SPACING for m in SPACINGS))
-# The power of s by which a column grows when x is multiplied by s.
+# If x is multiplied by s, a column is multiplied by this power of s.
 _POWERS = dict(zip(OF_BINADE, (0, 1, 2), strict=True)) | {
     name: {"error": 1, "squared_error": 2, "product": 2, "up": 0, "last": 0}.get(name, 1)
     for name in OF_SPACING
@@ -61,16 +64,15 @@ _SMALL = 2048  # up to this number of elements, processing them one by one is fa
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the table of each tensor.
-
-    The tensors are not changed.
+    """Return the table of moments of each tensor.
 
     Args:
         tensors: float32 tensors of any shape.
 
     Returns:
-        For each tensor, its binades k as (K,) int64 in ascending order, and their rows as (K, F) float64, both on the
-        CPU. Binades without elements have no row, so a tensor of zeros has an empty table.
+        For each tensor, the exponents k of its binades in ascending order, (K,) int64, and the rows of these binades,
+        (K, F) float64. Both are on the CPU. Binades without elements have no row, so the table of a tensor of zeros is
+        empty.
     """
     found = [_none()] * len(tensors)
     small = [t for t, x in enumerate(tensors) if x.numel() <= _SMALL]
@@ -82,7 +84,7 @@ def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the table of all elements of several tensors, given the tensors' tables."""
+    """Return the sum of several tables, which is the table of the tensors' concatenation."""
     if len(parts) == 1:
         return parts[0]
     binades_K, rows_KxF = torch.cat([k for k, _ in parts]), torch.cat([rows for _, rows in parts])
@@ -112,9 +114,9 @@ def _counted(chunks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows(of: cells.Sums) -> Tensor:
-    """Compute the rows, of shape (K, F), from sums over cells. All rows are scaled to k = 0.
+    """Return the rows of binades, (K, F), given the sums over their cells. All rows are scaled to k = 0.
 
-    For an element x = low + d, where low is the lower end of its cell, the rounding error is e = r - d.
+    An element with the mantissa low + d, where low is the lower end of its cell, has the rounding error e = r - d.
     """
     d, dd = of.d[:, None], of.d_d[:, None]
     up_error = 2 * of.up - of.x_up
@@ -142,9 +144,9 @@ def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the tables of small tensors, computed in one pass.
+    """Return the tables of small tensors, all computed in one pass.
 
-    Each element gets a row, and the rows are added by tensor and binade.
+    A row is computed for each element. Then the rows of elements of the same tensor and binade are added.
     """
     if not tensors:
         return []
@@ -177,9 +179,9 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
-    """Return the row of each single element as a column, (F, n) float64, scaled to k = 0.
+    """Return the row of each element as a column, (F, n) float64, scaled to k = 0.
 
-    The columns are computed in place because memory dominates the cost.
+    The columns are computed in place, because most of the time is spent on memory accesses.
 
     Args:
         cell_n: (n,) int64. The cell of each element in its binade.
@@ -204,7 +206,7 @@ def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:
     """Scale rows from k = 0 to the units of x, and move them to the CPU.
 
-    The scaling is exact, because the smallest factor, 2^-298, can be represented in float64. `rows_KxF` is overwritten.
+    The scaling is exact, because even the smallest factor, 2^-298, is a float64 number. `rows_KxF` is overwritten.
     """
     power_F = torch.tensor(_POWER_F, dtype=torch.float64, device=rows_KxF.device)
     rows_KxF *= torch.exp2(binades_K.double()[:, None] * power_F)

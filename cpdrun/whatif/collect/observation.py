@@ -1,20 +1,21 @@
-"""Observations of a run's tensors, and the file in which they are stored.
+"""Define the observation of a run's tensors, and store it in a file.
 
-An observation contains a table of moments and a sample for each role and layer in each observed step. The roles are:
+For each observed step, role, and layer, an observation contains a table of moments and a sample of elements. The roles
+are:
 
-    gradient          The gradient of each worker for each layer (parameter), divided by the number of workers N, so
-                      that the sum over workers is the mean gradient.
-    weight            The parameters before the step.
-    update            The change of the parameters in the step: the difference of the weights in float32.
-    activation        The inputs of the matrix products of worker 0, for layers that multiply.
-    output_gradient   The gradients of the outputs of these layers.
+    gradient          The gradients of all workers for a parameter, divided by the number of workers N, so that their
+                      sum is the mean gradient.
+    weight            A parameter before the step.
+    update            The change of a parameter in the step: the difference of the weights in float32.
+    activation        The input of a Linear or Conv layer, for worker 0.
+    output_gradient   The gradient of the output of a Linear or Conv layer, for worker 0.
 
-Samples consist of runs of 32 neighboring elements, so that formats with scales are applied to real blocks. The file
-RUN/observed.npz contains numeric arrays and one array with JSON, `about`. It contains no code.
+A sample consists of blocks of 32 neighboring elements, so that formats with scales are applied to real neighbors. The
+file RUN/observed.npz contains numeric arrays and an array `about` with JSON. It contains no code.
 
-The size of the file does not grow with the length of the run. For each layer and step, it contains a row of 87 float64
-for each binade that has elements (about 20), and at most 1,024 sampled elements of each worker. Runs with many layers
-and workers have fewer sampled elements (`observer.py`).
+The size of the file does not depend on the length of the run. For each layer and step, it contains 87 float64 numbers
+for each binade that has elements (about 20 binades), and at most 1,024 sampled elements of each worker. With many
+layers and workers, fewer elements are sampled (`observer.py`).
 
 Legend: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
 """
@@ -38,21 +39,21 @@ ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """The statistics of one role of one layer in one step.
+    """The statistics of one layer's tensor in one role and one step.
 
     Attributes:
         binades: (K,) int16, ascending. The exponents k of the binades that have elements.
-        rows: (K, F) float64. The moments of each binade (`moments.py`).
+        rows: (K, F) float64. The table with the moments of each binade (`moments.py`).
         zeros: The number of elements that are zero. The table does not contain them.
         nonfinite: The number of elements that are inf or NaN. The table does not contain them.
         largest: The largest finite magnitude.
-        numel: The number of elements of the layer, for one worker.
-        samples: float32 arrays by name. All roles have `values`, and gradients also have `extremes` and `maxima`.
+        numel: The number of elements of one worker's tensor.
+        samples: float32 arrays keyed by name. All roles have `values`. Gradients also have `extremes` and `maxima`.
 
             values: (n,), or (N, n) for the gradients of N workers. The sampled elements.
-            extremes: (N, 1). The element at which the sum of all workers has its largest magnitude; (N, 0) for an empty
-                layer.
-            maxima: (N,). The largest finite magnitude of each worker in the whole layer.
+            extremes: (N, 1). The workers' values of the element whose sum over all workers has the largest magnitude;
+                (N, 0) for an empty layer.
+            maxima: (N,). The largest finite magnitude of each worker's gradient in the whole layer.
     """
 
     binades: np.ndarray
@@ -64,13 +65,16 @@ class TensorStatistics:
     samples: dict[str, np.ndarray] = field(default_factory=dict)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a moment of all binades by its name in COLUMNS, (K,) float64."""
+        """Return the column of the table with the given name, (K,) float64."""
         return self.rows[:, COLUMNS.index(name)]
 
     def with_workers(self, later: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of these workers and of the workers that follow them.
+        """Return the combined statistics of these workers and of the workers that follow them.
 
-        Tables and counts are added. Samples are concatenated along the axis of the workers.
+        Tables and counts are added. Samples are concatenated along the worker axis.
+
+        Args:
+            later: The statistics of the following workers, for the same role, layer, and step.
         """
         binades = np.union1d(self.binades, later.binades)
         rows = np.zeros((len(binades), len(COLUMNS)))
@@ -92,11 +96,11 @@ class Observation:
     """The statistics of a run's tensors in its observed steps.
 
     Attributes:
-        about: The facts about the run that the simulation needs: world_size, steps, steps_an_epoch, epochs, loss_scale,
-            layers (the names of the parameters), modules (the descriptions of the layers, from `describe_layers`) and
-            attends (whether the model calls scaled_dot_product_attention).
+        about: The properties of the run that the simulation needs: world_size, steps, steps_an_epoch, epochs,
+            loss_scale, layers (the names of the parameters), modules (the descriptions of the layers, from
+            `describe_layers`), and attends (whether the model calls scaled_dot_product_attention).
         by_step: The statistics as by_step[step][role][layer]. Steps are counted from 0.
-        unobserved: A phrase for each thing that could not be observed.
+        unobserved: A phrase for each kind of tensor that could not be observed.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
@@ -108,17 +112,17 @@ class Observation:
         return sorted(self.by_step)
 
     def of(self, role: str) -> dict[int, dict[str, TensorStatistics]]:
-        """Return the statistics of a role as {step: {layer: TensorStatistics}}, without steps that lack the role."""
+        """Return the statistics of a role as {step: {layer: TensorStatistics}}. Steps without the role are left out."""
         return {step: self.by_step[step][role] for step in self.steps if role in self.by_step[step]}
 
     def before(self, step: int) -> Observation:
-        """Return the part of the observation before the given step, for a run that resumes from that step."""
+        """Return an observation with only the steps before the given step, for a run that resumes from that step."""
         return Observation(
             self.about, {s: statistics for s, statistics in self.by_step.items() if s < step}, self.unobserved
         )
 
     def save(self, path: Path) -> None:
-        """Write the observation to a file atomically, so that readers see either the old or the new file."""
+        """Write the observation to a file. Readers see either the old or the new file, never a part of it."""
         arrays: dict[str, Any] = {}
         entries: dict[str, list[list[Any]]] = {}
         names: dict[str, list[str]] = {}
@@ -196,7 +200,11 @@ class Observation:
 
 
 def merge(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
-    """Merge the statistics that the ranks recorded in one step, given in the order of the ranks."""
+    """Merge the statistics that all ranks recorded in one step.
+
+    Args:
+        parts: The statistics of each rank as {role: {layer: TensorStatistics}}, in the order of the ranks.
+    """
     whole: dict[str, dict[str, TensorStatistics]] = {}
     for part in parts:
         for role, layers in part.items():

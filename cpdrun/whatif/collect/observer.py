@@ -1,7 +1,7 @@
-"""The observer, which records statistics of a run's tensors in some of its steps.
+"""Record statistics of a run's tensors in some of its steps.
 
-The observer only copies and counts, and it draws no random numbers. Therefore an observed run is bit-identical to one
-that is not observed.
+The observer only copies and counts values, and it draws no random numbers. Therefore, observing a run does not change a
+bit of its results.
 
 Legend: N workers, W of them on this rank, P parameters.
 """
@@ -40,8 +40,9 @@ def observed_steps(observe: int, steps: int) -> list[int]:
         steps: The number of steps of the run.
 
     Returns:
-        `observe` evenly spaced steps in ascending order, including the first and the last, or only the first if
-        `observe` is 1. All steps if the run does not have more, and none if one of the arguments is below 1.
+        `observe` evenly spaced steps in ascending order, which include the first and the last step. If `observe` is 1,
+        only the first step. If the run has no more than `observe` steps, all steps. If an argument is below 1, no
+        steps.
     """
     if observe < 1 or steps < 1:
         return []
@@ -50,27 +51,27 @@ def observed_steps(observe: int, steps: int) -> list[int]:
 
 
 class Observer:
-    """Record the observation of one run on one rank.
+    """Observe the tensors of one run on one rank.
 
-    The training loop calls `begin` and `end` around each step, and `save_part` and `save` to write the observation. The
-    learner calls `gradients` in each step.
+    The training loop calls `begin` before each step and `end` after it. It calls `save_part` and `save` to write the
+    observation. The learner calls `gradients` in each step.
 
     Args:
         config: The resolved configuration. `observe` is the number of steps to observe.
-        parts: The parts of the run.
+        parts: The objects from which the training loop is built, such as the model.
         workers: The workers that this rank emulates.
         run: The folder of the run.
 
     Attributes:
         due: The steps to observe.
-        parameters: The trainable parameters by name; empty if no step is observed.
-        shared: Whether all workers share the same weights. If not, gradients and weights are not observed.
+        parameters: The trainable parameters keyed by name; empty if no step is to be observed.
+        shared: Whether all workers share the same weights. If not, gradients, weights, and updates are not observed.
         found: The observation so far. Only rank 0 has the observed steps.
         step: The step that is being observed; None between observed steps.
-        snapshot: The snapshot of the step that is being observed.
+        snapshot: The statistics of the step that is being observed.
         weights: Copies of the parameters before the step.
         unsaved: The observed steps that have not been written to a file yet.
-        watched: The hooks that record the operands of layers; None if no step is observed.
+        watched: The recorder of the layers' operands; None if no step is to be observed.
     """
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
@@ -102,9 +103,9 @@ class Observer:
     def resume(self, step: int) -> None:
         """Prepare to start the run, or to resume it from `step`.
 
-        At step 0, rank 0 deletes the files that an earlier attempt left in the folder of parts. At a later step, it
-        loads the observations of the steps before `step` from the run's files. An observation that cannot be read is
-        lost, and a message is printed.
+        At step 0, rank 0 deletes the parts of an observation that an earlier attempt left. At a later step, rank 0
+        loads what was observed before `step` from the run's files. If a file cannot be read, its observations are lost,
+        and a message is printed.
         """
         if not self.due or self.workers.rank != 0:
             return
@@ -119,7 +120,7 @@ class Observer:
                 print(f"observe: the observations before step {step} are lost ({error})", flush=True)
 
     def begin(self, step: int) -> None:
-        """Start observing a step if it is due. Call this before the workers receive their batches."""
+        """Start to observe a step if it is due. Call this method before the workers receive their batches."""
         if step not in self.due:
             return
         self.step, self.snapshot = step, Snapshot(self.workers, len(self.parameters))
@@ -129,18 +130,21 @@ class Observer:
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
-        """Record the gradients that the workers exchange. Collective in steps that are observed.
+        """Record the gradients that the workers exchange. In observed steps, all ranks must call this method together.
 
         Args:
-            stacks_WxP: One tensor of shape (W, ...) per parameter: the gradients of this rank's W workers, divided by
-                the total number N of workers.
+            stacks_WxP: For each of the P parameters, a tensor of shape (W, ...): the gradients of this rank's W
+                workers, divided by the total number N of workers.
         """
         if self.step is None:
             return
         self.snapshot.record_gradients(list(self.parameters), stacks_WxP)
 
     def end(self) -> None:
-        """Record weights, updates and operands after the optimizer's step. Collective in steps that are observed."""
+        """Record weights, updates, and operands after the optimizer's step.
+
+        In observed steps, all ranks must call this method together.
+        """
         if self.step is None:
             return
         tensors: list[tuple[str, str, Tensor]] = []  # role, layer, values
@@ -161,9 +165,9 @@ class Observer:
         self.step, self.weights = None, []
 
     def save_part(self) -> None:
-        """Write the steps that were observed since the last call to a separate file on rank 0.
+        """Write the steps that were observed since the last call to a separate file. Only rank 0 writes.
 
-        Call this when a checkpoint is written. A run that resumes from the checkpoint needs the file.
+        Call this method when a checkpoint is written. A run that resumes from the checkpoint needs the file.
         """
         if self.unsaved and self.workers.rank == 0:
             new = Observation(
@@ -174,26 +178,26 @@ class Observer:
         self.unsaved = []
 
     def save(self) -> None:
-        """Write the whole observation to the run's file on rank 0 when the run ends or stops."""
+        """Write the whole observation to the run's file. Only rank 0 writes. Call this when the run ends or stops."""
         if self.found.by_step and self.workers.rank == 0:
             self.found.save(self.run.observed)
             shutil.rmtree(self.run.observed_parts, ignore_errors=True)
         self.unsaved = []
 
 
-# The largest number of sampled elements of one layer, for each worker.
+# The largest number of sampled elements of one layer and one worker.
 MAX_SAMPLED_ELEMENTS = 1024
 
-# The largest number of sampled values of all layers and workers in one step, which take 8 MiB. With many workers and
-# layers, each layer has fewer sampled elements.
+# The target for the number of sampled values in one step, over all layers and workers. They take 8 MiB. With many
+# workers and layers, fewer elements of each layer are sampled, but at least RUN.
 MAX_SAMPLED_VALUES = 1 << 21
 
-# The number of neighboring elements in a run.
+# The number of neighboring elements in a block. Samples consist of whole blocks.
 RUN = 32
 
 
 def sample_size(numel: int, layers: int, workers: int) -> int:
-    """Return the number of sampled elements of a layer: a multiple of RUN, or all elements.
+    """Return the number of elements to sample from a layer, which is a multiple of RUN or the number of all elements.
 
     Args:
         numel: The number of elements of the layer.
@@ -206,16 +210,16 @@ def sample_size(numel: int, layers: int, workers: int) -> int:
 
 @lru_cache(maxsize=1024)
 def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
-    """Return the indices of a layer's sampled elements.
+    """Return the indices of the elements to sample from a layer.
 
     Args:
         numel: The number of elements of the layer.
-        elements: The number of sampled elements, from `sample_size`.
+        elements: The number of elements to sample, from `sample_size`.
         device: The device of the result.
 
     Returns:
-        (elements,) int64 in ascending order: elements / RUN evenly spaced runs, or all indices if `elements` is at
-        least `numel`. The tensor is cached and must not be changed.
+        (elements,) int64, ascending: the indices of elements / RUN evenly spaced blocks of RUN neighbors. If `elements`
+        is at least `numel`, all indices, (numel,). The tensor is cached and must not be changed.
     """
     if elements >= numel:
         return torch.arange(numel, device=device)
@@ -226,11 +230,11 @@ def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
 
 
 class Snapshot:
-    """Record the statistics of one step on one rank.
+    """Record the statistics of the tensors of one step on one rank.
 
     Args:
         workers: The workers that this rank emulates.
-        layers: The number of parameters of the run, which determines the size of the samples.
+        layers: The number of the model's parameters, which affects the size of the samples.
 
     Attributes:
         statistics: The recorded statistics as statistics[role][layer].
@@ -241,11 +245,12 @@ class Snapshot:
         self.statistics: dict[str, dict[str, TensorStatistics]] = {}
 
     def record_gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
-        """Record the gradients of this rank's workers. Collective.
+        """Record the gradients of this rank's workers. All ranks must call this method together.
 
         Args:
             names: The names of the parameters.
-            stacks: For each parameter, the gradients of the workers, (W, ...), divided by N.
+            stacks: For each parameter, the gradients of this rank's W workers, divided by N, as a tensor of shape
+                (W, ...).
         """
         of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks]
         found = self.statistics.setdefault("gradient", {})
@@ -255,7 +260,11 @@ class Snapshot:
             found[name] = _statistics(table, g_Wxn, g_Wxn.shape[1], self._gradient_sample(g_Wxn, sum_n))
 
     def record_tensors(self, tensors: Sequence[tuple[str, str, Tensor]]) -> None:
-        """Record tensors of other roles, each given as its role, layer and values."""
+        """Record tensors of roles other than gradient.
+
+        Args:
+            tensors: For each tensor, its role, the name of its layer, and its values.
+        """
         for (role, name, x), table in zip(tensors, tables([x for _, _, x in tensors]), strict=True):
             values = self._sample(x.detach().reshape(-1))
             self.statistics.setdefault(role, {})[name] = _statistics(
@@ -269,9 +278,9 @@ class Snapshot:
         return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
 
     def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each layer's gradients over all N workers, (n,). Collective.
+        """Return the sum of each layer's gradients over all N workers, (n,). All ranks must call this method together.
 
-        The sum is used only to find its largest element.
+        The sums are used only to find the element with the largest magnitude.
         """
         sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
         if self.workers.ranks > 1:
@@ -282,8 +291,8 @@ class Snapshot:
     def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
         """Return the samples of this rank's workers for one layer (see `TensorStatistics.samples`).
 
-        `extremes` contains the element whose sum has the largest magnitude, because the upper levels of a reduction
-        order derive their shifts from it.
+        `extremes` contains the element whose sum over all workers has the largest magnitude. In simulated reduction
+        orders, the levels after the first derive their shifts from this element.
         """
         largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
         # Index with a tensor. An int would return a view of a buffer that later steps overwrite.

@@ -1,1 +1,1 @@
-"""Compute what a configuration would do to the tensors that a run observed."""
+"""Compute the effects of a configuration on the tensors that a run observed."""

@@ -2,29 +2,31 @@
 
     python -m cpdrun.whatif.simulate.effects RUN_DIR CONFIGS.json OUT.json
 
-CONFIGS.json contains {name: resolved config}. The program writes {name: effects} to OUT.json. A config that is not
-compatible with the run gets {"error": message} in place of its effects. The figures are:
+CONFIGS.json contains {name: resolved config}. The program writes {name: effects} to OUT.json. If a config is not
+compatible with the run, its effects are {"error": message}. The effects contain these statistics, which the code calls
+figures:
 
     underflow     The share of the nonzero finite values that are rounded to 0.
-    saturation    The share of the nonzero finite values that exceed the largest value of the format.
-    snr_db        The signal-to-noise ratio, 10 log10(sum x^2 / sum error^2). It is at most 200, which means that
-                  nothing is lost. Values beyond the largest value count as if they were replaced by that value.
+    saturation    The share of the nonzero finite values that exceed the format's largest value.
+    snr_db        The signal-to-noise ratio in decibels, 10 log10(sum x^2 / sum error^2). It is limited to 200, which
+                  means that nothing is lost. Values beyond the format's largest value count as if they were replaced by
+                  that value.
     bias          The mean error of the magnitudes divided by their mean. It is negative if magnitudes shrink.
-    cosine        The cosine between a tensor and the rounded tensor. For gradients, the cosine between the workers' sum
-                  and the exact sum.
-    sum_error     ||s - S|| / ||S||, where s is the workers' sum and S is the exact sum.
-    growth        sum_error divided by the error of the first addition, that of workers 0 and 1 alone.
-    steps_cosine  For gradients, over all layers together: the cosine between the sums of all observed steps, added up,
-                  and the exact sums. With error feedback, the workers' residuals are carried from each step to the next
+    cosine        For gradients, the cosine between the computed and the exact sum over workers. For other roles, the
+                  cosine between the tensor and the rounded tensor.
+    sum_error     ||s - S|| / ||S||, where s is the computed sum over workers and S is the exact sum.
+    growth        sum_error divided by the relative error of the first addition, which adds workers 0 and 1.
+    steps_cosine  For gradients, the cosine between the computed and the exact sum over all workers, observed steps, and
+                  layers. With error feedback, the workers' residuals are carried from each observed step to the next
                   (`worker_sums.MultiStepSums`).
     steps         The number of steps that steps_cosine covers.
     update_lost   The share of the nonzero updates that leave the weight unchanged.
 
-underflow, saturation, snr_db, bias and the cosine of roles other than gradients are exact over all observed elements if
-the format has no scales and is rounded to nearest (`rounding_error.py`, which states the limits for formats with more
-than 10 mantissa bits). Otherwise they are computed from samples or are approximations, and `exact` is false. The other
-figures are always computed from samples. A figure is null if it is not defined, for example for a tensor of zeros or if
-a sum is not finite.
+underflow, saturation, snr_db, bias, and the cosine of roles other than gradient are exact over all observed elements if
+the format has no scales and is rounded to nearest. `rounding_error.py` describes the limits for formats with more than
+10 mantissa bits. Otherwise, these statistics are approximations or computed from samples, and `exact` is false. All
+other statistics are computed from samples. An undefined statistic is null, for example if a tensor is zero or a sum is
+not finite.
 """
 
 from __future__ import annotations
@@ -55,12 +57,12 @@ class Effects:
     """The effects of one configuration.
 
     Attributes:
-        roles: {role: {"all": figures, "layers": {name: figures}, "steps": {step: figures}, "exact": bool}}. The figures
-            are those of `FIGURES` that the role has. The figures of layers and of "all" also contain `exponents` (the
-            number of values for each floor(log2 |x|)), `shift` (the mean shift; values are multiplied by 2^shift) and
-            `format`.
-        uncovered: A phrase for each part of the configuration that was not observed or that is computed differently
-            than in a run.
+        roles: {role: {"all": figures, "layers": {layer: figures}, "steps": {step: figures}, "exact": bool}}. `figures`
+            stands for a dictionary with those statistics in `FIGURES` that the role has. In "all" and "layers", it also
+            contains `exponents` (the number of values for each floor(log2 |x|)), `shift` (the mean exponent of the
+            scale 2^shift by which values are multiplied before rounding), and `format`.
+        uncovered: A phrase for each part of the configuration that was not observed or that is simulated differently
+            from a real run.
     """
 
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -74,7 +76,7 @@ def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
     """Compute the effects of a resolved config on observed tensors.
 
     Raises:
-        ValueError: The parts of the config are not compatible.
+        ValueError: The settings of the config are not compatible.
     """
     found = Effects(uncovered=list(observation.unobserved))
     gradients = GradientSimulator.of(observation, config, found.uncovered)
@@ -119,7 +121,7 @@ def _figures(parts: list[tuple[TensorStatistics, LayerEffect]]) -> dict[str, Any
 
 
 def _plain(parts: Iterable[LayerEffect]) -> dict[str, float | None]:
-    """Return the figures of all parts together, with None in place of NaN."""
+    """Return the statistics over all parts together, keyed by name. Undefined statistics are None."""
     return _nulled(figures(list(parts)))
 
 
@@ -151,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, config in configs.items():
         try:
             found[name] = effects(observation, config).as_json()
-        except (ValueError, BuildError) as error:  # the other configs may still be valid
+        except (ValueError, BuildError) as error:  # the other configs may be valid
             found[name] = {"error": str(error)}
     write_json(given.out, found)
     return 0

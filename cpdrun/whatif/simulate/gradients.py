@@ -1,4 +1,7 @@
-"""Simulate a format, a scaling rule and a reduction order on the gradients that workers exchange."""
+"""Simulate a format, a scaling rule, and a reduction order on the gradients that workers exchange.
+
+Legend: N workers, n sampled elements of a layer.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,24 @@ from cpdrun.whatif.simulate.worker_sums import MultiStepSums, SumAccuracy, first
 
 # The syncs that add gradients with a `Sum`.
 SYNCS_WITH_SUMS = ("AllReduceSync", "decoded", "ShardedSync")
-# A function that computes the effects on all layers of a role in one step.
+# A function that computes the effects on one role in one step. It takes the step and the statistics of each layer, and
+# it returns one `LayerEffect` for each layer.
 RoleSimulator = Callable[[int, Mapping[str, TensorStatistics]], "list[LayerEffect]"]
 
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """The effects on one layer in one step.
+    """The effects on one layer's tensor in one role and one step.
 
     Attributes:
         format: The name of the format.
         shift: The exponent of the scale 2^shift by which values are multiplied before rounding. For gradients, the
-            mean over workers.
+            mean exponent over workers.
         error: The rounding-error statistics.
-        exact: Whether `error` is exact. If not, it is computed from samples or is an approximation.
-        total: The accuracy of the workers' sum; None for roles other than gradients.
-        lost: The number of updates that leave the weight unchanged, and the number of nonzero updates. Both are
-            extrapolated from the sample to the layer. None for roles other than updates.
+        exact: Whether `error` is exact. If false, it is an approximation or computed from samples.
+        total: The accuracy of the sum over workers; None for roles other than gradient.
+        lost: The number of nonzero updates that leave the weight unchanged, and the number of all nonzero updates. Both
+            are extrapolated from the sample to the layer. None for roles other than update.
     """
 
     format: str
@@ -54,7 +58,7 @@ class LayerEffect:
 
 
 def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
-    """Return the figures of all parts together; NaN if a figure is not defined."""
+    """Return the statistics over all parts together, keyed by name. Undefined statistics are NaN."""
     found = reduce(add, [part.error for part in parts]).figures()
     totals = [part.total for part in parts if part.total is not None]
     if totals:
@@ -70,16 +74,16 @@ def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
 class GradientSimulator:
     """Compute the effects of one configuration on the gradients that workers exchange.
 
-    Call the instance with one step after another, in ascending order, because `multi_step` accumulates the steps.
+    Call the instance once for each step, in ascending order, because `multi_step` accumulates the steps.
 
     Attributes:
-        reduction: How gradients are summed, without error feedback.
+        reduction: The settings of the sum over workers, without error feedback.
         rule: The scaling rule; None if gradients are not scaled.
         full: The parameters and epochs whose gradients are exchanged in full precision.
-        places: The index of each parameter by name.
+        places: The index of each parameter, keyed by the parameter's name.
         steps_per_epoch: The number of steps per epoch.
         seed: The seed of stochastic rounding.
-        loss_shift: log2 of the config's loss scale divided by the loss scale of the observed run.
+        loss_shift: log2(the config's loss scale / the observed run's loss scale).
         multi_step: The sums over several steps.
     """
 
@@ -96,7 +100,7 @@ class GradientSimulator:
     def of(
         cls, observation: Observation, config: Mapping[str, Any], uncovered: list[str]
     ) -> GradientSimulator | None:
-        """Create an instance for a resolved config; None if its sync does not add gradients with a `Sum`.
+        """Create an instance for a resolved config. If its sync does not add gradients with a `Sum`, return None.
 
         Args:
             observation: The observed tensors.
@@ -104,7 +108,7 @@ class GradientSimulator:
             uncovered: Receives a phrase for each part of the config that cannot be simulated.
 
         Raises:
-            ValueError: The parts of the config are not compatible.
+            ValueError: The settings of the config are not compatible.
         """
         sync = config["sync"]
         name = sync["_target_"].rsplit(".", 1)[-1]
@@ -186,15 +190,17 @@ class GradientSimulator:
     ) -> tuple[RoundingError, bool]:
         """Compute the rounding-error statistics of the workers' gradients for one layer.
 
+        One table contains the gradients of all workers together. If groups of workers have different shifts, each shift
+        is applied to the whole table, and the results are weighted by the groups' shares of the workers. Then the
+        statistics are not exact.
+
         Args:
-            reduction: The sum that is used for the layer.
+            reduction: The settings of the sum over workers for this layer.
             statistics: The observed gradients of the layer.
             of_groups: The shift and the number of workers of each group in the first level of the reduction order.
 
         Returns:
-            The statistics, and whether they are exact. The table is shared by all workers. If groups have different
-            shifts, each shift is applied to the whole table and weighted by its share of the workers, which is not
-            exact.
+            The statistics, and whether they are exact.
         """
         if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
             workers = sum(n for _, n in of_groups)
@@ -222,10 +228,10 @@ class GradientSimulator:
 
 
 def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Return log2 of the factor by which the config's loss scale enlarges gradients, relative to the observed run.
+    """Return log2(the config's loss scale / the observed run's loss scale).
 
     Args:
-        about: The facts about the observed run (`Observation.about`).
+        about: The properties of the observed run (`Observation.about`).
         config: The resolved configuration.
     """
     setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0

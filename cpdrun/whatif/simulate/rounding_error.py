@@ -1,16 +1,17 @@
-"""Rounding-error statistics for one format and one shift, computed from a table of moments.
+"""Compute rounding-error statistics for one format and one shift from a table of moments.
 
-The statistics describe rounding to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, so it is positive
-if the magnitude grows. Values beyond the largest value of the format are counted in `beyond`. Their error is that of
-replacing them by the largest value, whatever the run does with them, because infinity would leave no finite mean.
+The statistics describe rounding to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, where q rounds to
+the format. It is positive if the magnitude grows. Values beyond the format's largest value are counted in `beyond`.
+Their error is computed as if they were replaced by the largest value, even if a run would turn them into infinity,
+because infinite errors have no finite mean.
 
-The statistics are exact for formats with at most 10 mantissa bits. For wider formats:
+For formats with at most 10 mantissa bits, the statistics are exact. For wider formats, these limits apply:
 
-- Underflow is exact.
-- The squared error is an upper bound: half a spacing for each element.
+- The number of values that are rounded to zero is exact.
+- The squared error is an upper bound, which assumes an error of half a spacing for each element.
 - `error` and `product` are 0.
-- No value within the largest binade counts as beyond the largest value.
-- Values have no error if the format's spacing is not wider than that of float32, as with 23 mantissa bits.
+- Values in the format's largest binade never count as beyond the largest value.
+- If the format's spacing is at most that of float32, as with 23 mantissa bits, values have no error.
 
 Legend: K binades.
 """
@@ -27,18 +28,18 @@ from custom_fp import Format
 from cpdrun.whatif.collect.moments import COLUMNS, OF_SPACING, SPACINGS
 from cpdrun.whatif.collect.observation import TensorStatistics
 
-# The signal-to-noise ratio in dB if nothing is lost. It is larger than float32 can resolve.
+# The signal-to-noise ratio in dB if nothing is lost. It is far above the ratio that rounding to float32 causes.
 NO_ERROR_DB = 200.0
 
-# The number of fraction bits of float32, and log2 of its smallest subnormal value.
+# The number of mantissa bits of float32, and log2 of its smallest subnormal value.
 _FLOAT32_BITS, _FLOAT32_LEAST = 23, -149
-# The column of the smallest spacing exponent for each moment.
+# For each moment that depends on the spacing, the index of its first column in COLUMNS.
 _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
 
 
 @dataclass(frozen=True)
 class Additive:
-    """A frozen dataclass whose fields are float sums. Instances can be added and weighted."""
+    """The base of frozen dataclasses whose fields are sums of floats. Instances can be added and weighted."""
 
     def times(self, weight: float) -> Self:
         """Return the sums multiplied by a weight."""
@@ -50,15 +51,15 @@ class Additive:
 
 @dataclass(frozen=True)
 class RoundingError(Additive):
-    """Rounding-error statistics: sums over the elements that are finite and not zero.
+    """Rounding-error statistics: sums over the elements x that are finite and not zero.
 
     Attributes:
         count: The number of elements.
         to_zero: The number of elements that are rounded to zero.
-        beyond: The number of elements beyond the largest value of the format.
+        beyond: The number of elements beyond the format's largest value.
         magnitude: The sum of |x|.
         square: The sum of x^2.
-        error: The sum of the errors e of the magnitudes.
+        error: The sum of e, where e is the error of the magnitude |x|.
         squared_error: The sum of e^2.
         product: The sum of |x| e.
     """
@@ -73,7 +74,10 @@ class RoundingError(Additive):
     product: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return underflow, saturation, snr_db, bias and cosine (`effects.py`); NaN if a denominator is zero."""
+        """Return underflow, saturation, snr_db, bias, and cosine, which `effects.py` defines.
+
+        If the denominator of a statistic is zero, the statistic is NaN.
+        """
         rounded = self.square + 2 * self.product + self.squared_error
         return {
             "underflow": _ratio(self.to_zero, self.count),
@@ -85,10 +89,10 @@ class RoundingError(Additive):
 
 
 def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
-    """Compute the statistics of a table's elements, multiplied by 2^shift and rounded to a format.
+    """Compute the statistics of the error if an observed tensor is multiplied by 2^shift and rounded to a format.
 
     Args:
-        statistics: The observed tensor.
+        statistics: The observed tensor, whose table is used.
         fmt: A scalar format.
         shift: The exponent of the scale.
     """
@@ -125,10 +129,11 @@ def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0)
         next_binade = math.ldexp(1.0, int(k_K[i]) + 1)
         up, up_error = of["up"][i], of["up_error"][i]
         below = (of["last"][i] - up, of["last_error"][i] - up_error)
-        # The values of the grid that the format lacks: the value, the number of elements that are rounded to it, and
-        # the sum of their errors.
+        # In its largest binade, a format may lack the last value of the grid, and it lacks the first value of the next
+        # binade. For each of these values: the value, the number of elements that would be rounded to it, and the sum
+        # of their errors.
         missing = [(next_binade, up, up_error)]
-        if top < next_binade - 1.5 * spacing:  # the last code of the format is NaN
+        if top < next_binade - 1.5 * spacing:  # the format's last code is NaN
             missing.append((next_binade - spacing, *below))
         for value, n, errors in missing:
             past = value - top
@@ -141,15 +146,15 @@ def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0)
 
 
 def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> RoundingError:
-    """Compute the same statistics from values and their rounded values.
+    """Compute rounding-error statistics from values and their rounded values.
 
-    Elements of `x` that are zero, inf or NaN are ignored. Elements that are rounded to inf or NaN, or that exceed
-    `largest` and are rounded to at least `largest`, count as beyond the largest value.
+    Elements of `x` that are zero, inf, or NaN are ignored. An element counts as beyond the largest value if it is
+    rounded to inf or NaN, or if it exceeds `largest` and is rounded to at least `largest`.
 
     Args:
         x: The values, of any shape.
         rounded: The rounded values, of the same shape.
-        largest: The largest value of the format in the units of `x`; inf if it is not known.
+        largest: The format's largest value in the units of `x`; inf if it is unknown.
     """
     x, rounded = x.astype(np.float64).reshape(-1), rounded.astype(np.float64).reshape(-1)
     here = np.isfinite(x) & (x != 0)
@@ -170,7 +175,12 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
 
 
 def decibel(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise), at most NO_ERROR_DB; NaN if there is no signal."""
+    """Return 10 log10(signal / noise), limited to NO_ERROR_DB; NaN if the signal is not positive.
+
+    Args:
+        signal: The sum of the squares of the values.
+        noise: The sum of the squares of the errors.
+    """
     if not signal > 0:
         return math.nan
     if noise <= signal * 10 ** (-NO_ERROR_DB / 10):

@@ -1,20 +1,21 @@
-"""The effects of a precision or a recipe on weights, updates, activations and output gradients.
+"""Simulate a precision or a recipe on weights, updates, activations, and output gradients.
 
-Each tensor is rounded by the first rule that applies to it (`custom_fp.recipe.rules`). The rules are tried in this
+A tensor may be rounded by several rules (`custom_fp.recipe.rules`). The first rule that exists is simulated, in this
 order:
 
-    weight            The rule for the stored parameter (role parameter), then the rule for the weight operand of the
-                      forward product.
-    activation        The rule for the input operand of the forward product, then the rule for the layer's inputs.
-    output_gradient   The rule for the operand of the product that computes the gradient of the input, then that of the
-                      product that computes the gradient of the weight, then the rule for the gradient of the layer's
-                      output (role error).
+    weight            1. the rule for the stored parameter (role parameter)
+                      2. the rule for the weight operand of the forward product
+    activation        1. the rule for the input operand of the forward product
+                      2. the rule for the layer's inputs (role activation)
+    output_gradient   1. the rule for the operand of the product that computes the input's gradient
+                      2. the rule for the operand of the product that computes the weight's gradient
+                      3. the rule for the gradient of the layer's output (role error)
 
-Accumulators and results of products are not simulated.
+Accumulators and the rounding of products' results are not simulated.
 
-Formats with scales, transforms and stochastic rounding are applied to the samples, in blocks of neighbors in memory. A
-scale for a whole tensor follows from the observed largest value of the tensor. Delayed scales are replaced by the scale
-of the same step.
+Formats with scales, Hadamard transforms, and stochastic rounding are applied to the samples, in blocks of neighbors in
+memory. If a format has one scale for the whole tensor, the scale follows from the tensor's largest observed value.
+Delayed scales are replaced by the scale of the same step.
 
 Legend: n sampled elements of a layer.
 """
@@ -46,7 +47,8 @@ from cpdrun.whatif.collect.observer import RUN
 from cpdrun.whatif.simulate.gradients import LayerEffect, RoleSimulator, loss_shift
 from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
 
-# The rules that may apply to a tensor, as pairs of a rule's role and product. The first rule that exists is used.
+# The rules that may apply to a tensor of each role, as pairs of the rule's role and product. The first rule that exists
+# is used.
 _RULES_OF_ROLE = {
     "weight": (("parameter", None), ("weight", FORWARD)),
     "activation": (("input", FORWARD), ("activation", None)),
@@ -56,13 +58,13 @@ _RULES_OF_ROLE = {
         ("error", None),
     ),
 }
-_SEED = 20  # the seed of stochastic rounding of samples
+_SEED = 20  # the seed for the stochastic rounding of samples
 
 
 def tensor_simulators(
     observation: Observation, config: Mapping[str, Any], uncovered: list[str]
 ) -> dict[str, RoleSimulator]:
-    """Return the function that computes the effects on each role other than gradients.
+    """Return a function for each role other than gradient, which computes the effects on the tensors of this role.
 
     Args:
         observation: The observed tensors.
@@ -70,7 +72,7 @@ def tensor_simulators(
         uncovered: Receives a phrase for each part of the config that cannot be simulated.
 
     Raises:
-        ValueError: The parts of the precision are not compatible.
+        ValueError: The settings of the precision are not compatible.
     """
     precision = made("precision", config["precision"])
     if not isinstance(precision, Formats):
@@ -103,7 +105,7 @@ def tensor_simulators(
 def _uncovered(
     observation: Observation, config: Mapping[str, Any], layers: Sequence[LayerDescription], rules: Rules
 ) -> Iterator[str]:
-    """Yield a phrase for each operand that rules round but that was not observed or is simulated differently."""
+    """Yield a phrase for each kind of rounding that is not simulated or is simulated differently from a real run."""
     kinds, delayed = set(), False
     for role in ("activation", "output_gradient"):
         watched = {name for of_step in observation.of(role).values() for name in of_step}
@@ -125,13 +127,15 @@ def _uncovered(
 
 @dataclass(frozen=True)
 class _OperandSimulator:
-    """Compute the effects on weights, activations or output gradients.
+    """Compute the effects on weights, activations, or output gradients.
 
     Attributes:
-        role: The role.
+        role: The role of the tensors.
         rules: The rules of the precision.
-        layers: The layers by the name under which the observation lists them.
-        larger: log2 of the factor by which the values are larger than the observed values.
+        layers: The layers keyed by the names that the observation uses: parameter names for weights, otherwise layer
+            names.
+        larger: log2 of the factor by which the observed values are multiplied, because the config has another loss
+            scale than the observed run.
     """
 
     role: str
@@ -156,14 +160,14 @@ class _OperandSimulator:
 class _UpdateSimulator:
     """Compute the effects on updates.
 
-    Updates are rounded to the format of the optimizer's operations. If weights are stored in a format without a float32
-    copy, the updates that leave a weight unchanged are counted.
+    Updates are rounded to the format of the optimizer's operations. If weights are stored in a narrower format and have
+    no float32 master copy, the updates that leave a weight unchanged are counted.
 
     Attributes:
         observation: The observed tensors, which include the weights before each step.
         precision: The precision.
         rules: The rules of the precision.
-        holders: The layer of each parameter by the parameter's name.
+        holders: The layer of each parameter, keyed by the parameter's name.
     """
 
     observation: Observation
@@ -186,11 +190,14 @@ class _UpdateSimulator:
         return parts
 
     def _lost(self, weight: np.ndarray, update: np.ndarray, fmt: str) -> tuple[float, float]:
-        """Return the number of nonzero updates that leave the weight unchanged, and the number of nonzero updates."""
+        """Return the number of lost updates and the number of nonzero updates.
+
+        A nonzero update is lost if the weight, stored in format `fmt`, does not change.
+        """
         word = self.precision.update_rounding
         u = torch.from_numpy(np.array(update)).double()
         w = custom_fp.quantize(torch.from_numpy(np.array(weight)), fmt).double()
-        if self.precision.kahan_weights:  # an update that waits in the compensation term is not lost
+        if self.precision.kahan_weights:  # an update that is kept in the compensation term is not lost
             same = custom_fp.quantize(u, fmt) == 0
         else:
             seed = None if word == NEAREST else _SEED
@@ -204,12 +211,13 @@ def simulate_rounding(
 ) -> LayerEffect:
     """Compute the effects of a rounding on one observed tensor.
 
-    The table is used for scalar formats with rounding to nearest and without a transform. Otherwise the sample is used.
+    For scalar formats that are rounded to nearest without a Hadamard transform, the effects are computed from the
+    tensor's table; otherwise, from its sample.
 
     Args:
         statistics: The observed tensor.
-        rounding: The rounding; None leaves the tensor in float32.
-        larger: log2 of the factor by which the values are larger than the observed values.
+        rounding: The rounding. None leaves the tensor in float32.
+        larger: log2 of the factor by which the observed values are multiplied before rounding.
     """
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)
@@ -238,8 +246,8 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
         return rounding_error_of_values(x_n.numpy(), rounded.numpy(), math.inf)
-    # Append the tensor's largest value, from which a scale for the whole tensor follows. In formats with blocks, it is
-    # in a block of its own.
+    # The tensor's largest value is appended, because a scale for the whole tensor follows from it. If the format has
+    # blocks and the sampled elements fill whole blocks, the appended value is in a separate block and affects no other.
     with_largest = torch.cat([x_n, torch.tensor([largest])])
     seed = _seed(rounding)
     if rounding.aps:

@@ -1,12 +1,13 @@
-"""Sums of N workers' gradients over the sampled elements, in the reduction order of a run.
+"""Sum the sampled gradient elements of N workers in the reduction order of a configuration.
 
-The sums are computed by the code that computes them in a run (`cpdrun.comm.sums`). Every format, order, rounding, Kahan
-summation and compat setting therefore has the same effect as in a run.
+The code that computes the sums in a real run (`cpdrun.comm.sums`) also computes them here. Therefore, every format,
+order, rounding, Kahan summation, and compat setting has the same effect as in a real run.
 
-A shift depends on the whole layer. For the first level of an order, it follows from each worker's observed largest
-magnitude in the whole layer. The sums of later levels are known only for the sampled elements. Their shifts follow from
-the largest of these elements and of the element whose sum over all workers is largest, which is always included.
-`aps_delayed` uses the magnitudes of the same step, because the previous step was not observed.
+A shift is the exponent of the power of two by which a layer is scaled. It depends on the largest magnitude in the whole
+layer. In the first level of a reduction order, this magnitude was observed for each worker. In later levels, the sums
+are known only for the sampled elements and for the element whose sum over all workers has the largest magnitude.
+Therefore, the shifts of later levels follow from the largest of these elements. The scaling rule `aps_delayed` uses the
+magnitudes of the same step, because the previous step was not observed.
 
 Legend: N workers, n sampled elements of a layer, P layers.
 """
@@ -36,15 +37,18 @@ from cpdrun.whatif.simulate.rounding_error import Additive
 
 @dataclass(frozen=True)
 class SumAccuracy(Additive):
-    """The accuracy of the workers' sum for one layer in one step, as sums over the sampled elements.
+    """The accuracy of the sum over workers for one layer in one step.
+
+    S is the exact sum over workers, and s is the computed sum. S2 and s2 are the exact and the computed sum over
+    workers 0 and 1 only. All are vectors of the sampled elements.
 
     Attributes:
-        exact: The sum of squares of the exact sum.
-        error: The sum of squares of the difference between the computed sum and the exact sum.
-        result: The sum of squares of the computed sum.
-        product: The inner product of the computed sum and the exact sum.
-        first_exact: The sum of squares of the exact sum of workers 0 and 1.
-        first_error: The sum of squares of the error of the first addition, that of workers 0 and 1.
+        exact: ||S||^2.
+        error: ||s - S||^2.
+        result: ||s||^2.
+        product: The inner product of s and S.
+        first_exact: ||S2||^2.
+        first_error: ||s2 - S2||^2, the error of the first addition.
     """
 
     exact: float = 0.0
@@ -55,9 +59,9 @@ class SumAccuracy(Additive):
     first_error: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return cosine, sum_error and growth.
+        """Return cosine, sum_error, and growth, which `effects.py` defines.
 
-        A figure is NaN if it is not defined. All are NaN if the exact sum is zero or the error is not finite.
+        Undefined statistics are NaN. If the exact sum is zero or the error is not finite, all of them are NaN.
         """
         if not (self.exact > 0 and math.isfinite(self.error)):
             return dict.fromkeys(("cosine", "sum_error", "growth"), math.nan)
@@ -72,7 +76,7 @@ class SumAccuracy(Additive):
 
 
 class ObservedShifts(Shifts):
-    """Choose shifts by the observed magnitudes.
+    """Choose the shifts of the first level of a reduction order by the observed magnitudes of the whole layers.
 
     Args:
         rule: The scaling rule; None for no scaling.
@@ -100,7 +104,7 @@ class ObservedShifts(Shifts):
 
 
 class _FixedShifts(ScalingRule):
-    """A scaling rule that returns a given shift for each layer, by its name."""
+    """A scaling rule that returns given shifts, keyed by the name of the layer."""
 
     def __init__(self, shifts: dict[str, int]):
         self.shifts = shifts
@@ -112,16 +116,16 @@ class _FixedShifts(ScalingRule):
 def first_shifts(
     reduction: Sum, rule: ScalingRule | None, names: Sequence[str], maxima_NxP: Tensor
 ) -> list[list[int]]:
-    """Return the shifts with which the workers' gradients are rounded.
+    """Return the shifts with which the workers' gradients are rounded in the first level of the reduction order.
 
     Args:
-        reduction: How gradients are summed.
+        reduction: The settings of the sum over workers.
         rule: The scaling rule; None for no scaling.
         names: The names of the layers.
         maxima_NxP: The observed largest magnitude of each worker in each layer.
 
     Returns:
-        shifts[j][p] for group j of the first level and layer p.
+        The shifts as shifts[j][p], for group j of the first level and layer p.
     """
     workers = Workers(len(maxima_NxP))
     level = reduction.ordering.levels(workers.world_size)[0]
@@ -138,26 +142,28 @@ def simulate_sums(
     maxima: Sequence[np.ndarray],
     key: tuple,
 ) -> tuple[list[SumAccuracy], list[np.ndarray]]:
-    """Compute the sums of several layers in one step, and their accuracy.
+    """Compute the sums over workers for several layers in one step, and their accuracy.
 
     Args:
-        reduction: How gradients are summed.
+        reduction: The settings of the sum over workers.
         rule: The scaling rule; None for no scaling.
         names: The names of the layers.
-        values: values[p] is (N, n) float32. The sampled gradients of layer p.
-        extremes: extremes[p] is (N, 1) float32. The element of layer p whose sum has the largest magnitude.
-        maxima: maxima[p] is (N,) float32. The largest finite magnitude of each worker in layer p.
-        key: The key of stochastic rounding, such as (seed, step).
+        values: values[p] contains the sampled gradient elements of layer p, (N, n) float32.
+        extremes: extremes[p] contains the workers' values of the element of layer p whose sum over all workers has the
+            largest magnitude, (N, 1) float32.
+        maxima: maxima[p] contains the largest finite magnitude of each worker in layer p, (N,) float32.
+        key: The key of the random numbers for stochastic rounding, such as (seed, step).
 
     Returns:
-        The accuracy of each layer's sum, and the sums, (n,) float32.
+        The accuracy of each layer's sum, and the sum of each layer's sampled elements, (n,) float32.
 
     Raises:
         ValueError: The sum cannot be computed with this number of workers.
     """
     n_workers = len(values[0])
     maxima_NxP = torch.from_numpy(np.stack(maxima, 1))
-    # Without a rule, nothing is shifted, and an appended element would change the blocks of formats with scales.
+    # The extremes are appended because shifts depend on them. Without a rule, there are no shifts, and an appended
+    # element would change the blocks of formats with scales.
     whole = (
         values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
     )
@@ -183,7 +189,7 @@ def _run(
 
 
 def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> SumAccuracy:
-    n = values_Nxn.shape[1]  # the elements after the first n are the extremes
+    n = values_Nxn.shape[1]  # any elements after the first n are extremes
     exact = values_Nxn.astype(np.float64).sum(0)
     came, first_exact = result[:n].astype(np.float64), values_Nxn[:2].astype(np.float64).sum(0)
     first = first[:n].astype(np.float64)
@@ -200,13 +206,14 @@ def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> S
 
 @dataclass
 class MultiStepSums:
-    """Accumulate the sums of gradients over several steps for one configuration.
+    """Accumulate the sums over workers over several steps, for one configuration.
 
     Attributes:
-        feedback: The residuals of the workers; None without error feedback.
-        came: The total of the computed sums of each layer, (n,) float64.
-        exact: The total of the exact sums of each layer, (n,) float64.
-        weights: The number of elements of each layer divided by the number of sampled elements; 0 for empty layers.
+        feedback: The residuals of the workers' error feedback; None without error feedback.
+        came: For each layer, the total of the computed sums over the steps, (n,) float64.
+        exact: For each layer, the total of the exact sums over the steps, (n,) float64.
+        weights: For each layer, the number of elements divided by the number of sampled elements; 0 if the layer is
+            empty.
         steps: The steps that have been added.
     """
 
@@ -217,13 +224,13 @@ class MultiStepSums:
     steps: set[int] = field(default_factory=set)
 
     def add(self, step: int, name: str, values_Nxn: np.ndarray, result_n: np.ndarray, numel: int) -> None:
-        """Add the sum of one layer in one step to the totals.
+        """Add the sum over workers for one layer in one step to the totals.
 
         Args:
             step: The step.
             name: The name of the layer.
-            values_Nxn: The sampled gradients of the workers. n may be 0.
-            result_n: Their sum as the configuration computes it.
+            values_Nxn: The sampled gradient elements of the workers, (N, n). n may be 0.
+            result_n: The sum over workers as the configuration computes it, (n,).
             numel: The number of elements of the layer.
         """
         n = values_Nxn.shape[1]
@@ -244,9 +251,9 @@ class MultiStepSums:
         key: tuple,
         numels: Sequence[int],
     ) -> list[np.ndarray]:
-        """Return the sums of the compensated gradients, (n,) for each layer, and update the residuals.
+        """Return the sums over workers with error feedback, (n,) for each layer, and update the residuals.
 
-        The arguments are those of `worker_sums.simulate_sums`, and `numels` is the number of elements of each layer.
+        The arguments are those of `simulate_sums`. In addition, `numels` contains the number of elements of each layer.
         """
         feedback = self.feedback
         assert feedback is not None
@@ -260,7 +267,7 @@ class MultiStepSums:
             for seen, x_Nxn, numel in zip(maxima, carried, numels, strict=True)
         ]
         stacks = carried
-        if rule is not None:  # append the element from which later levels derive their shifts
+        if rule is not None:  # append the element from which later levels derive shifts
             pairs = zip(carried, extremes, strict=True)
             stacks = [torch.cat([x, torch.from_numpy(end)], 1).contiguous() for x, end in pairs]
         out = [torch.empty_like(stack[0]) for stack in stacks]
@@ -275,7 +282,7 @@ class MultiStepSums:
         return [total[: x.shape[1]].numpy() for total, x in zip(out, carried, strict=True)]
 
     def figures(self) -> dict[str, float]:
-        """Return `steps_cosine` and `steps`; an empty dictionary if no step was added."""
+        """Return `steps_cosine` and `steps`, which `effects.py` defines. If no step was added, return nothing."""
         if not self.steps:
             return {}
         products = {"came": 0.0, "exact": 0.0, "both": 0.0}
@@ -291,8 +298,8 @@ class MultiStepSums:
 
 
 def _largest(x_Nxn: torch.Tensor) -> torch.Tensor:
-    """Return the largest finite magnitude of each worker, (N,); 0 if there is none.
+    """Return the largest finite magnitude of each worker, (N,); 0 if a worker has no finite value.
 
-    Values that are not finite are ignored, as in the recorded maxima.
+    Inf and NaN are ignored, as in the recorded maxima.
     """
     return x_Nxn.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if x_Nxn.shape[1] else x_Nxn.new_zeros(len(x_Nxn))
