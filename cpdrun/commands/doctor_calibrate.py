@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     sweep = plan(arguments.overrides, arguments.config_dir)
     if is_script(sweep.runs[0].config):
         raise UserError(
-            "doctor --calibrate measures models of cpdrun's own training loop, not those of scripts"
+            "doctor --calibrate can only measure models that cpdrun trains itself, not models that a script trains"
         )
     networks = {name: network(name) for name in arguments.network}
     named = [run.config["format"] for run in sweep.runs if run.config["format"]]

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     sweeps, runs = find_sweeps_or_runs(arguments.names) if has_names else (find_sweeps(arguments.names), [])
     if runs and (sweeps or arguments.serve):
         what = f"{sweeps[0].name} is a sweep and" if sweeps else "--serve shows sweeps, and"
-        raise UserError(f"{what} {runs[0].name} is a run: name sweeps, or one run")
+        raise UserError(f"{what} {runs[0].name} is a run. Name either one run, or one or more sweeps")
     if runs:
         return report_run(arguments, runs)
     from cpdrun.report.content import ReportOptions

@@ -42,7 +42,7 @@ class SearchDisplay(Display):
         self.held_back: int = max(0, self.held_back - runs)
 
     def on_end(self, states: list[LadderState]) -> None:
-        """Update the display after a run has ended, given the verdicts that follow, and print new verdicts."""
+        """Update the display when a run has ended, and print new verdicts. `verdicts` includes this run."""
         self._show_missing_predictions()
         for line in describe_news(self._results, self._states, states):
             self._print(line)

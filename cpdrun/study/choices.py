@@ -2,9 +2,9 @@
 
 The bit width of a choice is that of the widest format to which it rounds something:
 
-- Values that the choice leaves in float32 do not count. A choice that rounds nothing has 32 bits.
-- The format of sums (`accumulator`) does not count, because sums are neither stored nor sent. It counts only if the
-  choice rounds nothing else.
+- Values left in float32 are ignored, except that a choice that rounds nothing has 32 bits.
+- The format of sums (`accumulator`) is ignored, because sums are neither stored nor sent, unless the choice rounds
+  nothing else.
 - A compressor has the bits of its levels (`min_max`, `qsgd`) or of its format. A `sync` without a compressor has the
   bits of the run's format.
 
@@ -145,7 +145,7 @@ def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]
 
 
 def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
-    """Yield (whether the format is that of sums, bits, exponent bits) for each format but fp32 that a setting names."""
+    """Yield a tuple (is_accumulator, bits, exponent_bits) for each format other than fp32 that a setting names."""
     last = key.rpartition(".")[2]
     if last == "rules":
         for rule in _listed(value):

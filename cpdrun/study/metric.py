@@ -1,9 +1,9 @@
-"""Define a metric: its direction, how its values are shown, and which values a model that learned nothing has.
+"""Define a metric: its direction, its display format, and the values to expect from a model that learned nothing.
 
-A baseline that did not learn is not fit to compare with. A model that guesses among K classes has an accuracy of 1 / K
+A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of 1 / K
 and a cross-entropy of ln K. These rules decide whether a run learned:
 
-- For an accuracy, there are two thresholds: 2 / K, and a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1). The
+- For accuracy, there are two thresholds: 2 / K, and a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1). The
   run learned if its accuracy reaches the smaller of them.
 - For a loss, the run learned if its loss is below 95 % of a guessing model's loss.
 

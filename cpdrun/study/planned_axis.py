@@ -141,10 +141,11 @@ def value_text(run: PlannedRun, key: str) -> Any:
 
 
 def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return the baseline's values under the keys that a report finds in the records of runs.
+    """Return the settings that identify the baseline, under the keys that the records of runs have.
 
-    A record contains the name of a group's choice only if the group is the axis of bits. For any other group, the
-    result contains all settings of the group's section in which the baseline's run differs from any of the other runs.
+    If a config group is the axis of bits, the records contain the name of its choice. For any other group, they contain
+    only the single settings. The result then has each setting of the group's section in which the baseline's run
+    differs from one of the other runs.
 
     Args:
         axis: The axis, with its baseline.

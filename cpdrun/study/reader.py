@@ -175,7 +175,7 @@ def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:
     values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
     if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
         return False
-    # If even the largest value is below 0.05, the values may be percentages of runs that learned nothing.
+    # If even the largest value is below 0.05, the metric may be a percentage, and no run may have learned anything.
     return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 

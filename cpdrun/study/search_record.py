@@ -201,7 +201,7 @@ class Tuned:
         return kept
 
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups, with the values that were chosen for each group added to its keys."""
+        """Return a copy of the groups in which the keys of each group also contain the values chosen for it."""
         return [
             replace(group, keys={**dict.fromkeys(self.keys), **self.values_of(group), **group.keys})
             for group in groups
@@ -296,7 +296,7 @@ def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.Data
 
 
 def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
-    """Return the arm that the search chooses for a cell, or None while a run that decides the choice has not ended."""
+    """Return the arm that the search chooses for a cell, or None if a run that the choice depends on has not ended."""
     arms = tune.arms()
     if len(arms) == 1:
         return arms[0]

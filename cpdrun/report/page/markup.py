@@ -87,7 +87,7 @@ def latex(table: Shown) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` so that LaTeX typesets it as typed. Letters that T1 fonts lack become `[their Unicode name]`."""
+    """Return `text` so that LaTeX typesets it as typed. A letter that T1 fonts lack is replaced by its Unicode name in brackets."""
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 

@@ -267,15 +267,15 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
 def _padded(
     lows: list[float], highs: list[float], room: float = 0.12, least: float = 0.0
 ) -> tuple[float, float]:
-    """Return the limits of an axis that shows `lows` and `highs` and has room for the numbers at the points.
+    """Return the limits of an axis that shows `lows` and `highs` and has room for the data labels.
 
     The axis has a minimum height, so that noise does not fill it.
 
     Args:
         lows: The lower ends of the error bars.
         highs: The upper ends of the error bars.
-        room: The room to add at both ends, as a share of the height.
-        least: The minimum height without this room. It is at least 2 % of the highest value.
+        room: The room to add at both ends, as a fraction of the height.
+        least: The minimum height without this room. If it is less than 2 % of the highest value, 2 % is used instead.
     """
     low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)

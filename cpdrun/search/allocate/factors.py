@@ -224,8 +224,8 @@ def _with_followers(
 ) -> tuple[Layer, ...]:
     """Return all layers of the group whose leading layers are in `cell`.
 
-    The other layers multiply nothing. Each of them belongs to the group of the last leading layer before it or, if
-    there is none, to the first group.
+    A layer that does not lead has no matrix multiplication, such as a normalization layer. It belongs to the group of
+    the preceding leading layer or, if there is none, to the first group.
 
     Args:
         cell: The group's leading layers.

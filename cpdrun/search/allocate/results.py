@@ -1,4 +1,4 @@
-"""The results of a screen: the effects of the factors, the results as plain data, and the files that a screen writes.
+"""The effects of a screen's factors, their export as plain data, and the files that a screen writes.
 
 A screen writes three files: an experiment with the screen's runs, the allocation, and an experiment for the search that
 tests the allocation.
@@ -152,7 +152,7 @@ def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
 
 
 def costs_of(question: ScreenQuestion) -> Costs:
-    """Return the object that computes the cost of levels for this screen."""
+    """Return the object that computes the cost of a combination of factor levels."""
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 

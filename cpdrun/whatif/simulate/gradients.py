@@ -36,7 +36,7 @@ RoleSimulator = Callable[[int, Mapping[str, TensorStatistics]], "list[LayerEffec
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """The effects on one layer's tensor in one role and one step.
+    """The effects of rounding one layer's tensor, for one role (such as gradients) and one step.
 
     Attributes:
         format: The name of the format.
