@@ -1,7 +1,7 @@
 """Define a metric: its direction, its display format, and the values to expect from a model that learned nothing.
 
-A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of 1 / K
-and a cross-entropy of ln K. These rules decide whether a run learned:
+A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of
+1 / K and a cross-entropy of ln K. These rules decide whether a run learned:
 
 - For accuracy, there are two thresholds: 2 / K, and a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1). The
   run learned if its accuracy reaches the smaller of them.

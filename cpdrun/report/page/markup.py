@@ -87,7 +87,10 @@ def latex(table: Shown) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` so that LaTeX typesets it as typed. A letter that T1 fonts lack is replaced by its Unicode name in brackets."""
+    """Return `text` so that LaTeX typesets it as typed.
+
+    A letter that T1 fonts lack is replaced by its Unicode name in brackets.
+    """
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 

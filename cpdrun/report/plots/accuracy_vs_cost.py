@@ -127,7 +127,9 @@ def draw_sent(study: Study) -> Figure:
         raise NotDrawnError("no runs to compare that recorded the bytes they sent")
     families = {g.method.family for panel in panels for g in panel.costs if not g.is_baseline}
     if families <= {WITH_APS, WITHOUT_APS} and not any(panel.facet.has_cases for panel in panels):
-        raise NotDrawnError("all runs exchange gradients by summing in a number format; accuracy_vs_bytes compares such runs")
+        raise NotDrawnError(
+            "all runs sum gradients in a number format, and accuracy_vs_bytes compares such runs"
+        )
     known = dict.fromkeys(panel.baseline for panel in panels if panel.baseline and panel.axis == "sent_bits")
     sent = [show_bytes(group.wire_bytes) for group in known]
     return draw_panels(study, panels, baseline_sends=sent[0] if len(sent) == 1 else "")

@@ -123,7 +123,10 @@ def _workers_panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxi
         answers = {n: study.answer(series[n], name) for n in sorted(series) if name in series[n].strategies}
         points = [(n * dodge, axis.height(one.group)) for n, one in answers.items()]
         for here, there in pairwise(points):
-            if axis.none not in (here[1], there[1]):  # The row of crosses is for series whose fewest bits are unknown.
+            if axis.none not in (
+                here[1],
+                there[1],
+            ):  # The row of crosses is for series whose fewest bits are unknown.
                 axes.plot(*zip(here, there, strict=True), color=style.color, linestyle=style.dash, zorder=3)
         for point, (n, one) in zip(points, answers.items(), strict=True):
             _workers_point(axes, study, point, one, style, f"{name}, workers {n}", above=place == 0)
@@ -233,7 +236,7 @@ def _points(study: Study, facet: Facet) -> list[Point]:
 
 
 def _series_name(facet: Facet, strategy: str) -> str:
-    """Return the name of a series: the strategy, followed by the settings in `_REMEDIES` that differ from their defaults.
+    """Return the name of a series: the strategy, then the settings in `_REMEDIES` that differ from their defaults.
 
     For example `with APS, stochastic, Kahan`.
     """
