@@ -77,7 +77,7 @@ def test_ranks_that_are_killed_change_no_bit(trainer, sweep, tmp_path, monkeypat
         assert 0 < lost.seconds == pytest.approx(outcome.lost_seconds, abs=1e-3)
         assert f"rank {number % 2} was killed by SIGKILL after step " in attempt.agent_log.read_text()
         assert "of work lost" in attempt.rank_log(0).read_text()
-        assert run_status(job.run).reason.startswith("1 x started again, ")
+        assert run_status(job.run).reason.startswith("restarted 1 time, ")
         calm = make_training_job(SweepDir(tmp_path / "calm" / f"run{number}"), *typed, *sync)
         assert calm.run.name == job.run.name, "elastic is no part of what a run is"
         assert run_rank(str(calm.run.path)) == 0
