@@ -183,7 +183,7 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
         known["reason"] = "killed together with its agent" if outcome is None else outcome.reason
     if attempt is not None and (losses := attempt.losses()):
         restarts, lost_s = (sum(getattr(loss, of) for loss in losses) for of in ("restarts", "seconds"))
-        times = f"{restarts} time{'s' if restarts > 1 else ''}"
+        times = f"{restarts} time{'s' if restarts != 1 else ''}"
         again = f"restarted {times}, {lost_s:.1f} s of work lost"
         known["reason"] = "; ".join(filter(None, (known.get("reason"), again)))
     return RunStatus(run.name, state, **known)
