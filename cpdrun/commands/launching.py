@@ -131,7 +131,7 @@ def may_start(
 
     if _was_cancelled(sweep, cancelled_before, output):
         return False
-    output.print_progress("Importing PyTorch and checking the runs ...")
+    output.announce("Importing PyTorch and checking the runs ...")
     with before_a_start():
         problems, notes = session.preflight(configs, options)
         if problems:
@@ -140,7 +140,7 @@ def may_start(
             raise UserError(*problems)
     for note in notes:
         output.note(note)
-    output.print_progress(f"Starting {len(configs)} run{'' if len(configs) == 1 else 's'} ...")
+    output.announce(f"Starting {len(configs)} run{'' if len(configs) == 1 else 's'} ...")
     return not _was_cancelled(sweep, cancelled_before, output)
 
 

@@ -50,6 +50,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.overrides:
+        arguments.output.announce("Planning the search ...")
     from cpdrun.launch import Session
 
     with Session() as session:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "config.yaml"
             )
     if arguments.overrides:
-        arguments.output.print_progress("Planning the runs ...")
+        arguments.output.announce("Planning the runs ...")
     from cpdrun.launch import Session
 
     with Session() as session:

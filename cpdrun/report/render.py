@@ -82,8 +82,6 @@ def _environment() -> "jinja2.Environment":
     import jinja2
 
     from cpdrun.stats.means import is_zero
-    from cpdrun.study.axes import plain
-    from cpdrun.whatif.counterfactual import number
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpdrun.report"),
@@ -93,6 +91,21 @@ def _environment() -> "jinja2.Environment":
         extensions=["jinja2.ext.do"],
     )
     environment.filters |= {"join_first": join_first, "count": count, "capital": capital, "exp": math.exp}
-    environment.filters |= {"share": share, "plain": plain, "is_zero": is_zero, "figure": number}
+    environment.filters |= {"share": share, "plain": _plain, "is_zero": is_zero, "figure": _figure}
     environment.tests |= {"finite": math.isfinite, "nan": math.isnan}
     return environment
+
+
+# The following filters import their packages when they are used, because some commands render without pandas.
+
+
+def _plain(text: str) -> str:
+    from cpdrun.study.axes import plain
+
+    return plain(text)
+
+
+def _figure(*arguments: Any) -> float:
+    from cpdrun.whatif.counterfactual import number
+
+    return number(*arguments)

@@ -67,7 +67,7 @@ def _folders(config_dir: Path | None) -> list[Path]:
     """Return the folders of yaml files: the user's own, cpdrun's, and those of installed packages."""
     every = entry_points()
     packages = [
-        "cpdrun.conf",
+        *("cpdrun.conf", "custom_fp.conf"),
         *(entry.value for group in ENTRY_POINTS for entry in every.select(group=group)),
     ]
     found = [config_dir] if config_dir else []

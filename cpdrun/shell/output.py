@@ -92,6 +92,11 @@ class Output:
         else:
             print(visible_line(line), file=sys.stderr, flush=True)
 
+    def announce(self, line: str) -> None:
+        """Say on a terminal what the command is about to do. In a pipe, stderr contains notes and errors only."""
+        if self._progress is None and sys.stderr.isatty():
+            self.print_progress(line)
+
     def set_result(self, document: object, kind: str | None = None) -> None:
         """Set the result of the command. A later call replaces it.
 

@@ -87,7 +87,7 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     results = Results(ask(words))
     assert results.runs == 6
     (state,) = results.states()
-    baseline = state.chain.widths[0][0].baseline
+    baseline = state.ladder.widths[0][0].baseline
     assert "the script seems to set its own seed" in baseline_problem(results, baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)

@@ -339,9 +339,8 @@ def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
     process.stdout.readline()  # the plan; now it looks whether the runs can start (on a busy machine, they have)
     process.send_signal(number)
     _, err = process.communicate(timeout=DEADLINE_S)
-    progress = ("Planning the runs ...", "Importing PyTorch and checking the runs ...", "Starting ")
     assert process.returncode == 130
-    assert all(line.startswith(progress) for line in err.splitlines()), err
+    assert err == ""
 
 
 @pytest.mark.parametrize("act", ["moved", "deleted"])
