@@ -41,7 +41,7 @@ def test_each_kind_has_a_valid_schema_and_a_row_in_the_docs():
 
 def test_descriptions_of_keys_come_from_docstrings():
     found = schema("calibrate")
-    assert found["properties"]["forecast"]["description"] == "The predictions."
+    assert found["properties"]["forecast"]["description"] == "The predicted step times."
     row = found["$defs"]["ForecastRow"]
     assert row["properties"]["total_s"] == {
         "type": ["number", "null"],
