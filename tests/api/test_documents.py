@@ -45,7 +45,7 @@ def test_descriptions_of_keys_come_from_docstrings():
     row = found["$defs"]["ForecastRow"]
     assert row["properties"]["total_s"] == {
         "type": ["number", "null"],
-        "description": "The time of the step.",
+        "description": "The time of the whole step.",
     }
     assert "total_s" in row["required"] and "for" in schema("formats")["$defs"]["FormatKind"]["required"]
     session_keys = {"decision", "idea", "number", "log_evidence", "log_evidence_required"}
