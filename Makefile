@@ -10,13 +10,15 @@ DEV := .venv/.installed_dev
 REQUIREMENTS := pyproject.toml setup.py kernels/pyproject.toml constraints.txt
 COMPILED := .venv/lib/python*/site-packages/custom_fp/_native.*
 
-# custom_fp is installed again if its sources in C++ change, or if one of its Python files is moved: its editable install
-# records their paths. An edited file of Python needs no installation.
+# An editable install of custom_fp records the paths of its Python files, so it is installed again if one is moved.
 FILES := build/python_files
 $(shell mkdir -p build; find kernels/custom_fp -name '*.py' | LC_ALL=C sort >$(FILES).new; \
 	cmp -s $(FILES).new $(FILES) || cp $(FILES).new $(FILES))
+
 # An older installation of cpdrun contains custom_fp. It is removed first, because removing it later would delete custom_fp.
 OLD := $(wildcard .venv/lib/python*/site-packages/_editable_skbc_cpdrun.pth)
+
+# custom_fp is also installed again if its C++ sources change. An edited Python file needs no installation.
 SOURCES := $(FILES) $(shell find kernels -name CMakeLists.txt -not -path '*/build/*') $(shell find kernels/custom_fp/csrc -type f)
 
 .PHONY: demo test test-rest test-launch venv lint wheel docs notebooks claims proofs area clean retry
@@ -49,7 +51,7 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# Build the wheels of custom_fp and cpdrun in dist/. That of custom_fp is for other machines with this version of Python.
+# Build the wheels of both packages in dist/, for other machines with this version of Python. Compiled objects are reused.
 wheel: $(DEV)
 	$(BIN)/python scripts/wheel.py dist
 
@@ -65,11 +67,11 @@ notebooks: $(DEV)
 claims: $(DEV)
 	PYTHONPATH=scripts $(BIN)/python -m research.claims
 
-# Prove that the arithmetic of custom_fp follows its definition, for all scalar formats and inputs (about an hour).
+# Prove that the arithmetic of custom_fp follows its definition, for all scalar formats and inputs. This takes about 40 minutes.
 proofs: $(DEV)
 	PYTHONPATH=scripts $(BIN)/python -m research.proofs
 
-# Count the transistors of arithmetic units with Yosys and write the table that reports use (about an hour).
+# Count the transistors of arithmetic units with Yosys and write the table that reports use. This takes up to an hour.
 area: $(DEV)
 	PYTHONPATH=scripts $(BIN)/python -m research.area
 

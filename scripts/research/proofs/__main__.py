@@ -1,6 +1,6 @@
 """Prove that the arithmetic in csrc/custom_fp.h follows its definition, for every format and every input.
 
-    make proofs                                              # all properties and formats: a quarter of an hour or more
+    make proofs                                              # all properties and formats: about 40 minutes
     export PYTHONPATH=scripts
     python -m research.proofs --exponent 2..5 --mantissa 0..10 nearest_even decode
     python -m research.proofs --output results/reference/numerics/proof.md
