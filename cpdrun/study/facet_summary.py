@@ -103,15 +103,14 @@ class OrderComparison:
         label: The values that the facets share, followed by the gradient scaling.
         certified: The certified group with the fewest bits.
         order: The facet in which `certified` is certified.
-        refuted: The facets with other orders of summation in which as many bits are refuted.
-        refuted_bits: For each of the facets in `refuted`, the number of bits of its widest refuted width.
+        refuted: The facets with other orders of summation in which as many bits are refuted, each with the number of
+            bits of its widest refuted width.
     """
 
     label: str
     certified: Group
     order: Facet
-    refuted: list[Facet]
-    refuted_bits: list[float]
+    refuted: list[tuple[Facet, float]]
 
 
 def compare_orders(study: Study) -> list[OrderComparison]:
@@ -129,8 +128,7 @@ def compare_orders(study: Study) -> list[OrderComparison]:
             if worse:
                 rest = {key: value for key, value in facet.keys.items() if key not in ORDER}
                 label = " ".join([Facet(rest, []).label, name]).strip()
-                orders, widths = zip(*worse, strict=True)
-                found.append(OrderComparison(label, group, facet, list(orders), list(widths)))
+                found.append(OrderComparison(label, group, facet, worse))
     return found
 
 
