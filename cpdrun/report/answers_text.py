@@ -12,9 +12,9 @@ from custom_fp.formats.synonyms import naming_notes
 
 from cpdrun.record import SweepDir
 from cpdrun.report.cost import COSTS
-from cpdrun.report.failures_text import failures_text, left_out_text
+from cpdrun.report.failures_text import failures_text, identical_text, left_out_text
 from cpdrun.report.render import render_lines
-from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text
+from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text, verdict_text
 from cpdrun.report.study_text import (
     baseline_problem_text,
     ignored_texts,
@@ -168,6 +168,8 @@ def _functions(study: Study) -> dict[str, Any]:
         "left_out_by_name": lambda groups: [
             f"{g.full_name}, {left_out_text(study.failures(g))}" for g in groups
         ],
+        "verdict": lambda group: verdict_text(study.judged[group]),
+        "identical_text": identical_text,
         "outlook": outlook_text,
         "outlook_of": lambda group: outlook_text(answers.group_outlook(study, group)),
         "baseline_problem": lambda problem: baseline_problem_text(study, problem),
@@ -197,13 +199,14 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
     """Return a ladder's answer with the mark of its verdict, such as `✓ e3m0 (4 bits)` or `✗ none`.
 
-    If the verdict is open, the mark is `?`, and the answer is the format that is most likely to be certified.
+    If the verdict is open, the mark is `?`, and the answer is the format that is most likely to be certified. If the
+    runs of the certified format equal the baseline's runs, the mark is `=`.
     """
     if scaling not in facet.ladders:
         return "-"
     answer = study.answer(facet, scaling)
     none = "none" if answer.verdict is Verdict.REFUTED else "-"
-    return f"{MARKS[answer.verdict]} {answer.group.title if answer.group else none}"
+    return f"{MARKS[answer.kind]} {answer.group.title if answer.group else none}"
 
 
 def _order_text(facet: Facet) -> str:

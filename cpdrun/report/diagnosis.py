@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from cpdrun.config.script import is_script
 from cpdrun.record import Ending, State
 from cpdrun.report.render import render_lines, share
-from cpdrun.report.result_text import gap_text
+from cpdrun.report.result_text import gap_text, verdict_text
 from cpdrun.report.study_text import baseline_problem_text
 from cpdrun.report.tables import Shown
 from cpdrun.study import formats
@@ -380,7 +380,7 @@ def _seeds(diagnosis: Diagnosis) -> dict[str, Any] | None:
     gap = study.against_baseline(group)
     if gap is None or gap.pairs < 2:
         return None
-    verdict = str(study.judged[group].verdict)
+    verdict = verdict_text(study.judged[group])
     return {"count": len(group.values), "gap": gap_text(study.metric, gap), "verdict": verdict}
 
 

@@ -1,6 +1,6 @@
 """Texts about failed runs and about runs that are equal bit for bit. This module does not import pandas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpdrun.stats.failures import FailureCounts, identical_groups
@@ -59,10 +59,10 @@ def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
     Args:
         cells: For each cell name, the fingerprints of the cell's runs, keyed by seed.
     """
-    sentences = []
-    for *names, last in identical_groups(cells):
-        listed = f"{', '.join(names)} and {last}"
-        sentences.append(
-            f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."
-        )
-    return sentences
+    return [identical_text(names) for names in identical_groups(cells)]
+
+
+def identical_text(names: Sequence[str]) -> str:
+    """Return the sentence that says that the runs of at least two cells are equal bit for bit."""
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."

@@ -24,7 +24,7 @@ def judge_sentences(
         question: The comparison that the user requested.
         margin: The margin in the metric's unit.
         judged: The candidates with their verdicts and numbers.
-        session: The session after this call, or None if there is no session.
+        session: What this call decided about the ideas of a session. None without a session.
         decision_words: The texts for the decisions about ideas, keyed by the verdict on the idea.
     """
     return render_lines(

@@ -81,7 +81,7 @@ def _n_cells(study: Study, axes: list[str]) -> int:
 
 
 def _mark(study: Study, group: Group) -> str:
-    return MARKS[study.judged[group].verdict] if group in study.judged else ""
+    return MARKS[study.judged[group].kind] if group in study.judged else ""
 
 
 def _values(study: Study, axes: list[str]) -> dict[Key, list]:

@@ -1,19 +1,18 @@
 """Texts for one result: the gap with its interval, the failed runs, and the number of further pairs it needs."""
 
 import math
-from typing import TYPE_CHECKING
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
+from cpdrun.report.render import render
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.axes import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE
+from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric
 from cpdrun.study.outlook import MOST_ADVISED, Outlook, outlook
-
-if TYPE_CHECKING:
-    from cpdrun.study.group import Group
-    from cpdrun.study.study import Study
+from cpdrun.study.study import Study
+from cpdrun.study.verdicts import Judged, Kind
 
 
 def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
@@ -74,9 +73,12 @@ def more_text(judgement: Judgement, margin: float = math.nan, samples: float = m
 
 def outlook_text(found: Outlook) -> str:
     """Return how many further pairs are likely to decide an open verdict, or why no number can be given."""
-    from cpdrun.report.render import render
-
     return render("outlook.j2", outlook=found, most=MOST_ADVISED)
+
+
+def verdict_text(judged: Judged) -> str:
+    """Return a group's verdict: `certified`, `open`, `refuted`, or `not tested (identical)`."""
+    return f"{judged.kind} (identical)" if judged.kind is Kind.NOT_TESTED else str(judged.kind)
 
 
 def pairs_text(pairs: int, kind: str = "") -> str:
@@ -84,7 +86,7 @@ def pairs_text(pairs: int, kind: str = "") -> str:
     return f"{pairs} {kind}pair{'s' if pairs != 1 else ''}"
 
 
-def describe_group(study: "Study", group: "Group") -> str:
+def describe_group(study: Study, group: Group) -> str:
     """Return a group's description in one line: its name, its mean, and its result.
 
     For example `e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open`.
@@ -100,7 +102,7 @@ def describe_group(study: "Study", group: "Group") -> str:
     parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
     if gap := study.against_baseline(group):
         parts.append(
-            f"{gap_text(study.metric, gap)} against {study.baseline_name}, {study.judged[group].verdict}"
+            f"{gap_text(study.metric, gap)} against {study.baseline_name}, {verdict_text(study.judged[group])}"
         )
     if study.failures(group).without_result:
         parts.append(failures_text(study.failures(group)))

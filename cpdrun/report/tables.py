@@ -10,7 +10,7 @@ import pandas as pd
 
 from cpdrun.costmodel.costs import bit_operations, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
-from cpdrun.report.result_text import gap_text, own_interval_text
+from cpdrun.report.result_text import gap_text, own_interval_text, verdict_text
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
@@ -37,6 +37,7 @@ _MOST_SIZE_DIGITS = 6
 # The columns of details.csv that describe a verdict.
 _OF_VERDICT = (
     "verdict",
+    "is_identical",
     "pairs",
     "vs_baseline",
     "vs_baseline_low",
@@ -119,10 +120,13 @@ def details(study: Study) -> pd.DataFrame:
     `vs_baseline_high`. The interval from `own_low` to `own_high` uses only the group's own pairs. Both intervals are
     valid after any number of pairs. If the pairs do not determine an end, it is empty.
 
-    `verdict` is based on the same evidence. For an open verdict, `more_pairs` is the expected number of further
-    pairs that decide it. The number lies between `more_pairs_low` and `more_pairs_high` in 80 % of searches.
-    `runs_failed` counts the runs that failed, diverged, or did not learn. `at_most_fail` is the upper confidence limit
-    of the failure rate as a share, with the confidence of the report.
+    `verdict` is based on the same evidence. If `is_identical` is true, the group's runs equal the baseline's runs bit
+    for bit. Such runs are no evidence, so texts call a group with the verdict `certified` not tested.
+
+    For an open verdict, `more_pairs` is the expected number of further pairs that decide it. The number lies between
+    `more_pairs_low` and `more_pairs_high` in 80 % of searches. `runs_failed` counts the runs that failed, diverged, or
+    did not learn. `at_most_fail` is the upper confidence limit of the failure rate as a share, with the confidence of
+    the report.
 
     The other columns are counts: the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
     If the records have them, they include the multiply-accumulates and bit operations of a step, and the mean number of
@@ -200,7 +204,7 @@ def _means(study: Study, is_short: bool) -> Shown:
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
-            figures[2], verdict = figures[2].replace(", ", ","), verdict.split()[-1]
+            figures[2], verdict = figures[2].replace(", ", ","), verdict.split(" ", 1)[-1]
         rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
     return Shown(header, rows, len(labels))
 
@@ -262,7 +266,7 @@ def _verdict(study: Study, group: Group) -> str:
     if group.is_baseline:
         return "baseline"
     judged = study.judged.get(group)
-    return "-" if judged is None else f"{MARKS[judged.verdict]} {judged.verdict}"
+    return "-" if judged is None else f"{MARKS[judged.kind]} {verdict_text(judged)}"
 
 
 def runs(study: Study) -> pd.DataFrame:
@@ -373,6 +377,7 @@ def _judged(study: Study, group: Group) -> dict:
     more = found.more if judged.verdict is Verdict.OPEN and found.more is not None else None
     values = (
         str(judged.verdict),
+        judged.is_identical,
         found.pairs,
         *(end if math.isfinite(end) else None for end in (found.mean, found.low, found.high)),
         *(end if math.isfinite(end) else None for end in (found.own_low, found.own_high)),

@@ -37,10 +37,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
 from cpdrun.stats.evidence import SpreadPrior
+from cpdrun.stats.means import is_number
 
-FIRST_QUESTION = 0.8
+FIRST_QUESTION = 0.8  # the first question gets this share of the error probability
 LATER_QUESTION = 0.5  # each later question gets this share of the remaining error probability
-NO_GATE: tuple[str, ...] = ()
 START_SHARE = 0.75  # the widths from a ladder's start down get this share of its weight
 
 
@@ -52,7 +52,8 @@ class Hypothesis:
         metric: The name of the metric.
         candidate: The name of the candidate.
         baseline: The name of the baseline.
-        opened_by: The gate. One of these candidates must be certified before this one may be. Empty for a root.
+        opened_by: The names of the gate's candidates. At least one of them must be certified before `candidate` may be.
+            Empty for a root.
         weight: The hypothesis's share of the error probability.
         prior: The prior for the standard deviation. None until it is fixed (`cpdrun.stats.pooled_spread.priors`).
     """
@@ -207,12 +208,14 @@ class Ledger:
         found: list[list[Hypothesis]] = []
         for i, (names, there) in enumerate(zip(ladder.widths, known, strict=True)):
             if i in roots:
-                weight, opened_by = portion * roots[i], NO_GATE
+                weight, opened_by = portion * roots[i], []
             else:
                 weight = math.fsum(each.weight for each in found[-1]) if i else 0.0
-                opened_by = tuple(ladder.widths[i - 1]) if i else NO_GATE
+                opened_by = ladder.widths[i - 1] if i else []
             size = max(there.count(None), self._size(ladder, i), 1)
-            new = (Hypothesis(metric, name, ladder.baseline, opened_by, weight / size) for name in names)
+            new = (
+                Hypothesis(metric, name, ladder.baseline, tuple(opened_by), weight / size) for name in names
+            )
             found.append([each or fresh for each, fresh in zip(there, new, strict=True)])
         return found
 
@@ -244,8 +247,8 @@ class Ledger:
         names = {str(a): str(b) for a, b in cells.items()} if isinstance(cells, Mapping) else {}
         ladders, formats = family.get("chains"), family.get("formats")
         pairs = formats.items() if isinstance(formats, Mapping) else ()
-        sizes = {bits: int(n) for bits, n in pairs if _is_number(bits) and _is_number(n)}
-        return cls(tuple(found), names, int(ladders) if _is_number(ladders) else 0, sizes)
+        sizes = {bits: int(n) for bits, n in pairs if _is_finite(bits) and _is_finite(n)}
+        return cls(tuple(found), names, int(ladders) if _is_finite(ladders) else 0, sizes)
 
 
 def read_starts(block: object) -> tuple[Start, ...]:
@@ -253,7 +256,7 @@ def read_starts(block: object) -> tuple[Start, ...]:
     found = []
     for each in _list(block):
         bits, aside, cells = (each.get(key) for key in ("bits", "aside", "cells"))
-        if _is_number(bits):
+        if _is_finite(bits):
             seed = aside if isinstance(aside, int) else None
             label = str(each.get("chain", ""))
             found.append(Start(label, float(bits), seed, frozenset(map(str, cells or ()))))
@@ -292,7 +295,7 @@ def _roots(
 def _hypothesis(row: Mapping[str, Any]) -> Hypothesis | None:
     names = [row[key] for key in ("metric", "candidate", "baseline") if isinstance(row.get(key), str)]
     weight: object = row.get("weight")
-    if len(names) < 3 or not (_is_number(weight) and 0 < weight <= 1):
+    if len(names) < 3 or not (_is_finite(weight) and 0 < weight <= 1):
         return None
     opened_by = row.get("opened_by")
     gate = tuple(map(str, opened_by)) if isinstance(opened_by, list) else ()
@@ -304,7 +307,7 @@ def _prior(block: object) -> SpreadPrior | None:
     about = block if isinstance(block, Mapping) else {}
     deviation: object = about.get("deviation")
     degrees: object = about.get("degrees")
-    if not (_is_number(deviation) and _is_number(degrees) and deviation >= 0 and degrees >= 0):
+    if not (_is_finite(deviation) and _is_finite(degrees) and deviation >= 0 and degrees >= 0):
         return None
     return SpreadPrior(float(deviation), degrees)
 
@@ -313,5 +316,5 @@ def _list(block: object) -> list[Mapping[str, Any]]:
     return [each for each in block if isinstance(each, Mapping)] if isinstance(block, list) else []
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_finite(value: object) -> TypeGuard[float]:
+    return is_number(value) and math.isfinite(value)

@@ -1,9 +1,19 @@
-"""Compute means and deviations of a few values, and choose the setting with the best mean."""
+"""Recognize numbers, compute means and deviations of a few values, and choose the setting with the best mean."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is an int or a float. A bool is not a number here, but NaN and infinity are."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> float:
+    """Return a number as a float, or NaN if the value is not a number."""
+    return float(value) if is_number(value) else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
@@ -62,12 +72,8 @@ def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iter
     """
     for key, value in chosen.items():
         values = tried.get(key, ())
-        if len(values) > 1 and all(map(_is_number, values)):
+        if len(values) > 1 and all(map(is_number, values)):
             if value == max(values):
                 yield key, "largest"
             elif value == min(values):
                 yield key, "smallest"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

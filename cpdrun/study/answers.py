@@ -8,22 +8,20 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.stats.evidence import Verdict
-from cpdrun.stats.failures import are_identical, identical_groups
+from cpdrun.stats.failures import identical_groups
 from cpdrun.study import formats
 from cpdrun.study.collect import sweep_names
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
 from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
-from cpdrun.study.verdicts import LadderAnswer
+from cpdrun.study.verdicts import Kind, LadderAnswer
 
 # Up to this many facets are answered one by one. If there are more, they are summarized.
 MOST_FACETS = 3
-VERDICTS = (Verdict.CERTIFIED, Verdict.OPEN, Verdict.REFUTED)
 
 
 # ---- the answers for programs
@@ -111,13 +109,8 @@ def _ladder_verdict(study: Study, facet: Facet, scaling: str, answer: LadderAnsw
         runs_ended=failed.ended,
         runs_failed=failed.failed,
         at_most_fail=failed.at_most(study.ci),
-        is_identical=_equals_baseline(facet, group),
+        is_identical=judged.is_identical,
     )
-
-
-def _equals_baseline(facet: Facet, group: Group) -> bool:
-    """Return whether a group's runs equal the baseline's runs bit for bit."""
-    return facet.baseline is not None and are_identical(group.fingerprints, facet.baseline.fingerprints)
 
 
 def finite(value: float) -> float | None:
@@ -168,22 +161,12 @@ def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
 # ---- the answers for readers
 
 
-class Kind(StrEnum):
-    """The kind of a ladder's answer."""
-
-    CERTIFIED = "certified"
-    OPEN = "open"
-    NOT_TESTED = "not tested"  # The certified candidate's runs equal the baseline's runs bit for bit.
-    REFUTED = "refuted"
-
-
 @dataclass(frozen=True)
 class Ladder:
     """A ladder's answer, with the groups to show.
 
     Attributes:
         scaling: How the gradients are scaled.
-        kind: The kind of the answer.
         answer: The answer.
         outlook: Whether further pairs are likely to decide the verdict on the candidate that is most likely to be
             certified.
@@ -194,7 +177,6 @@ class Ladder:
     """
 
     scaling: str
-    kind: Kind
     answer: LadderAnswer
     outlook: Outlook
     refuted: Group | None = None
@@ -204,14 +186,7 @@ class Ladder:
 
 def count_kinds(study: Study) -> dict[Kind, int]:
     """Return the number of compared groups for each kind of answer. Kinds without a group are left out."""
-    kinds = [
-        Kind.NOT_TESTED
-        if judged.verdict is Verdict.CERTIFIED
-        and (base := study.baseline_of(group)) is not None
-        and are_identical(group.fingerprints, base.fingerprints)
-        else Kind(judged.verdict)
-        for group, judged in study.judged.items()
-    ]
+    kinds = [judged.kind for judged in study.judged.values()]
     return {kind: kinds.count(kind) for kind in Kind if kind in kinds}
 
 
@@ -225,8 +200,8 @@ class FacetAnswer:
         best: If the baseline is not fit to compare with, the group with the best mean, to be shown in its place.
             Otherwise None.
         ladders: The ladders' answers. Empty for a facet of named cases.
-        cases: The named cases, keyed by verdict. The cases of each verdict are sorted from the best mean to the worst.
-            Verdicts without a case are left out.
+        cases: The named cases, keyed by kind. The cases of each kind are sorted from the best mean to the worst. Kinds
+            without a case are left out.
         failed: The compared groups with failed runs.
         left_out: The compared groups with pairs that were left out because the baseline's run failed.
         identical: The names of groups whose runs are equal bit for bit, in lists of at least two.
@@ -242,7 +217,7 @@ class FacetAnswer:
     problem: BaselineProblem | None = None
     best: Group | None = None
     ladders: list[Ladder] = field(default_factory=list)
-    cases: dict[Verdict, list[Group]] = field(default_factory=dict)
+    cases: dict[Kind, list[Group]] = field(default_factory=dict)
     failed: list[Group] = field(default_factory=list)
     left_out: list[Group] = field(default_factory=list)
     identical: list[list[str]] = field(default_factory=list)
@@ -290,19 +265,17 @@ def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
 
 def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
     answer, groups = study.answer(facet, scaling), facet.ladders[scaling]
-    is_identical = answer.certified is not None and _equals_baseline(facet, answer.certified)
-    kind = Kind.NOT_TESTED if is_identical else Kind(answer.verdict)
     refuted, has_narrower = None, False
-    if kind is Kind.REFUTED:
+    if answer.verdict is Verdict.REFUTED:
         width = [g for g in groups if (formats.bits(g.format) or math.inf) == answer.refuted_bits]
         refuted = max(width, key=lambda group: study.judged[group].judgement.mean)
         has_narrower = len(width) < len(groups)
     failed = [group for group in groups if study.failures(group).failed]
-    return Ladder(scaling, kind, answer, ladder_outlook(study, answer), refuted, has_narrower, failed)
+    return Ladder(scaling, answer, ladder_outlook(study, answer), refuted, has_narrower, failed)
 
 
-def _cases(study: Study, groups: Sequence[Group]) -> dict[Verdict, list[Group]]:
-    """Return the named cases, keyed by verdict and sorted from the best mean to the worst."""
+def _cases(study: Study, groups: Sequence[Group]) -> dict[Kind, list[Group]]:
+    """Return the named cases, keyed by kind and sorted from the best mean to the worst."""
     ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
-    cases = {each: [g for g in ordered if study.judged[g].verdict is each] for each in VERDICTS}
-    return {verdict: chosen for verdict, chosen in cases.items() if chosen}
+    cases = {kind: [group for group in ordered if study.judged[group].kind is kind] for kind in Kind}
+    return {kind: chosen for kind, chosen in cases.items() if chosen}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.stats.means import choose
+from cpdrun.stats.means import as_float, choose
 from cpdrun.study.collect import identity
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
@@ -49,7 +49,8 @@ def tuned_axes(study: Study) -> list[str]:
     return [
         axis
         for axis in study.facet_axes
-        if axis.split(".")[0] == SECTION and all(_is_number(group.keys[axis]) for group in study.groups)
+        if axis.split(".")[0] == SECTION
+        and all(math.isfinite(as_float(group.keys[axis])) for group in study.groups)
     ]
 
 
@@ -106,7 +107,3 @@ def other_axes(study: Study) -> list[str]:
         for axis in ("aps", "world_size", *study.axes)
         if axis not in tuned and axis != study.bits_axis.key
     ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -25,6 +25,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.record import RunDir, read_overrides
+from cpdrun.stats.means import is_number
 from cpdrun.study import formats
 from cpdrun.study.collect import as_rows
 from cpdrun.study.formats import Choice
@@ -175,8 +176,9 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _number_of_bits(value: Any) -> int | float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return (int(value) if value == int(value) else value) if is_number and value > 0 else None
+    if not is_number(value) or not 0 < value < math.inf:
+        return None
+    return int(value) if value == int(value) else value
 
 
 def _is_sparse(row: Mapping[str, Any], group: str) -> bool:

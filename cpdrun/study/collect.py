@@ -52,6 +52,7 @@ from cpdrun.record import (
 )
 from cpdrun.record.measure import BEST, known_measure
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
+from cpdrun.stats.means import as_float
 from cpdrun.study import formats
 
 UNREADABLE = "unreadable"  # run:state has this value if the State cannot be read.
@@ -266,16 +267,16 @@ def _results(run: RunDir) -> dict[str, Any]:
         return {"run:problem": f"{run.done.name} {newer(read_json(run.done)) or 'holds no record'}"}
     row: dict[str, Any] = {"run:status": str(result.status), "run:judged_by": result.judge}
     row["run:measures"] = dict(result.measures)
-    row |= {f"run:{key}": _number(getattr(result, key)) for key in _FIGURES}
+    row |= {f"run:{key}": as_float(getattr(result, key)) for key in _FIGURES}
     row["run:fingerprint"] = fingerprint_of(result)
     row["run:not_finite"] = tuple(name for name, value in result.metrics.items() if value is None)
     row["run:products"] = result.products
-    row["run:neighbours"] = _number((result.topology or {}).get("neighbours"))
+    row["run:neighbours"] = as_float((result.topology or {}).get("neighbours"))
     for part, figures in (("metric", result.metrics), ("wire", result.wire), ("memory", result.memory)):
-        row |= {f"{part}:{key}": _number(value) for key, value in figures.items()}
+        row |= {f"{part}:{key}": as_float(value) for key, value in figures.items()}
     if (best := result.best) is not None:
         name = BEST + best.metric
-        row |= {f"metric:{name}": _number(best.value), "run:best_epoch": best.epoch}
+        row |= {f"metric:{name}": as_float(best.value), "run:best_epoch": best.epoch}
         row["run:measures"][name] = result.measures.get(best.metric)
     row["run:impossible"] = _impossible(row)
     return row | {f"metric:{name}": math.nan for name in row["run:impossible"]}
@@ -347,16 +348,11 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
     return value.items() if isinstance(value, dict) else ()
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
 SCRIPT_PATH, SCRIPT_ARGS = "script.path", "script.args."
-FEWEST_SEEDS = 2
 
 
 @dataclass(frozen=True)
@@ -416,7 +412,7 @@ def _ignored_setting(
     for config, measured in rows:
         rest = tuple(value for other, value in config.items() if other != key)
         cells.setdefault(rest, {})[config[key]] = measured
-    compared = [found for found in cells.values() if len(found) >= FEWEST_SEEDS]
+    compared = [found for found in cells.values() if len(found) > 1]
     if not compared or any(len(set(found.values())) > 1 for found in compared):
         return None
     return IgnoredSetting(key, tuple(sorted({value for found in compared for value in found})))

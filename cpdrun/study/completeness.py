@@ -17,6 +17,7 @@ from cpdrun.record import (
     processors,
     read_manifest,
 )
+from cpdrun.stats.evidence import ordered_seeds
 from cpdrun.study.collect import CODE, DATA, SEED, UNREADABLE, finished, sweep_names
 from cpdrun.study.formats import bits
 from cpdrun.study.group import Group
@@ -232,15 +233,10 @@ def _missing_seeds(study: Study) -> list[MissingSeeds]:
     for facet in study.facets:
         seeds = {seed for group in facet.groups for seed in group.by_seed}
         for group in facet.groups:
-            missing = sorted(seeds - group.by_seed.keys(), key=_seed_order)
+            missing = ordered_seeds(seeds - group.by_seed.keys())
             if missing and (group.n_finished or not group.failed):
                 found.append(MissingSeeds(group, facet.label, missing))
     return found
-
-
-def _seed_order(seed: Any) -> tuple[bool, int, str]:
-    """Return the key that sorts whole numbers by size, followed by all other seeds, sorted as text."""
-    return (False, seed, "") if isinstance(seed, int) else (True, 0, str(seed))
 
 
 def _processors(study: Study) -> list[tuple[str, int]]:

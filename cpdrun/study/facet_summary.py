@@ -5,29 +5,28 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.stats.evidence import Verdict
 from cpdrun.study import formats
-from cpdrun.study.answers import VERDICTS
 from cpdrun.study.collect import identity
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import Kind
 
 # The config keys of the order of summation, which defines which gradients are added to which, and when.
 ORDER = ("sync.order", "sync.group_size")
 
 
 @dataclass(frozen=True)
-class VerdictCount:
-    """The number of facets in which the ladder with a given gradient scaling has a given verdict.
+class KindCount:
+    """The number of facets in which the ladder with a given gradient scaling has an answer of a given kind.
 
     Attributes:
-        verdict: The verdict.
+        kind: The kind of the answer.
         count: The number of facets.
         ends: The groups that these facets' answers show: the one with the fewest bits and the one with the most bits.
             It contains one group if both have the same title, and none if no answer shows a group.
     """
 
-    verdict: Verdict
+    kind: Kind
     count: int
     ends: list[Group]
 
@@ -39,12 +38,12 @@ class ScalingSummary:
     Attributes:
         scaling: How the gradients are scaled.
         facets: The number of facets that have an answer.
-        counts: The verdicts that occur, in the order certified, open, refuted.
+        counts: The kinds that occur, in the order of `Kind`.
     """
 
     scaling: str
     facets: int
-    counts: list[VerdictCount]
+    counts: list[KindCount]
 
 
 def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
@@ -60,16 +59,16 @@ def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
         if not answers:
             continue
         counts = []
-        for verdict in VERDICTS:
-            chosen = [answer for answer in answers if answer.verdict is verdict]
+        for kind in Kind:
+            chosen = [answer for answer in answers if answer.kind is kind]
             shown = sorted(
                 (a.group for a in chosen if a.group), key=lambda group: formats.order(group.format)
             )
             ends = {group.title: group for group in shown[:1] + shown[-1:]}
             if chosen:
-                counts.append(VerdictCount(verdict, len(chosen), list(ends.values())))
+                counts.append(KindCount(kind, len(chosen), list(ends.values())))
         found.append(ScalingSummary(name, len(answers), counts))
-    return sorted(found, key=lambda summary: VERDICTS.index(summary.counts[0].verdict))
+    return sorted(found, key=lambda summary: list(Kind).index(summary.counts[0].kind))
 
 
 def scalings(study: Study) -> list[str]:
@@ -104,15 +103,14 @@ class OrderComparison:
         label: The values that the facets share, followed by the gradient scaling.
         certified: The certified group with the fewest bits.
         order: The facet in which `certified` is certified.
-        refuted: The facets with other orders of summation in which as many bits are refuted.
-        refuted_bits: For each of the facets in `refuted`, the number of bits of its widest refuted width.
+        refuted: The facets with other orders of summation in which as many bits are refuted, each with the number of
+            bits of its widest refuted width.
     """
 
     label: str
     certified: Group
     order: Facet
-    refuted: list[Facet]
-    refuted_bits: list[float]
+    refuted: list[tuple[Facet, float]]
 
 
 def compare_orders(study: Study) -> list[OrderComparison]:
@@ -130,8 +128,7 @@ def compare_orders(study: Study) -> list[OrderComparison]:
             if worse:
                 rest = {key: value for key, value in facet.keys.items() if key not in ORDER}
                 label = " ".join([Facet(rest, []).label, name]).strip()
-                orders, widths = zip(*worse, strict=True)
-                found.append(OrderComparison(label, group, facet, list(orders), list(widths)))
+                found.append(OrderComparison(label, group, facet, worse))
     return found
 
 

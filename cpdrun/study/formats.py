@@ -5,13 +5,14 @@ directory may come from anyone, and importing a module executes it. The bit widt
 format.json, which the launcher wrote to the run directory.
 """
 
-import math
 from functools import cache
 from typing import Any
 
 from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_any
 from custom_fp.formats.protocol import NumberFormat
+
+from cpdrun.stats.means import is_number
 
 
 class Recorded(str):
@@ -137,5 +138,4 @@ def widest_first(name: object) -> tuple:
 
 
 def _number(value: Any) -> int | float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) and 0 <= value <= 1024 else None
+    return value if is_number(value) and 0 <= value <= 1024 else None

@@ -17,6 +17,7 @@ from typing import Any
 from custom_fp.formats.scalar import Format
 
 from cpdrun.record import EpochRow
+from cpdrun.stats.means import as_float
 from cpdrun.study import formats
 
 # With group_size=auto, up to this many workers form a single group, and their gradients are added one after the other.
@@ -241,8 +242,8 @@ def _epoch_statistics(epoch: int, entry: Mapping[str, Any]) -> EpochStatistics:
 
 
 def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else math.nan
+    number = as_float(value)
+    return number if math.isfinite(number) else math.nan
 
 
 def _exponent(value: Any) -> int | None:

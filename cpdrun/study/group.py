@@ -142,10 +142,9 @@ class Group:
         axis: The study's axis of bits.
         failures: The reasons why runs have no value, keyed by seed.
         lengths: The numbers of epochs, steps, or rows of finished runs of scripts, keyed by seed.
-        gave_up_seeds: The seeds of the runs that were stopped early because they did not learn.
+        gave_up_seeds: The seeds of the runs that were stopped early because they did not learn. Their values are those
+            of the last epoch.
         fingerprints: The runs' fingerprints, keyed by seed. Two are equal only if the runs are equal bit for bit.
-        gave_up: The number of runs that were stopped early because they did not learn. Their values are those of the
-            last epoch.
         products: The counted matrix products of a training step, from done.json. None if they were not recorded.
         rounds: For a named case, a choice that has the case's bit width. None if cases are not compared.
         method: The communication method.
@@ -166,7 +165,6 @@ class Group:
     lengths: dict[Any, int] = field(default_factory=dict)
     gave_up_seeds: frozenset[Any] = frozenset()
     fingerprints: dict[Any, str] = field(default_factory=dict)
-    gave_up: int = 0
     products: dict[str, Any] | None = None
     rounds: Choice | None = None
     method: Method = field(default_factory=lambda: Method(WITHOUT_APS))
@@ -175,6 +173,11 @@ class Group:
     def values(self) -> list[float]:
         """The finite values of the metric, one per run."""
         return list(self.by_seed.values())
+
+    @property
+    def gave_up(self) -> int:
+        """The number of runs that were stopped early because they did not learn."""
+        return len(self.gave_up_seeds)
 
     @property
     def ended(self) -> dict[Any, float]:

@@ -162,7 +162,6 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
             row["run:name"] for row in finished if _value(row, metric) != _value(done[_seed(row)], metric)
         ),
         axis=of,
-        gave_up=sum(row["run:status"] == "did not learn" for row in ended),
         method=method_of(rows[0]),
         rounds=_of_case(rows[0]) if of.of_cases else None,
         products=next((found for row in ended if isinstance(found := row.get("run:products"), dict)), None),

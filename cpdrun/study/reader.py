@@ -10,6 +10,7 @@ from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.costmodel import Network
 from cpdrun.record import SweepDir
 from cpdrun.record.measure import MEASURES, known_judge
+from cpdrun.stats.evidence import ordered_seeds
 from cpdrun.study import ReportError, ReportUsageError
 from cpdrun.study.axes import SWEEP, bits_axis
 from cpdrun.study.choices import with_choices
@@ -159,9 +160,7 @@ def _course(study: Study, baseline: Group) -> Course:
     """
     seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
     runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
-    seeds = sorted(
-        (seed for seed in runs if seed in baseline.by_seed), key=lambda seed: (str(type(seed)), seed)
-    )
+    seeds = ordered_seeds(runs.keys() & baseline.by_seed.keys())
     run = runs[seeds[0]] if seeds else baseline.runs[0]  # The else branch is for runs without seeds.
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)

@@ -12,7 +12,6 @@ from cpdrun.record import (
     OBSERVED_LAYOUT,
     EpochRow,
     ExampleOutcomes,
-    LoggedRow,
     RunDir,
     read_arrays,
     read_example_outcomes,
@@ -29,7 +28,10 @@ def rows_of(run: RunDir) -> list[EpochRow]:
     try:
         if rows := list(run.rows()):
             return rows
-        return [EpochRow(_place(row, n), metrics=row.metrics) for n, row in enumerate(run.logged(), 1)]
+        return [
+            EpochRow(n if row.step is None else row.step, metrics=row.metrics)
+            for n, row in enumerate(run.logged(), 1)
+        ]
     except (OSError, RecursionError):  # The file may be missing or unreadable, or may be a folder.
         return []
 
@@ -48,10 +50,6 @@ def unit_of(runs: Iterable[RunDir]) -> str:
         except (OSError, RecursionError):
             continue
     return "epoch"
-
-
-def _place(row: LoggedRow, number: int) -> int:
-    return number if row.step is None else row.step
 
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")

@@ -227,11 +227,7 @@ def _value(row: dict[str, Any], metric: str) -> float:
 LEAST_GAIN = 0.2  # an improvement must regain at least this share of the quality that the run lost
 IGNORED = ("observe",)  # These settings change no result.
 # If one of these keys changed, other changed keys are not listed, because they follow from it.
-_SUFFICIENT = (
-    "format",
-    "aps",
-    "recipe",
-)
+_SUFFICIENT = ("format", "aps", "recipe")
 
 
 @dataclass(frozen=True)
@@ -327,9 +323,8 @@ def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
 
 
 def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
-    from cpdrun.config.overrides import (
-        typed_form,  # Importing it imports Hydra, which takes longer than reading a sweep.
-    )
+    # This module imports Hydra, which takes longer than reading a sweep.
+    from cpdrun.config.overrides import typed_form
 
     keys = [key for key in changed if key in _SUFFICIENT]
     keys = keys or [key for key in changed if not key.endswith("_target_")]

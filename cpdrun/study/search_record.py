@@ -22,7 +22,7 @@ from cpdrun.config.margin import Typed, parse_margin
 from cpdrun.record import State, SweepDir, read_manifest
 from cpdrun.stats.failures import GIVE_UP_AFTER
 from cpdrun.stats.ledger import Ledger, Start, read_starts
-from cpdrun.stats.means import choose
+from cpdrun.stats.means import as_float, choose
 from cpdrun.study import ReportUsageError, formats
 from cpdrun.study.axes import axis_text
 from cpdrun.study.collect import CORE_AXES, SEED, as_rows, config_keys, identity, other_axes, sweep_names
@@ -105,11 +105,11 @@ def _asked(sweep: SweepDir) -> Asked:
     block = manifest.get("search") if isinstance(manifest, Mapping) else None
     if not isinstance(block, Mapping):
         return Asked()
-    tolerance, confidence = _margin(block.get("tolerance")), _number(block.get("confidence"))
+    confidence = as_float(block.get("confidence"))
     metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
     return Asked(
-        tolerance,
-        confidence if confidence is not None and 0 < confidence < 100 else None,
+        _margin(block.get("tolerance")),
+        confidence if 0 < confidence < 100 else None,
         metric if isinstance(metric, str) else None,
         baseline if isinstance(baseline, Mapping) else {},
         axis if isinstance(axis := block.get("axis"), str) else None,
@@ -124,11 +124,6 @@ def _margin(value: object) -> Typed | None:
         return parse_margin(value)
     except ValueError:
         return None
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
 
 
 USE = "run:use"  # This column contains a run's use in a search that tunes: one of the next three values.

@@ -14,6 +14,7 @@ from cpdrun.record.measure import ERROR, MEASURES
 from cpdrun.record.run_end import failure_of, fingerprint_of, length_of
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.failures import Failure
+from cpdrun.stats.means import as_float
 from cpdrun.study.margin import Course, course_of
 from cpdrun.study.metric import Metric
 from cpdrun.sweep import PlannedRun
@@ -84,10 +85,10 @@ class RunResults:
         if done is None or seed in self.ended.values.get(name, {}):
             return done is not None
         config = self.cells[name][seed].config
-        self.seconds.append(_number(done.wall_seconds))
+        self.seconds.append(as_float(done.wall_seconds))
         self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
-        self.classes = _first(self.classes, _number(done.num_classes))
-        self.samples = _first(self.samples, _number(done.test_samples))
+        self.classes = _first(self.classes, as_float(done.num_classes))
+        self.samples = _first(self.samples, as_float(done.test_samples))
         metric = self._metric_of(done).name
         if done.status is not Ending.DIVERGED and metric not in done.metrics:
             self.fail(key, Failure.UNKNOWN)
@@ -95,7 +96,7 @@ class RunResults:
         # The run may have failed before and been started again.
         self.ended.failures.get(name, {}).pop(seed, None)
         self.ended.given_up.discard(name)
-        value = _number(done.metrics.get(metric))
+        value = as_float(done.metrics.get(metric))
         is_healthy = done.status is not Ending.DIVERGED and math.isfinite(value)
         self.ended.values.setdefault(name, {})[seed] = value if is_healthy else math.nan
         if done.status is Ending.DID_NOT_LEARN:
@@ -177,10 +178,6 @@ class RunResults:
             name = asked or done.judge or next(iter(metrics), "test_accuracy")
             self.compared = Metric(name, done.measures.get(name))
         return self.compared
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _first(known: float, new: float) -> float:

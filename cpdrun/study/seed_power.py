@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
-from cpdrun.stats.failures import are_identical
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
+from cpdrun.study.verdicts import Judged
 
 MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
 
@@ -65,12 +65,7 @@ def seed_power(study: Study) -> SeedPower | None:
     Returns:
         The margins. If no candidate has at least two pairs with different differences, the result is None.
     """
-    found = {
-        group: study.judged[group]
-        for facet in study.facets
-        for group in facet.groups
-        if group in study.judged and _shows_noise(study, group, facet.baseline)
-    }
+    found = {group: judged for group, judged in study.judged.items() if _shows_noise(study, group, judged)}
     judgements = [judged.judgement for judged in found.values()]
     degrees = sum(judgement.pairs - 1 for judgement in judgements)
     if not degrees:
@@ -112,11 +107,9 @@ def seed_power(study: Study) -> SeedPower | None:
     )
 
 
-def _shows_noise(study: Study, group: Group, baseline: Group | None) -> bool:
-    judged = study.judged[group]
-    is_alike = baseline is not None and are_identical(group.fingerprints, baseline.fingerprints)
+def _shows_noise(study: Study, group: Group, judged: Judged) -> bool:
     trained = judged.verdict is not Verdict.REFUTED and study.may_be_within(group)
-    return trained and judged.judgement.pairs > 1 and not is_alike
+    return trained and judged.judgement.pairs > 1 and not judged.is_identical
 
 
 def _test_set_settles(study: Study, groups: list[Group]) -> float:

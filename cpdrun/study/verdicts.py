@@ -10,19 +10,34 @@ of a report share the error probability.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from cpdrun.config.identity import cell_name
 from cpdrun.record import read_config
 from cpdrun.stats.evidence import Judgement, PairsRange, Verdict, differences
-from cpdrun.stats.failures import Compared, FailureCounts, compare_runs
+from cpdrun.stats.failures import Compared, FailureCounts, are_identical, compare_runs
 from cpdrun.stats.ladder import PairedLadder, judge_ladders
 from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger, Start
 from cpdrun.study import formats
 from cpdrun.study.group import Group
 from cpdrun.study.metric import Metric, worst
 
-EMPTY_LEDGER = Ledger()
-MARKS = {Verdict.CERTIFIED: "✓", Verdict.REFUTED: "✗", Verdict.OPEN: "?"}
+
+class Kind(StrEnum):
+    """The answer that readers see. It is the verdict, unless the runs equal the baseline's runs bit for bit."""
+
+    CERTIFIED = "certified"
+    OPEN = "open"
+    NOT_TESTED = "not tested"  # The verdict is certified, but equal runs are no evidence.
+    REFUTED = "refuted"
+
+
+# The keys are kinds. A verdict has the same text as its kind, so it can be looked up too.
+MARKS: dict[str, str] = {Kind.CERTIFIED: "✓", Kind.OPEN: "?", Kind.NOT_TESTED: "=", Kind.REFUTED: "✗"}
+
+
+def _kind(verdict: Verdict, is_identical: bool) -> Kind:
+    return Kind.NOT_TESTED if is_identical and verdict is Verdict.CERTIFIED else Kind(verdict)
 
 
 @dataclass(frozen=True)
@@ -35,12 +50,19 @@ class Judged:
         judgement: The result of testing the group's own pairs.
         failures: How many of the group's runs failed.
         hypothesis: The tested hypothesis with its weight and prior, to be added to the ledger.
+        is_identical: Whether the group's runs equal the baseline's runs bit for bit. Such runs are no evidence.
     """
 
     verdict: Verdict
     judgement: Judgement
     failures: FailureCounts = field(default_factory=FailureCounts)
     hypothesis: Hypothesis | None = None
+    is_identical: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The answer that readers see."""
+        return _kind(self.verdict, self.is_identical)
 
     @property
     def enough(self) -> tuple[float, float]:
@@ -55,8 +77,8 @@ def judge_groups(
     margin: float,
     alpha: float,
     samples: float,
-    ledger: Ledger = EMPTY_LEDGER,
-    starts: Sequence[Start] = (),
+    ledger: Ledger,
+    starts: Sequence[Start],
 ) -> dict[Group, Judged]:
     """Return the verdicts of all groups.
 
@@ -81,8 +103,14 @@ def judge_groups(
         resolution=resolution,
     )
     return {
-        group: Judged(width.verdict_of(judgement), judgement, each.compared[group].counts, hypothesis)
-        for each, widths in zip(found, settled, strict=True)
+        group: Judged(
+            width.verdict_of(judgement),
+            judgement,
+            each.compared[group].counts,
+            hypothesis,
+            are_identical(group.fingerprints, baseline.fingerprints),
+        )
+        for (baseline, _), each, widths in zip(ladders, found, settled, strict=True)
         for groups, width in zip(each.widths, widths, strict=True)
         for group, judgement, hypothesis in zip(groups, width.judgements, width.hypotheses, strict=True)
     }
@@ -171,6 +199,7 @@ class LadderAnswer:
             formats need, which is the largest of their numbers. None if `likely` is None.
         best: The format with the best mean. It is shown if `certified` and `likely` are None.
         refuted_bits: The bit width of the widest width whose formats are all refuted. NaN if there is none.
+        is_identical: Whether the runs of `certified` equal the baseline's runs bit for bit.
     """
 
     certified: Group | None = None
@@ -179,6 +208,7 @@ class LadderAnswer:
     judgement: Judgement | None = None
     best: Group | None = None
     refuted_bits: float = math.nan
+    is_identical: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -191,6 +221,11 @@ class LadderAnswer:
             return Verdict.CERTIFIED
         is_refuted = self.likely is None and not math.isnan(self.refuted_bits)
         return Verdict.REFUTED if is_refuted else Verdict.OPEN
+
+    @property
+    def kind(self) -> Kind:
+        """The answer that readers see."""
+        return _kind(self.verdict, self.is_identical)
 
     @property
     def group(self) -> Group | None:
@@ -223,7 +258,8 @@ def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margi
     for bits, width in widths.items():
         verdicts = [judged[group].verdict for group in width]
         if certified := [group for group in width if judged[group].verdict is Verdict.CERTIFIED]:
-            answer = replace(answer, certified=max(certified, key=mean))
+            group = max(certified, key=mean)
+            answer = replace(answer, certified=group, is_identical=judged[group].is_identical)
             continue
         if all(verdict is Verdict.REFUTED for verdict in verdicts):
             return replace(answer, refuted_bits=bits)

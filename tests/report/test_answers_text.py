@@ -130,7 +130,7 @@ def test_seeds_of_any_type_may_be_missing(new_sweep):
         sweep.add(seed=seed, accuracy=0.98)
     sweep.add("e4m3", seed=0, accuracy=0.98)
     (line,) = [line for line in notes(read_study([sweep.dir]), [sweep.dir]) if "lacks" in line]
-    assert "e4m3 without APS lacks seeds 9, 10, 2.5, a, b." in line
+    assert "e4m3 without APS lacks seeds 2.5, 9, 10, a, b." in line
 
 
 def test_errors_are_grouped(new_sweep):

@@ -16,7 +16,7 @@ def fill(
         for format in formats:
             for seed in range(seeds):
                 trains = smallest in formats[formats.index(format) :]
-                about = {"test_samples": 10_000, "num_classes": 10}
+                about = {"test_samples": 10_000, "num_classes": 10, "weights_sha256": f"{format} {seed}"}
                 if chains is not None:
                     about["longest_chain"] = chains[order]
                 sweep.add(

@@ -11,8 +11,10 @@ from cpdrun.record import write_json
 from cpdrun.report.answers_text import headline
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
+from cpdrun.report.tables import brief, means
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.means import FIRST_SEED
+from cpdrun.study.answers import ladder_verdicts
 from cpdrun.study.reader import read_study
 
 TYPED = ["search.tolerance=1", "search.most_seeds=12", "name=found"]
@@ -77,9 +79,14 @@ def test_what_is_equal_to_the_baseline_bit_for_bit_is_no_evidence(launch, asked,
         "fp32 and e4m3 are identical: equal bit for bit in every seed" in said
         and "certified" not in said.lower()
     )
-    not_tested, _, baseline = headline(read_study([results.question.directory]))[0]
+    study = read_study([results.question.directory])
+    not_tested, _, baseline = headline(study)[0]
     assert not_tested == "NOT TESTED: e4m3 (8 bits) with APS, because its runs equal those of fp32."
     assert "fp32 and e4m3 with APS are identical" in baseline
+    assert [row[-1] for row in means(study).rows] == ["baseline", "= not tested (identical)"]
+    assert [row[-1] for row in brief(study).rows] == ["baseline", "not tested (identical)"]
+    (answer,) = ladder_verdicts(study)
+    assert answer.verdict is Verdict.CERTIFIED and answer.is_identical
 
 
 def test_seeds_that_chose_are_in_no_pair_of_a_later_question(launch, asked, tmp_path):

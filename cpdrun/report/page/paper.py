@@ -9,11 +9,10 @@ from cpdrun.record import write_text
 from cpdrun.report.page.markup import escape_latex
 from cpdrun.report.render import render, render_file
 from cpdrun.report.tables import OWN_SPREAD, Shown, full
-from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import axis_text, plain
 from cpdrun.study.collect import finished
 from cpdrun.study.study import Study
-from cpdrun.study.verdicts import MARKS
+from cpdrun.study.verdicts import MARKS, Kind
 
 _COMMIT_LETTERS = 12
 # The config keys whose values the methods paragraph gives, keyed by the names that the template uses.
@@ -42,8 +41,10 @@ def table(study: Study) -> str:
     written as words, without their marks.
     """
     shown, left_out = _without_constants(full(study))
-    words = {f"{MARKS[verdict]} {verdict}": str(verdict) for verdict in Verdict}
-    rows = [[escape_latex(words.get(cell, cell)) for cell in row] for row in shown.rows]
+    marks = tuple(f"{mark} " for mark in MARKS.values())
+    rows = [
+        [escape_latex(cell[2:] if cell.startswith(marks) else cell) for cell in row] for row in shown.rows
+    ]
     caption = render("table_caption.j2", constants=left_out, **_facts(study))
     return render_file(
         "table.tex.j2",
@@ -88,7 +89,7 @@ def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
 def _facts(study: Study) -> dict[str, Any]:
     """Return the values that the templates of this module use, keyed by name."""
     runs, seeds = finished(study.runs), [len(group.values) for group in study.groups if group.values]
-    verdicts = [judged.verdict for judged in study.judged.values()]
+    kinds = [judged.kind for judged in study.judged.values()]
     names = [
         g.full_name if study.bits_axis.is_of_gradients else g.name for g in study.groups if not g.is_baseline
     ]
@@ -111,7 +112,7 @@ def _facts(study: Study) -> dict[str, Any]:
         "most_seeds": max(seeds, default=0),
         "candidates": list(dict.fromkeys(names)),
         "is_compared": bool(study.judged),
-        "counts": {str(verdict): verdicts.count(verdict) for verdict in Verdict},
+        "counts": {str(kind): kinds.count(kind) for kind in Kind},
         "uses_aps": any(group.aps for group in study.groups),
         "settings": {name: _values(study, key) for name, key in _SETTINGS.items()},
         "versions": environment["cpdrun"] or [cpdrun.__version__],

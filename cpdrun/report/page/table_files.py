@@ -13,6 +13,10 @@ from cpdrun.report.tables import Shown
 from cpdrun.study import ReportUsageError
 from cpdrun.study.verdicts import MARKS
 
+_LEGEND = (
+    "% Superscript c: certified. Superscript r: refuted. Question mark: open. Equals sign: not tested, because the "
+    "runs equal those of the baseline.\n"
+)
 # A writer gets the path without its suffix, the table as numbers, and the table as text. It returns the path.
 Writer = Callable[[Path, pd.DataFrame, Shown], Path]
 
@@ -40,7 +44,7 @@ def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
     """Write a table of text as a LaTeX file. If it contains marks of verdicts, a comment explains the marks."""
     has_marks = any(cell.endswith(tuple(MARKS.values())) for row in shown.rows for cell in row)
-    legend = "% Superscript c: certified. Superscript r: refuted. Question mark: open.\n" if has_marks else ""
+    legend = _LEGEND if has_marks else ""
     return _text(stem.with_suffix(".tex"), legend + markup.latex(shown))
 
 

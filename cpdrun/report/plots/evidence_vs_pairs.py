@@ -65,7 +65,7 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
         (end,) = axes.plot(pairs[-1], heights[-1], color=style.color, marker=style.marker, linestyle="")
         for artist in (line, end):
             hover(artist, text)
-        label = f"{short(group.name, 20)} {MARKS[judged.verdict]}"
+        label = f"{short(group.name, 20)} {MARKS[judged.kind]}"
         names.append(Name(pairs[-1], heights[-1], label, style.color, (text,)))
     certify = min(study.judged[group].enough[0] for group in groups)
     refute = min(study.judged[group].enough[1] for group in groups)

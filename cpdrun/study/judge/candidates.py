@@ -119,7 +119,6 @@ class Pairs:
         pairing: The rule by which the runs were paired.
         counts: How many of the candidate's runs failed.
         unmatched: The number of the candidate's runs for which there is no run of the baseline to pair with.
-        is_barred: Whether failed runs bar the candidate from being certified.
     """
 
     gaps: dict[Seed, float]
@@ -127,7 +126,11 @@ class Pairs:
     pairing: Pairing
     counts: FailureCounts
     unmatched: int
-    is_barred: bool
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether failed runs bar the candidate from being certified."""
+        return self.counts.failed > 0
 
 
 @dataclass(frozen=True)
@@ -232,9 +235,7 @@ def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
     gaps = differences(compared.ours, compared.baseline, higher_is_better=higher, worst=worst)
     failed = frozenset(seed for seed in shared if math.isnan(compared.ours[seed]))
     unmatched = len(_seeds(ours) - _seeds(theirs))
-    return Pairs(
-        dict(zip(shared, gaps, strict=True)), failed, pairing, compared.counts, unmatched, compared.is_barred
-    )
+    return Pairs(dict(zip(shared, gaps, strict=True)), failed, pairing, compared.counts, unmatched)
 
 
 def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:

@@ -121,7 +121,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class SessionState:
-    """The session after a call of `judge_ideas`.
+    """What a call of `judge_ideas` decided, and which ideas the session keeps afterwards.
 
     Attributes:
         settings: The settings of the session.
