@@ -36,7 +36,6 @@ from cpdrun.search.results import (
     Results,
     SearchResult,
     baseline_labels,
-    baseline_problem,
     tuned_arms,
 )
 from cpdrun.stats.evidence import Judgement, Verdict
@@ -162,7 +161,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=baseline_problem(results, ladder.baseline),
+        problem=results.baseline_problem(ladder.baseline),
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
         confidence=f"{results.question.settings.confidence:g}",
@@ -258,7 +257,7 @@ def _describe_runs(results: Results) -> str:
 def next_step(results: Results) -> str:
     """Return a line with the command to type next, which starts, continues, or reports the search."""
     words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
+    states = results.answerable_states()
     if any(state.active is not None for state in states):
         return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
     if any(_needs_seeds(state) for state in states):
