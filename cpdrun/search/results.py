@@ -221,8 +221,6 @@ class Results(RunResults):
         diverged = len(values) - len(healthy)
         if baseline in self.ended.given_up:
             return "the baseline's runs failed"
-        if self.margin.problem:
-            return self.margin.problem
         if self._ignores_seeds(baseline):
             return (
                 f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
@@ -232,7 +230,7 @@ class Results(RunResults):
             return f"the baseline itself diverged in {diverged} of {len(values)} runs"
         if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self.classes) is False:
             return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
-        return None
+        return self.margin.problem
 
     def _ignores_seeds(self, baseline: str) -> bool:
         """Return whether a script seems to ignore the run's seed, because all runs of the baseline have equal metrics.
