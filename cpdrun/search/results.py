@@ -210,8 +210,8 @@ class Results(RunResults):
     def baseline_problem(self, baseline: str) -> str | None:
         """Return the reason why candidates cannot be compared with this baseline, or None if they can.
 
-        The reason is a clause for a message. At least two runs of the baseline must have ended before it can be said
-        that the baseline diverged or did not learn.
+        The reason is a clause for a message. Whether the baseline diverged or did not learn is judged only after two of
+        its runs have ended.
 
         Args:
             baseline: The name of the baseline's cell or of its chosen arm.

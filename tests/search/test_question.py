@@ -90,7 +90,7 @@ def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
         (["exp=digits_bits", "search.confidence=100"], "from 50 to below 100"),
         (["exp=digits_bits", "search.most_seeds=2"], "at least 3"),
         (["exp=digits_bits", "search.budget=soon"], "12h, 90min"),
-        (["exp=digits_bits", "search.baseline=fp32"], "must say which cell"),
+        (["exp=digits_bits", "search.baseline=fp32"], "must give the baseline's values"),
         (["format=fp32"], "no candidate is left besides the baseline"),
     ],
 )
