@@ -42,7 +42,7 @@ class SearchDisplay(Display):
         self.held_back: int = max(0, self.held_back - runs)
 
     def on_end(self, states: list[LadderState]) -> None:
-        """Update the display when a run has ended, and print new verdicts. `verdicts` includes this run."""
+        """Update the display when a run has ended, and print new verdicts. `states` includes this run."""
         self._show_missing_predictions()
         for line in describe_news(self._results, self._states, states):
             self._print(line)

@@ -72,9 +72,10 @@ def _words(typed: list[str]) -> list[str]:
     if "=" in typed[0]:
         return typed
     from cpdrun.record import find_sweeps, read_manifest
+    from cpdrun.search.question import key_of
 
     name, *more = typed
-    folders = [word for word in more if word.startswith("results_dir=")]
+    folders = [word for word in more if key_of(word) == "results_dir"]
     [sweep] = find_sweeps([name, *folders])
     try:
         manifest = read_manifest(sweep)
@@ -86,7 +87,7 @@ def _words(typed: list[str]) -> list[str]:
             f"{sweep.manifest} does not contain the overrides that made its runs. Type them: "
             "cpdrun search --plan exp=NAME"
         )
-    others = {*IMPLIED, *(word.split("=")[0] for word in more)}
-    kept = [str(word) for word in made_by if str(word).lstrip("+").split("=")[0] not in others]
+    others = {*IMPLIED, *map(key_of, more)}
+    kept = [str(word) for word in made_by if key_of(str(word)) not in others]
     where = [f"name={sweep.name}", f"results_dir={Path(sweep.path).parent}"]
     return [*kept, *where, *(word for word in more if word not in folders)]

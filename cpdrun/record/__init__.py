@@ -37,6 +37,7 @@ from cpdrun.record.foreign import (
     read_expected_runs,
     read_manifest,
     read_overrides,
+    read_search,
 )
 from cpdrun.record.layout import OBSERVED_LAYOUT, Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release

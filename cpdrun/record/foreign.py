@@ -34,14 +34,19 @@ def read_manifest(sweep: SweepDir) -> Any:
     return said
 
 
-def read_expected_runs(sweep: SweepDir) -> int:
-    """Return the number of runs that the search of a sweep is likely to take in total; 0 if sweep.yaml has none."""
+def read_search(sweep: SweepDir) -> Mapping[str, Any]:
+    """Return the `search` block of sweep.yaml. It is empty if the file has none or cannot be read."""
     try:
         manifest = read_manifest(sweep)
     except (OSError, ValueError):
-        return 0
+        return {}
     block = manifest.get("search") if isinstance(manifest, Mapping) else None
-    found = block.get(EXPECTED_RUNS) if isinstance(block, Mapping) else None
+    return block if isinstance(block, Mapping) else {}
+
+
+def read_expected_runs(sweep: SweepDir) -> int:
+    """Return the number of runs that the search of a sweep is likely to take in total; 0 if sweep.yaml has none."""
+    found = read_search(sweep).get(EXPECTED_RUNS)
     return found if isinstance(found, int) else 0
 
 

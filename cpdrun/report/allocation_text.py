@@ -5,9 +5,8 @@ verdicts `sensitive` and `harmless` hold jointly for all factors, at the screen'
 holds at that confidence for this factor alone.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
@@ -111,27 +110,31 @@ def describe_allocation(rounds: Sequence[Round], chosen: Allocation | None) -> l
     """Return lines that describe the allocation and compare its cost with that of uniform formats."""
     question, found = rounds[-1].question, rounds[-1].found
     metric = found.metric
+    values = {
+        "chosen": chosen,
+        "margin": metric.show_tolerance(found.tolerance * metric.scale),
+        "confidence": f"{question.settings.confidence:g}",
+        "more_seeds": 2 * question.settings.seeds,
+    }
+    if chosen is None:
+        return render_lines("allocation.j2", **values)
     uniforms = [
         {
             "name": name,
             "bits": f"{bits:g}",
             "less": f"{1 - chosen.price.cost / price.cost:.0%}",
-            "unit": chosen.price.unit.split(" of ")[0],
             "fewer_bits": f"{1 - chosen.price.mean_bits / price.mean_bits:.0%}",
         }
-        for name, bits, price in (uniform_prices(question) if chosen else ())
-        if chosen
+        for name, bits, price in uniform_prices(question)
     ]
     return render_lines(
         "allocation.j2",
-        chosen=chosen,
-        levels=_describe_levels(question, chosen) if chosen else "",
-        margin=metric.show_tolerance(found.tolerance * metric.scale),
-        confidence=f"{question.settings.confidence:g}",
-        more_seeds=2 * question.settings.seeds,
-        expected=_signed(found, chosen.expected) + metric.points if chosen else "",
-        bound=_signed(found, chosen.bound) + metric.points if chosen else "",
-        share=f"{chosen.price.cost / chosen.all_high.cost:.0%}" if chosen else "",
+        **values,
+        levels=_describe_levels(question, chosen),
+        expected=_signed(found, chosen.expected) + metric.points,
+        bound=_signed(found, chosen.bound) + metric.points,
+        share=f"{chosen.price.cost / chosen.all_high.cost:.0%}",
+        unit=chosen.price.unit.split(" of ")[0],
         uniforms=uniforms,
     )
 
@@ -158,7 +161,4 @@ def _describe_levels(question: ScreenQuestion, chosen: Allocation) -> str:
 
 
 def _signed(found: RoundResult, value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    digits = 2 if found.metric.is_fraction else 4
-    return f"{'−' if value < 0 else '+'}{abs(value) * found.metric.scale:.{digits}f}"
+    return replace(found.metric, decimals=2 if found.metric.is_fraction else 4).show_difference(value)

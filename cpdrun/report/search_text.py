@@ -30,13 +30,12 @@ from cpdrun.report.result_text import (
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
 from cpdrun.search.ladders import Candidate, Ladder, LadderState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
-from cpdrun.search.question import Question
+from cpdrun.search.question import Question, key_of
 from cpdrun.search.results import (
     MissingPrediction,
     Results,
     SearchResult,
     baseline_labels,
-    baseline_problem,
     tuned_arms,
 )
 from cpdrun.stats.evidence import Judgement, Verdict
@@ -139,30 +138,23 @@ def format_of(candidate: Candidate, ladder: Ladder) -> str:
 
 def describe_results(results: Results) -> list[str]:
     """Return the answer of each ladder, then lines about tuned values, and finally a line with the number of runs."""
-    return [*answers(results), *_tuning_lines(results), _describe_runs(results)]
-
-
-def answers(results: Results) -> list[str]:
-    """Return a line for each ladder that begins with its verdict."""
-    return [_answer(results, state) for state in results.states()]
+    answers = [_answer(results, state) for state in results.states()]
+    return [*answers, *_tuning_lines(results), _describe_runs(results)]
 
 
 def _answer(results: Results, state: LadderState) -> str:
     ladder, certified, frontier = state.ladder, state.answer, state.frontier
     is_case = [[candidate.label for candidate in width] for width in ladder.widths] == [[ladder.label]]
     width = None if frontier is None else state.widths[frontier]
-    rows = (
-        []
-        if frontier is None or width is None
-        else zip(ladder.widths[frontier], width.judgements, strict=True)
-    )
-    candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement in rows]
+    rows = [row for row in state if row[2] is width]
+    candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement, _ in rows]
     above, above_has_pairs = _above_start(state)
     return render(
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=baseline_problem(results, ladder.baseline),
+        problem=results.baseline_problem(ladder.baseline),
+        margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
         confidence=f"{results.question.settings.confidence:g}",
@@ -212,18 +204,17 @@ def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 
-def _above_start(state: LadderState) -> tuple[list[str], bool]:
+def _above_start(state: LadderState) -> tuple[str, bool]:
     """Return the open widths above the narrowest certified width, and whether any of their candidates has pairs.
 
-    If no width is certified, these are the open widths above the start. A sentence joins the items of the list by
-    "and", so the list has at most two items: all widths but the last, separated by commas, and the last width.
+    If no width is certified, these are the open widths above the start. The text is such as `8, 7 and 6`.
     """
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
     upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
     bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
     has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
-    return ([", ".join(bits[:-1]), bits[-1]] if len(bits) > 1 else bits), has_pairs
+    return " and ".join(filter(None, [", ".join(bits[:-1]), *bits[-1:]])), has_pairs
 
 
 def _identical(results: Results, state: LadderState) -> list[str]:
@@ -257,12 +248,12 @@ def _describe_runs(results: Results) -> str:
 
 def next_step(results: Results) -> str:
     """Return a line with the command to type next, which starts, continues, or reports the search."""
-    words = [word for word in results.question.typed if not word.startswith("search.budget=")]
-    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
+    words = [word for word in results.question.typed if key_of(word) != "search.budget"]
+    states = results.answerable_states()
     if any(state.active is not None for state in states):
         return f"To {'continue' if results.runs else 'start'}: {shlex.join(['cpdrun', 'search', *words])}"
     if any(_needs_seeds(state) for state in states):
-        words = [word for word in words if not word.startswith("search.most_seeds=")]
+        words = [word for word in words if key_of(word) != "search.most_seeds"]
         words.append(f"search.most_seeds={2 * results.question.settings.most_seeds}")
         return f"To continue with more seeds: {shlex.join(['cpdrun', 'search', *words])}"
     return report_command(results)
@@ -276,13 +267,13 @@ def _needs_seeds(state: LadderState) -> bool:
     """
     if state.answer is not None or state.frontier is None:
         return False
-    rows = zip(state.ladder.widths[state.frontier], state.widths[state.frontier].judgements, strict=True)
     return any(
-        judgement.verdict is Verdict.OPEN
+        width is state.widths[state.frontier]
+        and judgement.verdict is Verdict.OPEN
         and judgement.pairs > 0
         and not state.failures[candidate.name].failed
         and (judgement.more is None or judgement.more.likely <= MOST_ADVISED)
-        for candidate, judgement in rows
+        for candidate, judgement, width in state
     )
 
 
@@ -490,7 +481,7 @@ def describe_plan(results: Results, plan: SearchPlan) -> list[str]:
     If no runs are left, return the answers instead.
     """
     if not plan.runs:
-        return [*describe_results(results), "No runs are left that could settle an open question."]
+        return [*describe_results(results), "No further run can decide an open candidate."]
     fitting = [run for run in plan.runs if run.fits is not False]
     times = [run.core_seconds for run in fitting if run.core_seconds is not None]
     is_known = len(times) == len(fitting)

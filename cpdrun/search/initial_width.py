@@ -25,9 +25,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpdrun.config.overrides import typed_form
-from cpdrun.record import RunDir, read_manifest
-from cpdrun.search.ladders import EVEN, Candidate, Ladder
-from cpdrun.search.question import Question
+from cpdrun.record import RunDir, read_search
+from cpdrun.search.ladders import EVEN, Ladder
+from cpdrun.search.question import Question, key_of
 from cpdrun.search.settings import FEWEST_SEEDS, PREDICTED, WIDEST
 from cpdrun.stats.ledger import read_starts
 from cpdrun.whatif.baseline_runs import OBSERVE, SubjectLadder, typed_names
@@ -73,21 +73,15 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
         )
     except (NoEffectsError, OSError):
         return None
-
-    def logit(candidate: Candidate) -> float:
-        return found[candidate.name].logit
-
-    widths = (
-        tuple(replace(c, chance=found[c.name].chance.mean) for c in sorted(width, key=logit))
-        for width in ladder.widths
-    )
+    by_chance = (sorted(width, key=lambda candidate: found[candidate.name].logit) for width in ladder.widths)
+    widths = (tuple(replace(c, chance=found[c.name].chance.mean) for c in width) for width in by_chance)
     return replace(ladder, widths=tuple(widths))
 
 
-def predicted_width(ladder: Ladder, most: float = EVEN) -> int:
+def predicted_width(ladder: Ladder) -> int:
     """Return the index of the narrowest width that is predicted to be good enough.
 
-    A width qualifies if at least one of its candidates fails with probability `most` or less. If no width qualifies, or
+    A width qualifies if at least one of its candidates fails with probability EVEN or less. If no width qualifies, or
     if any candidate has no prediction, the index is 0, which is the widest width.
     """
     found = 0
@@ -95,7 +89,7 @@ def predicted_width(ladder: Ladder, most: float = EVEN) -> int:
         chances = [candidate.chance for candidate in width if candidate.chance is not None]
         if len(chances) < len(width):
             return 0
-        found = i if min(chances) <= most else found
+        found = i if min(chances) <= EVEN else found
     return found
 
 
@@ -141,8 +135,7 @@ def choose_starts(question: Question) -> Starts:
     FEWEST_SEEDS, no seed is left for a prediction. If the config has no key `observe`, its runs cannot be observed.
     """
     asked, before = question.settings, _recorded_starts(question)
-    is_typed = any(text.split("=")[0] == KEY for text in question.typed)
-    by = asked.start if is_typed or before is None else before.by
+    by = asked.start if before is None or KEY in map(key_of, question.typed) else before.by
     if asked.most_seeds <= FEWEST_SEEDS or OBSERVE not in question.config(question.ladders[0].baseline):
         return Starts(WIDEST)
     return Starts(by, before.ladders if before is not None and before.by == by == PREDICTED else {})
@@ -150,14 +143,8 @@ def choose_starts(question: Question) -> Starts:
 
 def _recorded_starts(question: Question) -> Starts | None:
     """Return the starts that sweep.yaml records for a search with the same margin and baseline, or None."""
-    try:
-        manifest = read_manifest(question.directory)
-    except (OSError, ValueError):
-        return None
-    block = manifest.get("search") if isinstance(manifest, Mapping) else None
-    if not isinstance(block, Mapping) or any(
-        typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME_KEYS
-    ):
+    block = read_search(question.directory)
+    if any(typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME_KEYS):
         return None
     ladders = {each.ladder: (each.bits, each.aside) for each in read_starts(block.get("start"))}
     return Starts(PREDICTED if "start" in block else WIDEST, ladders)

@@ -280,7 +280,7 @@ def ladder_states(
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
     asked = [_as_asked(ladder) for ladder in ladders]
-    ladders = [of_arms(ladder, chosen) for ladder in ladders]
+    ladders = [renamed(ladder, chosen) for ladder in ladders]
     compared = [_compare(ladder, ended, tuning) for ladder in ladders]
     settled = judge_ladders(
         [_pair(*each, ended, rules) for each in zip(asked, ladders, compared, strict=True)],
@@ -306,18 +306,15 @@ def _as_asked(ladder: Ladder) -> AskedLadder:
     return AskedLadder(ladder.baseline, widths, ladder.start, [width[0].bits for width in ladder.widths])
 
 
-def of_arms(ladder: Ladder, chosen: Mapping[str, str]) -> Ladder:
-    """Return the ladder with the name of each tuned cell replaced by the name of its chosen arm.
-
-    `chosen` maps the names of cells to the names of arms.
-    """
+def renamed(ladder: Ladder, names: Mapping[str, str]) -> Ladder:
+    """Return the ladder with other names of cells. `names` holds the new names, keyed by the present ones."""
 
     def of(candidate: Candidate) -> Candidate:
         name, baseline = candidate.name, candidate.baseline
-        return replace(candidate, name=chosen.get(name, name), baseline=chosen.get(baseline, baseline))
+        return replace(candidate, name=names.get(name, name), baseline=names.get(baseline, baseline))
 
     widths = tuple(tuple(map(of, width)) for width in ladder.widths)
-    return replace(ladder, widths=widths) if chosen else ladder
+    return replace(ladder, widths=widths) if names else ladder
 
 
 def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:

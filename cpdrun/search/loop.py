@@ -17,7 +17,7 @@ from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
-from cpdrun.search.results import Results, baseline_problem, sweep_record
+from cpdrun.search.results import Results, sweep_record
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
@@ -50,7 +50,7 @@ class RunQueue:
             ahead: Whether to include runs that only keep idle cores busy.
         """
         results, in_flight = self.results, set(self._in_flight.values())
-        states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
+        states = results.answerable_states()
         found: list[RunKey] = []
         tuning = results.question.tuning
         further = wanted_runs(states, results.ended, in_flight, results.rules(), tuning, ahead=ahead)
@@ -63,9 +63,11 @@ class RunQueue:
     def next_jobs(self, most: int | None, *, ahead: bool) -> list[Job]:
         """Return the next runs as jobs, list them in sweep.yaml, and count them as in flight."""
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
-        first = self.results.first_runs
+        observed = self.results.observed_runs
         runs = [question.cells[name][seed] for name, seed in keys]
-        runs = [with_observation(run) if key in first else run for run, key in zip(runs, keys, strict=True)]
+        runs = [
+            with_observation(run) if key in observed else run for run, key in zip(runs, keys, strict=True)
+        ]
         new = {run.name: key for run, key in zip(runs, keys, strict=True)}
         self._to_retry = [key for key in self._to_retry if key not in keys]
         self._in_flight |= new

@@ -16,13 +16,14 @@ from statistics import fmean, median
 from typing import Literal
 
 from cpdrun.search.ladders import Candidate, LadderState
-from cpdrun.search.results import Results, baseline_problem
+from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, wanted_runs
 from cpdrun.search.settings import Budget
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, pairs_needed
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import deviation
+from cpdrun.study.answers import finite
 
 # A forecast shows the cost for these multiples of the margin.
 TOLERANCES = (0.5, 1.0, 2.0)
@@ -133,25 +134,27 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         budget: The limit of further runs, or None.
         words: The overrides from the command line, for `SearchPlan.command`.
     """
-    states = [state for state in results.states() if not baseline_problem(results, state.ladder.baseline)]
+    states = results.answerable_states()
     needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
     seconds = {name: _seconds(results, name) for name in {name for name, _ in every}}
     runs = [_next_run(results, states, key, {*every}, seconds[key[0]], key not in needed) for key in every]
     runs = list(_within(runs, budget))
     coming = {key for key, run in zip(every, runs, strict=True) if run.fits is not False}
+    labels = {label for run in runs for label in run.candidates}
+    rows = (row for state in states for row in state)
     command = None
     if coming:  # `cpdrun search --budget` counts the runs that have ended, too.
         command = f"{shlex.join(['cpdrun', 'search', *words])} --budget {results.runs + len(coming)}"
     return SearchPlan(
         sweep=str(results.directory.path),
         metric=results.metric.name,
-        tolerance=None if math.isnan(results.tolerance) else results.tolerance,
+        tolerance=finite(results.tolerance),
         confidence=results.question.settings.confidence,
         budget=None if budget is None else str(budget),
         done=results.runs,
         fit=len(coming),
         runs=runs,
-        candidates=list(_candidates(results, states, runs, coming)),
+        candidates=[_next_candidate(results, *row, coming) for row in rows if row[0].label in labels],
         command=command,
     )
 
@@ -239,16 +242,6 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
         yield replace(run, fits=fits)
 
 
-def _candidates(
-    results: Results, states: Sequence[LadderState], runs: Sequence[NextRun], coming: set[RunKey]
-) -> Iterator[NextCandidate]:
-    """Yield the state of each candidate for which the planned runs give evidence."""
-    labels = {label for run in runs for label in run.candidates}
-    rows = (row for state in states for row in state if row[0].label in labels)
-    for candidate, judgement, width in rows:
-        yield _next_candidate(results, candidate, judgement, width, coming)
-
-
 def _next_candidate(
     results: Results, candidate: Candidate, judgement: Judgement, width: Width, coming: set[RunKey]
 ) -> NextCandidate:
@@ -259,9 +252,9 @@ def _next_candidate(
         bits=candidate.bits,
         verdict=width.verdict_of(judgement),
         pairs=judgement.pairs,
-        difference=judgement.mean if math.isfinite(judgement.mean) else None,
-        low=judgement.low if math.isfinite(judgement.low) else None,
-        high=judgement.high if math.isfinite(judgement.high) else None,
+        difference=finite(judgement.mean),
+        low=finite(judgement.low),
+        high=finite(judgement.high),
         sure_certified=certified,
         sure_refuted=refuted,
         more=None if more is None else more.likely,

@@ -26,7 +26,7 @@ from cpdrun.config.keys import INGREDIENTS, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
-from cpdrun.search.ladders import Candidate, Ladder, Tuning
+from cpdrun.search.ladders import Candidate, Ladder, Tuning, renamed
 from cpdrun.search.settings import Settings, settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study import formats
@@ -77,11 +77,6 @@ class Question:
         """The name of the baseline, such as `fp32`, `bf16`, the name of a case, or `fp32 with optim.lr 0.1`."""
         return self.axis.baseline_name
 
-    @property
-    def baseline(self) -> dict[str, Any]:
-        """The values of `search.baseline`, which turn a candidate's cell into its baseline's cell, as typed."""
-        return self.axis.baseline
-
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
         """Return a plan with only these runs, for writing sweep.yaml."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
@@ -99,8 +94,10 @@ class Question:
     def asked(self) -> dict[str, Any]:
         """The settings that sweep.yaml records, so that a report gives verdicts on the same comparison."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
-        about |= {"baseline": self.baseline}
-        about |= {"baseline_values": self.baseline_values} if self.baseline_values != self.baseline else {}
+        about |= {"baseline": self.axis.baseline}
+        about |= (
+            {"baseline_values": self.baseline_values} if self.baseline_values != self.axis.baseline else {}
+        )
         about |= {"axis": self.axis.key} if self.axis.key not in (FORMAT, CASE) else {}
         tuned = {
             "values": {key: list(of) for key, of in self.tuning.keys.items()},
@@ -329,7 +326,9 @@ def _with_arms(
     cells = {arm: cell for name in question.cells for arm, cell in found[name].items()}
     return replace(
         question,
-        ladders=[_of_tuned(ladder) for ladder in question.ladders],
+        ladders=[
+            renamed(ladder, {name: tuned(name) for name in question.cells}) for ladder in question.ladders
+        ],
         cells=cells,
         axes={**question.axes, **tune, SEED: list(range(asked.most_seeds))},
         tuning=Tuning(
@@ -344,14 +343,6 @@ def _with_arms(
 def tuned(name: str) -> str:
     """Return the name of a cell whose arm is not chosen yet. No run has this name."""
     return f"{name}, tuned"
-
-
-def _of_tuned(ladder: Ladder) -> Ladder:
-    widths = tuple(
-        tuple(replace(c, name=tuned(c.name), baseline=tuned(c.baseline)) for c in width)
-        for width in ladder.widths
-    )
-    return replace(ladder, widths=widths)
 
 
 def _untuned_point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,14 +15,15 @@ from cpdrun.search.initial_width import (
     with_chances,
 )
 from cpdrun.search.ladders import Candidate, Ladder, LadderState, Rules, ladder_states
-from cpdrun.search.question import Question
+from cpdrun.search.question import Question, key_of
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.evidence import Judgement, Verdict, differences
 from cpdrun.stats.failures import are_identical
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
-from cpdrun.study.margin import Course, Margin, choose_margin
+from cpdrun.study.answers import finite
+from cpdrun.study.margin import Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
 from cpdrun.sweep.manifest import LEDGER, read_ledger
@@ -73,9 +74,12 @@ class Results(RunResults):
     def margin(self) -> Margin:
         """The margin. A relative margin is unknown until a run of the baseline has ended."""
         question = self.question
-        is_typed = any(text.startswith(f"{MARGIN_KEY}=") for text in question.typed)
-        asked_by = "typed" if is_typed else "the experiment's"
-        courses = self._baseline_courses()
+        asked_by = "typed" if MARGIN_KEY in map(key_of, question.typed) else "the experiment's"
+        courses = [
+            course
+            for name in sorted(self._baselines())
+            if (course := self.course(name, self._values(name))) is not None
+        ]
         return choose_margin(
             question.settings.tolerance, asked_by, self.compared_metric, courses, question.baseline_name
         )
@@ -94,8 +98,7 @@ class Results(RunResults):
         """Return the margin and the other inputs of the test."""
         metric, settings = self.metric, self.question.settings
         tolerance = self.tolerance / metric.scale
-        baselines = {self.chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
-        values = [value for name in baselines for value in self.paired(name).values()]
+        values = [value for name in self._baselines() for value in self.paired(name).values()]
         return Rules(
             tolerance=tolerance,
             alpha=settings.alpha,
@@ -130,7 +133,7 @@ class Results(RunResults):
         waiting = replace(known or ladder, is_ordered=False, is_started=known is not None)
         if self.chosen.get(ladder.baseline, ladder.baseline) in self.question.tuning.arms:
             return waiting  # The prediction reads a run of the baseline's arm, which is not chosen yet.
-        first = self.first_run(ladder.baseline)
+        first = self._observed_run(ladder.baseline)
         if first is None:
             return known or ladder
         if not self.ended.has(first):
@@ -138,24 +141,18 @@ class Results(RunResults):
         predicted = with_chances(self.question, ladder, self.run(first), self.strictness)
         if predicted is None:
             config = self.question.cells[first[0]][0].config
-            if (
-                not is_script(config) or config["observe"]
-            ):  # If a script's run was not observed because the user did not type `observe`, there is no message.
+            # A script's run is observed only if the user typed `observe`. Without it, there is no message.
+            if not is_script(config) or config["observe"]:
                 bits = None if known is not None else ladder.widths[0][0].bits
                 self.unpredicted.append(MissingPrediction(ladder.label, bits))
             return self._ordered.setdefault(ladder.label, known or ladder)
         started = self.starts.of(predicted) or start_at(predicted, predicted_width(predicted), first[1])
         return self._ordered.setdefault(ladder.label, started)
 
-    def first_run(self, named: str) -> RunKey | None:
-        """Return the baseline's run that predictions read: its first run that has not failed.
+    def _observed_run(self, named: str) -> RunKey | None:
+        """Return the run of the baseline `named` that predictions read: its first run that has not failed.
 
-        Args:
-            named: The name of the baseline's cell.
-
-        Returns:
-            The run, as the name of its cell (or arm) and its seed. None if the baseline is still being tuned, if it was
-            given up, or if all its runs have failed.
+        The result is None if the baseline is still being tuned, if it was given up, or if all its runs have failed.
         """
         baseline, tuning = self.chosen.get(named, named), self.question.tuning
         if baseline in tuning.arms or baseline in self.ended.given_up:
@@ -166,14 +163,14 @@ class Results(RunResults):
         return next(((baseline, seed) for seed in seeds if seed not in failed), None)
 
     @property
-    def first_runs(self) -> set[RunKey | None]:
-        """The runs to observe for predictions: the first run of each baseline, or of its arms while it is tuned.
+    def observed_runs(self) -> set[RunKey | None]:
+        """The runs to observe for predictions: one of each baseline, or one of each arm while the baseline is tuned.
 
         The set also contains None if a baseline has no such run.
         """
         tuning, baselines = self.question.tuning, {ladder.baseline for ladder in self.question.ladders}
         arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
-        return {*map(self.first_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
+        return {*map(self._observed_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -201,12 +198,54 @@ class Results(RunResults):
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
         return are_identical(ours, theirs)
 
-    def _baseline_courses(self) -> list[Course]:
-        names = {self.chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
-        courses = (
-            self.course(name, self.paired(name) or self.ended.values.get(name, {})) for name in sorted(names)
-        )
-        return [course for course in courses if course is not None]
+    def _baselines(self) -> set[str]:
+        """Return the names of the baselines' cells, or of their arms where these are chosen."""
+        chosen = self.chosen
+        return {chosen.get(ladder.baseline, ladder.baseline) for ladder in self.question.ladders}
+
+    def _values(self, name: str) -> dict[int, float]:
+        """Return the metric of a cell's runs, keyed by seed. Tuning seeds are included only if there are no others."""
+        return self.paired(name) or self.ended.values.get(name, {})
+
+    def baseline_problem(self, baseline: str) -> str | None:
+        """Return the reason why candidates cannot be compared with this baseline, or None if they can.
+
+        The reason is a clause for a message. Whether the baseline diverged or did not learn is judged only after two of
+        its runs have ended.
+
+        Args:
+            baseline: The name of the baseline's cell or of its chosen arm.
+        """
+        values = list(self._values(baseline).values())
+        healthy = [value for value in values if math.isfinite(value)]
+        diverged = len(values) - len(healthy)
+        if baseline in self.ended.given_up:
+            return "the baseline's runs failed"
+        if self._ignores_seeds(baseline):
+            return (
+                f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
+                "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
+            )
+        if len(values) >= 2 and diverged * 2 > len(values):
+            return f"the baseline itself diverged in {diverged} of {len(values)} runs"
+        if len(healthy) >= 2 and learnt(self.metric, fmean(healthy), self.classes) is False:
+            return f"the baseline itself did not learn ({self.metric.show(fmean(healthy))}{self.metric.unit})"
+        return self.margin.problem
+
+    def _ignores_seeds(self, baseline: str) -> bool:
+        """Return whether a script seems to ignore the run's seed, because all runs of the baseline have equal metrics.
+
+        Such runs are copies of one run. The test would take them for evidence without any noise.
+        """
+        name = self.chosen.get(baseline, baseline)
+        found = self.metrics.get(name, [])
+        if len(found) < FEWEST_SEEDS or not is_script(self.question.cells[name][0].config):
+            return False
+        return all(one == found[0] for one in found)
+
+    def answerable_states(self) -> list[LadderState]:
+        """Return the states of the ladders whose candidates can be compared with their baseline."""
+        return [state for state in self.states() if not self.baseline_problem(state.ladder.baseline)]
 
     def tuning_runs(self) -> int:
         """Return the number of runs on tuning seeds that have ended."""
@@ -215,63 +254,16 @@ class Results(RunResults):
         return sum(self.ended.has((arm, seed)) for arm in arms for seed in tuning.seeds)
 
 
-def baseline_problem(results: Results, baseline: str) -> str | None:
-    """Return the reason why candidates cannot be compared with this baseline, or None if they can.
-
-    Args:
-        results: The results so far.
-        baseline: The name of the baseline's cell or of its chosen arm.
-
-    Returns:
-        A clause for a message. The baseline's runs failed, the margin is not valid, the script ignores its seed, most
-        runs of the baseline diverged, or the baseline did not learn. The last three are known only after at least two
-        runs of the baseline have ended.
-    """
-    values = list((results.paired(baseline) or results.ended.values.get(baseline, {})).values())
-    healthy = [value for value in values if math.isfinite(value)]
-    diverged = len(values) - len(healthy)
-    if baseline in results.ended.given_up:
-        return "the baseline's runs failed"
-    if invalid := results.margin.problem:
-        return invalid
-    if _ignores_seeds(results, baseline):
-        return (
-            f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
-            "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
-        )
-    if len(values) >= 2 and diverged * 2 > len(values):
-        return f"the baseline itself diverged in {diverged} of {len(values)} runs"
-    if len(healthy) >= 2 and learnt(results.metric, fmean(healthy), results.classes) is False:
-        return (
-            f"the baseline itself did not learn ({results.metric.show(fmean(healthy))}{results.metric.unit})"
-        )
-    return None
-
-
-def _ignores_seeds(results: Results, name: str) -> bool:
-    """Return whether a script seems to ignore the run's seed, because all its runs have equal metrics.
-
-    Such runs are copies of one run. The test would take them for evidence without any noise.
-    """
-    name = results.chosen.get(name, name)
-    found = results.metrics.get(name, [])
-    if len(found) < FEWEST_SEEDS or not is_script(results.question.cells[name][0].config):
-        return False
-    return all(one == found[0] for one in found)
-
-
 def baseline_labels(results: Results, states: Sequence[LadderState]) -> dict[str, str]:
     """Return the labels of the baselines, keyed by the name of the cell.
 
     If there are several baselines, each label contains the label of a ladder.
     """
-    name, ladders = (
-        results.question.baseline_name,
-        {state.ladder.baseline: state.ladder.label for state in reversed(states)},
-    )
-    return {
-        cell: name if len(ladders) == 1 else f"{name} {ladder}" for cell, ladder in reversed(ladders.items())
-    }
+    name = results.question.baseline_name
+    ladders = {state.ladder.baseline: state.ladder.label for state in reversed(states)}
+    if len(ladders) == 1:
+        return dict.fromkeys(ladders, name)
+    return {cell: f"{name} {ladder}" for cell, ladder in reversed(ladders.items())}
 
 
 def tuned_arms(results: Results) -> dict[str, str]:
@@ -443,7 +435,7 @@ def search_result(results: Results) -> SearchResult:
     return SearchResult(
         sweep=str(results.directory.path),
         metric=results.metric.name,
-        tolerance=_finite(results.tolerance),
+        tolerance=finite(results.tolerance),
         margin_origin=results.margin.origin,
         confidence=settings.confidence,
         runs=results.runs,
@@ -459,7 +451,7 @@ def _ladder_result(results: Results, state: LadderState) -> LadderResult:
     answer, ladder = state.answer, state.ladder
     return LadderResult(
         chain=ladder.label,
-        problem=baseline_problem(results, ladder.baseline),
+        problem=results.baseline_problem(ladder.baseline),
         smallest=answer[0].label if answer else None,
         bits=answer[0].bits if answer else None,
         started_at=ladder.widths[ladder.start][0].bits,
@@ -479,11 +471,11 @@ def _candidate_result(
         verdict=width.verdict_of(judgement),
         pairs=judgement.pairs,
         settled_at=judgement.settled_at,
-        difference=_finite(judgement.mean),
-        low=_finite(judgement.low),
-        high=_finite(judgement.high),
-        own_low=_finite(judgement.own_low),
-        own_high=_finite(judgement.own_high),
+        difference=finite(judgement.mean),
+        low=finite(judgement.low),
+        high=finite(judgement.high),
+        own_low=finite(judgement.own_low),
+        own_high=finite(judgement.own_high),
         more=None if more is None else more.likely,
         more_range=None if more is None else [more.low, more.high],
         is_identical=results.is_identical(candidate),
@@ -500,9 +492,5 @@ def _chosen_values(results: Results, name: str) -> ChosenValues | None:
     tuning = results.question.tuning
     if name not in tuning.values:
         return None
-    measured = [_finite(value) for value in tuning.measured(name, results.ended)]
+    measured = [finite(value) for value in tuning.measured(name, results.ended)]
     return ChosenValues(dict(tuning.values[name]), dict(tuning.edges(name)), measured)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

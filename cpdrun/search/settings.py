@@ -176,7 +176,9 @@ def budget(value: Any) -> Budget | None:
 
 def _baseline(value: Any) -> dict[str, Any]:
     if not (isinstance(value, Mapping) and value):
-        _refuse("search.baseline", value, "must say which cell it is, such as {format: fp32, aps: false}")
+        _refuse(
+            "search.baseline", value, "must give the baseline's values, such as {format: fp32, aps: false}"
+        )
     return dict(value)
 
 
@@ -222,7 +224,7 @@ def screen_settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> Scre
         | ({GRADIENT: {"format": "fp32"}} if GRADIENT in roles else {}),
         groups=_groups(block["groups"]),
         most_factors=_whole("screen.most_factors", block["most_factors"], 1, LARGEST // 2),
-        foldover=_flag("foldover", block["foldover"]),
+        foldover=_foldover(block["foldover"]),
         seeds=_whole("screen.seeds", block["seeds"], 1, 1000),
         confidence=_confidence("screen", block["confidence"]),
         tolerance=_margin(
@@ -262,12 +264,12 @@ def _levels(key: str, block: Mapping[str, Any], roles: Sequence[str]) -> dict[st
         _refuse(
             f"screen.high.{GRADIENT}",
             block[GRADIENT],
-            "what is exchanged in high bits is in fp32: leave it out",
+            "gradients at the high level are always in fp32: leave this key out",
         )
     missing = [role for role in roles if block.get(role) is None]
     if missing:
         raise ConfigError(
-            f"screen.{key}.{missing[0]} is missing: a format, for {missing[0]} is among screen.roles"
+            f"screen.{key}.{missing[0]} is missing: give a format, because {missing[0]} is among screen.roles"
         )
     return {role: _level(f"{key}.{role}", block[role], is_gradient=role == GRADIENT) for role in roles}
 
@@ -286,7 +288,7 @@ def _ladders(block: Any, roles: Sequence[str]) -> dict[str, tuple[Level, ...]]:
 
 def _ladder(key: str, given: list[Any], *, is_gradient: bool) -> tuple[Level, ...]:
     if is_gradient and len(given) > 1:
-        _refuse(f"screen.{key}", given, "workers exchange what is low in one format: name one")
+        _refuse(f"screen.{key}", given, "workers exchange low gradients in one format: name one")
     levels = tuple(_level(f"{key}[{i}]", each, is_gradient=is_gradient) for i, each in enumerate(given))
     widths = [float(parse(str(level["format"])).bits) for level in levels]
     if any(narrow >= wide for wide, narrow in pairwise(widths)):
@@ -311,6 +313,12 @@ def _level(key: str, value: Any, *, is_gradient: bool = False) -> Level:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"screen.{key}={typed_form(value)}: {error}") from None
     return level
+
+
+def _foldover(value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse("screen.foldover", value, "must be true or false")
+    return value
 
 
 def _groups(value: Any) -> dict[str, list[str]] | None:
@@ -339,7 +347,9 @@ def _cost(value: Any, roles: Sequence[str]) -> str:
     of_wire, of_products = GRADIENT in roles, any(role in PRODUCTS for role in roles)
     if value is None and of_wire and of_products:
         _refuse(
-            "screen.cost", value, f"say which is to be small: {WIRE} (gradients) or {OPERATIONS} (products)"
+            "screen.cost",
+            value,
+            f"choose the cost to minimize: {WIRE} (gradients) or {OPERATIONS} (products)",
         )
     cost = value or (WIRE if of_wire else OPERATIONS)
     if cost == WIRE and not of_wire:
@@ -370,12 +380,6 @@ def _whole(key: str, value: Any, least: int, most: int | None = None) -> int:
     if not is_whole or value < least or (most is not None and value > most):
         allowed = f"at least {least}" if most is None else f"{least} to {most}"
         _refuse(key, value, f"must be a whole number, {allowed}")
-    return value
-
-
-def _flag(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        _refuse(f"screen.{key}", value, "must be true or false")
     return value
 
 

@@ -15,7 +15,16 @@ import yaml
 from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.secrets import mask_text, masked
-from cpdrun.record import VERSION, NewerRecordError, SweepDir, git_commit, locked, read_manifest, write_text
+from cpdrun.record import (
+    VERSION,
+    NewerRecordError,
+    SweepDir,
+    git_commit,
+    locked,
+    read_manifest,
+    read_search,
+    write_text,
+)
 from cpdrun.stats.ledger import Hypothesis, Ledger
 from cpdrun.sweep.request import SEARCH
 from cpdrun.sweep.runs import Plan
@@ -28,12 +37,7 @@ def read_ledger(directory: SweepDir) -> Ledger:
 
     The ledger is empty if the manifest has no hypotheses or cannot be read.
     """
-    try:
-        manifest = read_manifest(directory)
-    except (OSError, ValueError):
-        return Ledger()
-    block = manifest.get(SEARCH) if isinstance(manifest, Mapping) else None
-    return _ledger(block) if isinstance(block, Mapping) else Ledger()
+    return _ledger(read_search(directory))
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:

@@ -49,7 +49,7 @@ def test_a_baseline_that_no_axis_names_is_planned_beside_them():
 def test_a_baseline_may_be_of_a_recipe_whatever_the_experiment_says_of_it():
     words = ["exp=digits_bits", "format=fp32", "recipe=nvfp4", "ingredients.rounding=stochastic,nearest_even"]
     question = ask([*words, "search.baseline.recipe=bf16", "search.most_seeds=3"])
-    assert question.baseline == {"recipe": "bf16"} and len(question.ladders) == 2
+    assert question.axis.baseline == {"recipe": "bf16"} and len(question.ladders) == 2
 
 
 def test_other_axes_make_ladders_each_with_a_baseline_of_its_own():
@@ -70,7 +70,7 @@ def test_another_axis_that_names_formats_makes_candidates_with_a_baseline_on_it(
     assert question.cells[ladder.widths[0][0].baseline][0].config["precision"]["weights"] == "fp32"
     assert question.asked["baseline"] == {"precision.weights": "fp32"}
     widest = ask([*words, "precision.weights=e4m3,bf16"])
-    assert widest.baseline == {"precision.weights": "bf16"} and formats(widest.ladders[0]) == [["e4m3"]]
+    assert widest.axis.baseline == {"precision.weights": "bf16"} and formats(widest.ladders[0]) == [["e4m3"]]
 
 
 def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
@@ -90,7 +90,7 @@ def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
         (["exp=digits_bits", "search.confidence=100"], "from 50 to below 100"),
         (["exp=digits_bits", "search.most_seeds=2"], "at least 3"),
         (["exp=digits_bits", "search.budget=soon"], "12h, 90min"),
-        (["exp=digits_bits", "search.baseline=fp32"], "must say which cell"),
+        (["exp=digits_bits", "search.baseline=fp32"], "must give the baseline's values"),
         (["format=fp32"], "no candidate is left besides the baseline"),
     ],
 )
@@ -181,11 +181,11 @@ def test_compressors_have_the_bits_of_their_levels_and_sparse_ones_are_no_axis_o
 def test_every_spelling_of_a_format_is_that_format():
     for baseline in ([], ["search.baseline={precision.weights: fp32}"]):
         question, found = ladders("precision.weights=e8m23,e4m3", "format=fp32", *baseline)
-        assert found == {"of weights": [[("e4m3", 8)]]} and question.baseline == {
+        assert found == {"of weights": [[("e4m3", 8)]]} and question.axis.baseline == {
             "precision.weights": "e8m23"
         }
     question, found = ladders("format=bf16,e4m3", "search.baseline={format: e8m7}")
-    assert found == {"without APS": [[("e4m3", 8)]]} and question.baseline["format"] == "bf16"
+    assert found == {"without APS": [[("e4m3", 8)]]} and question.axis.baseline["format"] == "bf16"
     with pytest.raises(ConfigError, match=r"precision.weights=float32: .*did you mean 'fp32'"):
         ladders("precision.weights=float32,e4m3", "format=fp32")
 

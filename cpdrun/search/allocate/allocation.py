@@ -34,8 +34,8 @@ from functools import partial
 
 from custom_fp.formats.names import parse
 
-from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, Levels
-from cpdrun.search.settings import GRADIENT, WIRE, Level, ScreenSettings
+from cpdrun.search.allocate.factors import Layer, Levels, Screen
+from cpdrun.search.settings import GRADIENT, WIRE, Level
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
 # The largest number of integer programs to solve. If there are more combinations of numbers, only an even sample of
@@ -105,33 +105,28 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Screen):
     """The cost of the levels of factors."""
-
-    asked: ScreenSettings
-    groups: Sequence[LayerGroup]
-    factors: Sequence[Factor]
-    layers: Sequence[Layer]
 
     def price(self, levels: Levels) -> Price:
         """Return the price of these levels. Factors that are not listed are high."""
-        at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
+        at = self.by_place(levels)
         return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
 
     def lowest(self) -> dict[int, int]:
         """Return the lowest levels, keyed by the factor's index, for all factors whose bits affect the cost."""
-        return {i: len(self.asked.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
+        return {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
 
     def counts(self, factor: int) -> bool:
         """Return whether the bits of the factor with this index affect the cost.
 
         Only gradients affect the cost `wire`, and only the other roles affect the cost `operations`.
         """
-        return (self.factors[factor].role == GRADIENT) == (self.asked.cost == WIRE)
+        return (self.factors[factor].role == GRADIENT) == (self.settings.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
         """Return the price if all screened roles have this number of bits in all layers. Other roles have 32 bits."""
-        return self._price(lambda _, role: bits if role in self.asked.roles else 32.0)
+        return self._price(lambda _, role: bits if role in self.settings.roles else 32.0)
 
     def _price(self, of: Callable[[int, str], float]) -> Price:
         """Return the price for given numbers of bits.
@@ -143,7 +138,7 @@ class Costs:
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.layers}
         spent = [self._layer(layer, partial(of, home.get(layer.name, -1))) for layer in self.layers]
         cost, bits, weight = (math.fsum(each[i] for each in spent) for i in range(3))
-        is_wire = self.asked.cost == WIRE
+        is_wire = self.settings.cost == WIRE
         return Price(
             cost, bits / weight, "bits a worker sends" if is_wire else "bit operations of one sample"
         )
@@ -161,7 +156,7 @@ class Costs:
 
         Items are gradient values for the cost `wire`, and operands of multiplications for the cost `operations`.
         """
-        if self.asked.cost == WIRE:
+        if self.settings.cost == WIRE:
             return layer.values * bits(GRADIENT), layer.values * bits(GRADIENT), float(layer.values)
         weight, read, error = (bits(role) for role in ("weight", "input", "output_gradient"))
         pairs = [(read, weight), (error, read), *([(error, weight)] if layer.input_gradient else [])]
@@ -169,7 +164,7 @@ class Costs:
         return cost, layer.macs * math.fsum(map(sum, pairs)), 2.0 * layer.macs * len(pairs)
 
     def _bits(self, role: str, level: int) -> float:
-        return _bits(self.asked.level(role, level)) if role in self.asked.roles else 32.0
+        return _bits(self.settings.level(role, level)) if role in self.settings.roles else 32.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ Config values select the levels. They are the values of a case of an experiment:
 """
 
 import glob
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,27 @@ class Factor:
     name: str
 
 
+@dataclass(frozen=True)
+class Screen:
+    """What a screen varies.
+
+    Attributes:
+        settings: The settings in the `screen:` block.
+        groups: The groups of layers.
+        factors: The factors.
+        layers: All layers of the model.
+    """
+
+    settings: ScreenSettings
+    groups: Sequence[LayerGroup]
+    factors: Sequence[Factor]
+    layers: Sequence[Layer]
+
+    def by_place(self, levels: Levels) -> dict[tuple[int, str], int]:
+        """Return the levels keyed by (index of the group, role). Factors that are not listed are high."""
+        return {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
+
+
 def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
     """Return the groups of layers: those of `screen.groups`, or the default groups.
 
@@ -129,7 +151,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
     leading = leading or (list(layers) if is_of_wire else [])
     if not leading:
         raise ConfigError(
-            "screen.roles: the model has no Linear or Conv layer whose products rules could reach"
+            "screen.roles: the model has no Linear or Conv layer, so there is no product to screen"
         )
     cells: list[tuple[str, list[Layer]]] = []
     for i, layer in enumerate(leading):
@@ -169,10 +191,9 @@ def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> li
     """Put each layer into the first group with a pattern that matches its name. Other layers are in no group."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
-        for name, globs in patterns.items():
-            if any(fnmatchcase(layer.name, glob) for glob in globs):
-                found[name].append(layer)
-                break
+        names = (name for name, own in patterns.items() if any(fnmatchcase(layer.name, each) for each in own))
+        if (name := next(names, None)) is not None:
+            found[name].append(layer)
     for name, members in found.items():
         if not members:
             some = ", ".join(layer.name for layer in layers[:6])
@@ -210,13 +231,9 @@ def _name(members: Sequence[Layer]) -> str:
     """
     if len(members) == 1:
         return members[0].name
-    split = [layer.name.split(".") for layer in members]
-    common: list[str] = []
-    for parts in zip(*split, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return f"{members[0].name} to {members[-1].name}" if not common or len(common) < 2 else ".".join(common)
+    parts = zip(*(layer.name.split(".") for layer in members), strict=False)
+    common = [part[0] for part in itertools.takewhile(lambda part: len({*part}) == 1, parts)]
+    return ".".join(common) if len(common) > 1 else f"{members[0].name} to {members[-1].name}"
 
 
 def _with_followers(
@@ -245,24 +262,16 @@ def _with_followers(
 
 
 @dataclass(frozen=True)
-class Cases:
+class Cases(Screen):
     """The cases of a screen, which turn levels of factors into config values.
 
     Attributes:
-        asked: The settings of the screen.
-        groups: The groups of layers.
-        factors: The factors.
-        layers: All layers of the model.
         base: The config values of all cases, including the baseline.
         aps: Whether low gradients use APS, or None for the experiment's own setting.
         kept: The experiment's own patterns in `full_precision.layers`.
         rules: The experiment's own precision rules.
     """
 
-    asked: ScreenSettings
-    groups: Sequence[LayerGroup]
-    factors: Sequence[Factor]
-    layers: Sequence[Layer]
     base: Values
     aps: bool | None
     kept: Sequence[str]
@@ -270,14 +279,14 @@ class Cases:
 
     def baseline(self) -> Values:
         """Return the values of the baseline: no precision rules of the screen, and fp32 if gradients are screened."""
-        plain = {"format": FP32, "aps": False} if GRADIENT in self.asked.roles else {}
+        plain = {"format": FP32, "aps": False} if GRADIENT in self.settings.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
         """Return the values of a run with these levels. Factors that are not listed are high."""
         found = self.baseline()
-        at = {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
-        if GRADIENT in self.asked.roles:
+        at = self.by_place(levels)
+        if GRADIENT in self.settings.roles:
             found |= self._gradients(
                 {group for (group, role), level in at.items() if role == GRADIENT and level}
             )
@@ -287,9 +296,9 @@ class Cases:
     def uniform(self, level: Level) -> Values:
         """Return the values of a run in which all screened roles have this level in all layers."""
         found = self.baseline()
-        if GRADIENT in self.asked.roles:
+        if GRADIENT in self.settings.roles:
             found |= self._of_format(level["format"])
-        roles = [role for role in PRODUCTS if role in self.asked.roles]
+        roles = [role for role in PRODUCTS if role in self.settings.roles]
         rules = [{"modules": "*", "role": roles, **level}] if roles and level["format"] != FP32 else []
         return found | ({"precision.rules": [*rules, *self.rules]} if rules else {})
 
@@ -299,7 +308,7 @@ class Cases:
         names = {layer.name for i in low for layer in self.groups[i].layers}
         high = [glob.escape(p) for layer in self.layers if layer.name not in names for p in layer.parameters]
         fewer = {"full_precision.layers": [*self.kept, *high]} if high else {}
-        return self._of_format(self.asked.level(GRADIENT, 1)["format"]) | fewer
+        return self._of_format(self.settings.level(GRADIENT, 1)["format"]) | fewer
 
     def _of_format(self, name: str) -> Values:
         aps = False if parse(name).has_scales or parse(name).is_fp32 else self.aps
@@ -316,13 +325,13 @@ class Cases:
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]
         named: dict[str, tuple[Any, Level, list[str]]] = {}
-        for role in [role for role in PRODUCTS if role in self.asked.roles]:
+        for role in [role for role in PRODUCTS if role in self.settings.roles]:
             of = {name: at.get((home.get(name, -1), role), 0) for name in multiply}
             rest = 0 if 0 in of.values() else Counter(of.values()).most_common(1)[0][0]
             for number in sorted(set(of.values()) - {rest}):
                 names = [glob.escape(name) for name, own in of.items() if own == number]
-                self._add(named, names, self.asked.level(role, number), role)
-            level = self.asked.level(role, rest)
+                self._add(named, names, self.settings.level(role, number), role)
+            level = self.settings.level(role, rest)
             if level["format"] != FP32:
                 self._add(named, "*", level, role)
         for modules, level, roles in sorted(named.values(), key=lambda rule: rule[0] == "*"):

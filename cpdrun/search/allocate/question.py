@@ -30,10 +30,8 @@ from cpdrun.config.script import is_script
 from cpdrun.record import SweepDir, write_text
 from cpdrun.search.allocate.factors import (
     Cases,
-    Factor,
-    Layer,
-    LayerGroup,
     Levels,
+    Screen,
     Values,
     ask_layers,
     factors_of,
@@ -57,19 +55,15 @@ SET_HERE = {
 
 
 @dataclass(frozen=True)
-class ScreenQuestion:
+class ScreenQuestion(Screen):
     """The factors that one round of a screen measures, and its runs.
 
     Attributes:
-        settings: The settings in the `screen:` block.
         experiment: The name of the experiment.
         body: The content of the experiment's file, without its `sweep:` and `screen:` blocks.
         search: The `search:` block, with overrides applied.
         config_dir: The user's config directory, or None.
         words: The overrides from the command line that all runs have.
-        groups: The groups of layers.
-        factors: The factors.
-        layers: All layers of the model.
         cases: The object that turns levels into config values.
         imports: Whether planning may import modules that the config names.
         number: The number of the round, starting at 1.
@@ -83,15 +77,11 @@ class ScreenQuestion:
         plan: The plan of all runs of this round and of earlier rounds.
     """
 
-    settings: ScreenSettings
     experiment: str
     body: dict[str, Any]
     search: dict[str, Any]
     config_dir: Path | None
     words: list[str]
-    groups: list[LayerGroup]
-    factors: list[Factor]
-    layers: list[Layer]
     cases: Cases
     imports: bool
     number: int
@@ -297,10 +287,10 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
             continue
         if len(values) > 1 or key == CASE:
             raise ConfigError(
-                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, and a screen is of one cell: type "
-                f"{key}={typed_form(values[0])}"
+                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, and a screen has one value of each key: "
+                f"type {key}={typed_form(values[0])}"
                 if key != CASE
-                else f"exp={keys[EXPERIMENT]} names cases, and a screen makes its own: write an experiment without"
+                else f"exp={keys[EXPERIMENT]} names cases, and a screen makes its own: use an experiment without cases"
             )
         base[key] = values[0]
     config = first.runs[0].config
@@ -309,7 +299,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
     recipe = None if len(first.axes.get(RECIPE, ())) > 1 else config[RECIPE]
     if of_products and recipe is not None:
         raise ConfigError(
-            f"{RECIPE}={recipe} says what products read, and so does a screen: type {RECIPE}=null"
+            f"{RECIPE}={recipe} sets the formats of products, and so does the screen: type {RECIPE}=null"
         )
     if of_products and len(first.axes.get(RECIPE, ())) > 1:
         base[RECIPE] = None

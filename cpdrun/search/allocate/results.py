@@ -6,7 +6,7 @@ tests the allocation.
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,7 +35,6 @@ class RoundResult:
 
     Attributes:
         metric: The metric.
-        values_NxS: The metric of the run with each of N rows and S seeds. Diverged runs have the value `worst`.
         worst: The value that replaces the metric of a diverged run.
         diverged: The indices (row, seed) of the diverged runs.
         effects: The effects of the factors that varied, in the order of the design's columns.
@@ -43,7 +42,6 @@ class RoundResult:
     """
 
     metric: Metric
-    values_NxS: list[list[float]]
     worst: float
     diverged: list[tuple[int, int]]
     effects: Effects
@@ -99,12 +97,13 @@ def read(question: ScreenQuestion) -> RoundResult | None:
     classes = next((float(each.num_classes) for each in ended if each.num_classes), math.nan)
     tolerance = _margin(question, metric, values, classes) / metric.scale
     bad = worst(metric, classes, healthy, tolerance)
-    diverged = list(_where(values))
-    filled = [[value if math.isfinite(value) else bad for value in row] for row in values]
+    diverged = [
+        (n, s) for n, row in enumerate(values) for s, value in enumerate(row) if not math.isfinite(value)
+    ]
     sign = -1.0 if metric.higher_is_better else 1.0
-    worse = [[sign * value for value in row] for row in filled]
+    worse = [[sign * (value if math.isfinite(value) else bad) for value in row] for row in values]
     found = effects(question.design, worse, margin=tolerance, confidence=asked.confidence)
-    return RoundResult(metric, filled, bad, diverged, found, tolerance)
+    return RoundResult(metric, bad, diverged, found, tolerance)
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
@@ -142,13 +141,6 @@ def _value(done: Result, metric: Metric) -> float:
     value = done.metrics.get(metric.name)
     is_healthy = isinstance(value, int | float) and done.status is not Ending.DIVERGED
     return float(value) if value is not None and is_healthy else math.nan
-
-
-def _where(values_NxS: list[list[float]]) -> Iterator[tuple[int, int]]:
-    for row, values in enumerate(values_NxS):
-        for seed, value in enumerate(values):
-            if not math.isfinite(value):
-                yield row, seed
 
 
 def costs_of(question: ScreenQuestion) -> Costs:
@@ -353,7 +345,7 @@ def write_rows(question: ScreenQuestion) -> None:
     """
     folder = question.directory.screen
     copy_yaml(question.config_dir, folder)
-    about = f"The rows of `cpdrun search --allocate exp={question.experiment}`, as it wrote them.\n"
+    about = f"The runs of `cpdrun search --allocate exp={question.experiment}`, which wrote this file.\n"
     seeds = question.settings.drawn
     write_experiment(folder, question.experiment, about, _body(question), question.by_case(), seeds)
 
@@ -377,7 +369,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     }
     search |= {"baseline": {CASE: FP32}, "tolerance": found.tolerance * found.metric.scale}
     search |= {"metric": found.metric.name}
-    about = f"The bits that `cpdrun search --allocate exp={question.experiment}` allocated, as it wrote them."
+    about = f"The allocation of `cpdrun search --allocate exp={question.experiment}`, which wrote this file."
     folder = question.directory.screen
     write_experiment(folder, name, about, _body(question), cases, range(SEARCH_SEEDS), search)
     command = _command(question, name)
@@ -402,6 +394,6 @@ def _body(question: ScreenQuestion) -> dict[str, Any]:
 
 
 def _command(question: ScreenQuestion, name: str) -> str:
-    words: Sequence[str] = [word for word in question.words if not word.startswith("exp=")]
+    words = [word for word in question.words if not word.startswith("exp=")]
     typed = ["cpdrun", "search", "--config-dir", str(question.directory.screen), f"exp={name}", *words]
-    return " ".join(map(shlex.quote, typed))
+    return shlex.join(typed)
