@@ -36,8 +36,8 @@ from cpdrun.study.run_comparison import (
     row_of,
 )
 from cpdrun.study.study import Study
-from cpdrun.whatif.changes import GRADIENT
-from cpdrun.whatif.counterfactual import Counterfactual, damage, number, worst_layers
+from cpdrun.whatif.counterfactual import Counterfactual, damage, worst_layers
+from cpdrun.whatif.damage import GRADIENT, number
 from cpdrun.whatif.diagnosis import (
     MIN_DAMAGE_GAIN,
     Diagnosis,

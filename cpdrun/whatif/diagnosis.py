@@ -34,15 +34,15 @@ from cpdrun.study.run_comparison import (
     is_improvement,
 )
 from cpdrun.study.study import Study
-from cpdrun.whatif.changes import GRADIENT, UPDATE, Change, changes_of_products, changes_of_sums
+from cpdrun.whatif.changes import Change, changes_of_products, changes_of_sums
 from cpdrun.whatif.counterfactual import (
     Counterfactual,
     compute_counterfactual,
     damage,
-    number,
     observed_run_for,
     strictness_for,
 )
+from cpdrun.whatif.damage import GRADIENT, UPDATE, number
 from cpdrun.whatif.effects import NoEffectsError
 from cpdrun.whatif.forecast import Forecast
 
