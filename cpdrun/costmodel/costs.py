@@ -32,6 +32,11 @@ SCRIPT = "PYTHONPATH=scripts python -m research.area"
 
 # A multiply-accumulate unit: the format of the narrower operand, of the other operand, and of the accumulator.
 Unit = tuple[str, str, str]
+# The cost of each group whose cost is known, and the reasons why the costs of the other groups are unknown.
+Found = tuple[dict[Group, float], list[str]]
+
+KEPT = ("model_bytes", "optimizer_bytes")
+ACTIVATIONS = "activation_bytes"
 
 
 @cache
@@ -81,13 +86,6 @@ def why_missing(missing: Unit) -> str:
 def is_integer(name: str) -> bool:
     """Return whether a format is an integer format, such as `int8`."""
     return name.startswith("int") and name[3:].isdigit()
-
-
-# The cost of each group whose cost is known, and the reasons why the costs of the other groups are unknown.
-Found = tuple[dict[Group, float], list[str]]
-
-KEPT = ("model_bytes", "optimizer_bytes")
-ACTIVATIONS = "activation_bytes"
 
 
 def bit_operations(group: Group) -> float:
