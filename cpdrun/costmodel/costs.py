@@ -186,4 +186,4 @@ def _without_products(groups: Iterable[Group]) -> str:
 def _some_lack(groups: Sequence[Group], known: dict[Group, float], why: str) -> list[str]:
     if len(known) == len(groups):
         return []
-    return [why if not known else f"of {len(groups) - len(known)} of {len(groups)}, {why}"]
+    return [why if not known else f"for {len(groups) - len(known)} of {len(groups)} groups, {why}"]
