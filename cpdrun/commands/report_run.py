@@ -29,7 +29,7 @@ def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
     from cpdrun.whatif.diagnosis import diagnose
 
     if len(runs) != 1:
-        raise UserError(f"name sweeps, or one run; {len(runs)} runs were named")
+        raise UserError(f"{len(runs)} runs were named. Name either one run, or one or more sweeps")
     found = explain(diagnose(runs[0]))
     arguments.output.set_result(found, "explain")
     for line in found.sentences:

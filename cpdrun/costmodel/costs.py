@@ -32,6 +32,11 @@ SCRIPT = "PYTHONPATH=scripts python -m research.area"
 
 # A multiply-accumulate unit: the format of the narrower operand, of the other operand, and of the accumulator.
 Unit = tuple[str, str, str]
+# The cost of each group whose cost is known, and the reasons why the costs of the other groups are unknown.
+Found = tuple[dict[Group, float], list[str]]
+
+KEPT = ("model_bytes", "optimizer_bytes")
+ACTIVATIONS = "activation_bytes"
 
 
 @cache
@@ -81,13 +86,6 @@ def why_missing(missing: Unit) -> str:
 def is_integer(name: str) -> bool:
     """Return whether a format is an integer format, such as `int8`."""
     return name.startswith("int") and name[3:].isdigit()
-
-
-# The cost of each group whose cost is known, and the reasons why the costs of the other groups are unknown.
-Found = tuple[dict[Group, float], list[str]]
-
-KEPT = ("model_bytes", "optimizer_bytes")
-ACTIVATIONS = "activation_bytes"
 
 
 def bit_operations(group: Group) -> float:
@@ -188,4 +186,4 @@ def _without_products(groups: Iterable[Group]) -> str:
 def _some_lack(groups: Sequence[Group], known: dict[Group, float], why: str) -> list[str]:
     if len(known) == len(groups):
         return []
-    return [why if not known else f"of {len(groups) - len(known)} of {len(groups)}, {why}"]
+    return [why if not known else f"for {len(groups) - len(known)} of {len(groups)} groups, {why}"]

@@ -107,11 +107,11 @@ class Panel:
 
         If the fastest certified plain sum is slower than that by at most the share MARGIN, return the plain sum.
         """
-        able = [cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED]
-        plain = [cell for cell in able if cell.group.method.is_plain]
-        if plain and plain[0].step_s <= (1 + MARGIN) * able[0].step_s:
-            return plain[0]
-        return able[0] if able else None
+        fastest = next((cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED), None)
+        plain = self.plain(network)
+        if fastest and plain and plain.step_s <= (1 + MARGIN) * fastest.step_s:
+            return plain
+        return fastest
 
     def plain(self, network: str) -> Cell | None:
         """Return the fastest certified plain sum, or None if no plain sum is certified."""

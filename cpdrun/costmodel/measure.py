@@ -24,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from custom_fp import Format
 from custom_fp.formats.names import parse
 from torch import Tensor, nn
 
+from cpdrun.comm import RankLost
 from cpdrun.comm.base import GradientSync
 from cpdrun.comm.compressors.compression import Message
 from cpdrun.comm.statistics import count_nonfinite
@@ -42,6 +44,7 @@ from cpdrun.comm.sums import codec
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summations.exchange import SEGMENT_VALUES
+from cpdrun.comm.wire.failure import naming_lost_ranks
 from cpdrun.comm.wire.post import Post
 from cpdrun.comm.wire.tags import Tag
 from cpdrun.comm.workers import Workers
@@ -53,6 +56,7 @@ from cpdrun.train.instantiate import part
 from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.learners.played import SharedModel
 from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks.rendezvous import meet
 from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
@@ -282,16 +286,14 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _agreed(value: float) -> Any:
+def _agreed(value: float) -> float:
     """Return the maximum of the value over all ranks."""
     if not dist.is_initialized():
         return value
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(
-        value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=device
-    )
+    tensor = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.item()
+    return float(tensor)
 
 
 # ---- compressors
@@ -374,21 +376,24 @@ def main(argv: list[str] | None = None) -> int:
     given = json.loads(arguments.config.read_text(encoding="utf-8"))
     config = next(iter(given.values())) if arguments.compressors else given
     configure_torch(config)
+    has_peers = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            dist.init_process_group("nccl" if device_of(config["device"]).type == "cuda" else "gloo")
-        if arguments.compressors:
-            found = measure_compressors(given, arguments.repeats)
-        else:
-            found = measure(config, arguments.formats.split(","), arguments.repeats)
-        if int(os.environ.get("RANK", "0")) == 0:
-            write_json(arguments.out, found)
-    except BuildError as error:
-        print(error, file=sys.stderr)
-        return 2
-    finally:
+        if has_peers:
+            meet("nccl" if device_of(config["device"]).type == "cuda" else "gloo", config["patience_s"])
+        with naming_lost_ranks() if has_peers else nullcontext():
+            if arguments.compressors:
+                found = measure_compressors(given, arguments.repeats)
+            else:
+                found = measure(config, arguments.formats.split(","), arguments.repeats)
+    except (BuildError, RankLost) as error:
+        print(error, file=sys.stderr, flush=True)
         if dist.is_initialized():
-            dist.destroy_process_group()
+            os._exit(2)  # gloo's destructor would wait for a rank that hangs
+        return 2
+    if int(os.environ.get("RANK", "0")) == 0:
+        write_json(arguments.out, found)
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return 0
 
 

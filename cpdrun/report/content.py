@@ -183,7 +183,7 @@ def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | N
     except CalibrationError as error:
         is_asked = study.networks or any(sweep.calibration.exists() for sweep in sweeps)
         return None, f"no crossover: {error}" if is_asked else ""
-    shown, numbers = crossover_text.shown(study, found), crossover_text.numbers(study, found)
+    shown, numbers = crossover_text.shown(found), crossover_text.numbers(found)
     sentences = crossover_text.sentences(study, found)
     return NamedTable("crossover", "Fastest by network", numbers, shown, sentences), ""
 

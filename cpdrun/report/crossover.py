@@ -55,7 +55,7 @@ def _winners(panel: Panel) -> dict[str, Any]:
     }
 
 
-def shown(study: Study, found: Crossover) -> Shown:
+def shown(found: Crossover) -> Shown:
     """Return a table with a row for each method, fewest bits first.
 
     The columns contain the milliseconds per step on each network. The winner is marked. If the curves of any method
@@ -81,7 +81,7 @@ def shown(study: Study, found: Crossover) -> Shown:
     return Shown(header, rows, 2 if several else 1)
 
 
-def numbers(study: Study, found: Crossover) -> pd.DataFrame:
+def numbers(found: Crossover) -> pd.DataFrame:
     """Return a data frame with a row for each method and network."""
     rows = []
     for panel in found.panels:

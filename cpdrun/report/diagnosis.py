@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from cpdrun.config.script import is_script
 from cpdrun.record import Ending, State
-from cpdrun.report.render import render_lines, share
+from cpdrun.report.render import render, render_lines, share
 from cpdrun.report.result_text import gap_text, verdict_text
 from cpdrun.report.study_text import baseline_problem_text
 from cpdrun.report.tables import Shown
@@ -36,8 +36,8 @@ from cpdrun.study.run_comparison import (
     row_of,
 )
 from cpdrun.study.study import Study
-from cpdrun.whatif.changes import GRADIENT
-from cpdrun.whatif.counterfactual import Counterfactual, damage, number, worst_layers
+from cpdrun.whatif.counterfactual import Counterfactual, damage, worst_layers
+from cpdrun.whatif.damage import GRADIENT, number
 from cpdrun.whatif.diagnosis import (
     MIN_DAMAGE_GAIN,
     Diagnosis,
@@ -50,14 +50,8 @@ from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import Forecast
 
 CONSTANT = 0.5  # an error that never falls below this share of its maximum counts as present in all epochs
-ROUNDED_KEYS = (
-    "weights",
-    "activations",
-    "errors",
-    "accumulator",
-    "optimizer_state",
-    "update",
-)  # keys of `precision`
+# The keys of `precision` that name formats.
+ROUNDED_KEYS = ("weights", "activations", "errors", "accumulator", "optimizer_state", "update")
 TO_FINITE = ("saturate", "propagate")  # values of sync.overflow that replace overflows by the largest value
 MAX_GROUPS = 12
 HEADER = ["run", "against the baseline", "main reason", "where", "when", "measured in another run"]
@@ -172,7 +166,7 @@ def explain(diagnosis: Diagnosis) -> Explanation:
     own = None if counterfactual is None else counterfactual.own
     values: dict[str, Any] = {"diagnosis": diagnosis, "study": study, "facts": _facts(diagnosis)}
     fixes = [_line("fix", **values | {"fix": fix, "facts": _fix_facts(own, fix)}) for fix in diagnosis.fixes]
-    missing = _render("not observed", missing=_not_observed(diagnosis))
+    missing = render_lines("diagnosis.j2", part="not observed", missing=_not_observed(diagnosis))
     return Explanation(
         run=diagnosis.run.name,
         state=str(diagnosis.state),
@@ -186,7 +180,7 @@ def explain(diagnosis: Diagnosis) -> Explanation:
         tolerance=math.nan if study is None else study.tolerance / study.metric.scale,
         cause=str(reason.cause),
         role="gradient" if counterfactual is None else counterfactual.role,
-        sentences=_render("all", **values, fixes=fixes, not_observed=missing),
+        sentences=render_lines("diagnosis.j2", part="all", **values, fixes=fixes, not_observed=missing),
         layers=[
             *_recorded_layers(reason),
             *([] if counterfactual is None else _observed_layers(counterfactual)),
@@ -442,13 +436,9 @@ def _rounded_within(config: Mapping[str, Any]) -> list[str]:
     return [f"recipe {recipe}" if recipe else "precision.rules", *found] if precision.get("rules") else found
 
 
-def _render(part: str, **values: Any) -> list[str]:
-    """Render one part of templates/diagnosis.j2."""
-    return render_lines("diagnosis.j2", part=part, **values)
-
-
 def _line(part: str, **values: Any) -> str:
-    return " ".join(_render(part, **values))
+    """Render one part of templates/diagnosis.j2 as a line."""
+    return render("diagnosis.j2", part=part, **values)
 
 
 def worse_groups(study: Study) -> tuple[list[str], Shown] | None:

@@ -106,6 +106,6 @@ def _plain(text: str) -> str:
 
 
 def _figure(*arguments: Any) -> float:
-    from cpdrun.whatif.counterfactual import number
+    from cpdrun.whatif.damage import number
 
     return number(*arguments)

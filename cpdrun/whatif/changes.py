@@ -18,12 +18,11 @@ from cpdrun.config.overrides import typed_form
 from cpdrun.config.scaling import SCALING, SHORT_FOR
 from cpdrun.config.schema import validate
 from cpdrun.study import formats
+from cpdrun.whatif.damage import GRADIENT, PRECISION_KEYS, UPDATE
 
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 CHAINS = ("rank", "ring")
-GRADIENT, UPDATE = "gradient", "update"
-# For each role, its key in `precision`, and its operand in the rules of `precision`.
-PRECISION_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors"}
+# For each role, its operand in the rules of `precision`.
 OPERANDS = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
 WIDE = "bf16"
 _ALL = ["*", "MultiheadAttention"]  # the pattern by which recipes name every layer with a matrix product

@@ -22,8 +22,8 @@ from cpdrun.study import formats
 from cpdrun.study.metric import Metric
 from cpdrun.study.run_comparison import RunComparison
 from cpdrun.study.study import Study
-from cpdrun.whatif.changes import GRADIENT, Change, change
-from cpdrun.whatif.damage import strictness
+from cpdrun.whatif.changes import Change, change
+from cpdrun.whatif.damage import GRADIENT, UPDATE, number, strictness
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import Forecast, Subject, what_if
 
@@ -112,18 +112,12 @@ def damage(forecast: Forecast, role: str) -> float:
     between the exact and the rounded tensor. If the effects on the role are unknown, the damage is 0.
     """
     figures = forecast.figures(role)
-    if role == "update":
+    if role == UPDATE:
         return number(figures, "update_lost", 0.0)
     if role == GRADIENT:
         return 1 - number(figures, "cosine", 0.0) if "cosine" in figures else 0.0
     noise = 10 ** (-number(figures, "snr_db", 200.0) / 10)
     return 1 - 1 / math.sqrt(1 + noise)
-
-
-def number(figures: Figures, name: str, default: float = math.nan) -> float:
-    """Return the statistic with the given name, or `default` if it is missing or null."""
-    value = figures.get(name)
-    return float(value) if isinstance(value, int | float) else default
 
 
 def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
@@ -137,7 +131,7 @@ def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str
         role: The role of the tensors.
         most: The largest number of layers to return.
     """
-    key, sign = {"gradient": ("sum_error", -1), "update": ("update_lost", -1)}.get(role, ("snr_db", 1))
+    key, sign = {GRADIENT: ("sum_error", -1), UPDATE: ("update_lost", -1)}.get(role, ("snr_db", 1))
     known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]
     return sorted(known, key=lambda one: sign * number(one[1], key))[:most]
 

@@ -32,7 +32,8 @@ UNKNOWN_MARGIN = 0.02  # the assumed margin, as a share of the metric's range, i
 GRADIENT, UPDATE = "gradient", "update"
 FORWARD = ("weight", "activation")
 PRODUCTS = (*FORWARD, "output_gradient")
-PRECISION_ROLES = {"weights": "weight", "activations": "activation", "errors": "output_gradient"}
+# For each role, its key in `precision`.
+PRECISION_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors"}
 EMULATED_SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 Figures = Mapping[str, float | None]
@@ -61,6 +62,12 @@ def damage(effects: Mapping[str, Any]) -> Damage:
         layers=_log_odds(_combined(_lost_direction(effects, role) for role in (GRADIENT, *PRODUCTS))),
         forward=_log_odds(_combined(_lost_direction(effects, role) for role in FORWARD)),
     )
+
+
+def number(figures: Mapping[str, Any], name: str, default: float = math.nan) -> float:
+    """Return the statistic with the given name, or `default` if it is missing, null, or not finite."""
+    value = figures.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
@@ -102,7 +109,7 @@ def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> It
         yield from parts
         return
     gradient, sync = _figures(effects, GRADIENT), str(config["sync"].get("_target_"))
-    is_known = math.isfinite(_number(gradient, "sum_error", math.nan)) or _has_vanished(gradient)
+    is_known = math.isfinite(number(gradient, "sum_error")) or _has_vanished(gradient)
     if config["world_size"] > 1 and config["format"] != "fp32" and not is_known:
         yield f"sums of gradients in {config['format']}"
     if config["world_size"] > 1 and not sync.startswith(EMULATED_SUMS):
@@ -111,7 +118,7 @@ def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> It
         yield "error that error feedback returns in later steps"
     rounded = _rounded_roles(config)
     for role in (role for role in PRODUCTS if role in rounded):
-        if not math.isfinite(_number(_figures(effects, role), "snr_db", math.nan)):
+        if not math.isfinite(number(_figures(effects, role), "snr_db")):
             yield f"rounding of the {role.replace('_', ' ')}s of matrix products"
 
 
@@ -120,7 +127,7 @@ def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return set()
-    roles = {role for key, role in PRECISION_ROLES.items() if precision.get(key, "fp32") != "fp32"}
+    roles = {role for role, key in PRECISION_KEYS.items() if precision.get(key, "fp32") != "fp32"}
     rules = precision.get("rules")
     for rule in rules if isinstance(rules, list) else ():
         given = rule.get("role") if isinstance(rule, Mapping) else None
@@ -130,16 +137,11 @@ def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
 
 
 def _role(effects: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    return effects.get("role", effects).get(role) or {}
+    return effects["role"].get(role) or {}
 
 
 def _figures(effects: Mapping[str, Any], role: str) -> Figures:
     return _role(effects, role).get("all") or {}
-
-
-def _number(figures: Figures, key: str, default: float) -> float:
-    value = figures.get(key)
-    return value if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 def _has_vanished(figures: Figures) -> bool:
@@ -158,7 +160,7 @@ def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
     """
     layers = (_role(effects, role).get("layers") or {}).values()
     cosines = [
-        _number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)
+        number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)
         for figures in (layers or [_figures(effects, role)])
     ]
     return fmean(min(1.0, max(0.0, 1 - cosine)) for cosine in cosines)

@@ -7,7 +7,7 @@ change is measured in a finished run, computed on observed tensors, or estimated
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.config.script import is_script
@@ -34,15 +34,15 @@ from cpdrun.study.run_comparison import (
     is_improvement,
 )
 from cpdrun.study.study import Study
-from cpdrun.whatif.changes import GRADIENT, UPDATE, Change, changes_of_products, changes_of_sums
+from cpdrun.whatif.changes import Change, changes_of_products, changes_of_sums
 from cpdrun.whatif.counterfactual import (
     Counterfactual,
     compute_counterfactual,
     damage,
-    number,
     observed_run_for,
     strictness_for,
 )
+from cpdrun.whatif.damage import GRADIENT, UPDATE, number
 from cpdrun.whatif.effects import NoEffectsError
 from cpdrun.whatif.forecast import Forecast
 
@@ -58,6 +58,7 @@ SMALLEST_GAIN = 1e-6  # the gain of a fix that is sorted last
 MIN_BINADES = 2
 REPRESENTED = "powers of two represented of those that a layer's gradients span"
 IN_SERIES = "rounded additions in series"
+_ALONE = RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False)
 
 
 class CannotDiagnoseError(UserError):
@@ -118,9 +119,9 @@ class Diagnosis:
     study: Study | None
     comparison: RunComparison
     reason: Reason
-    counterfactual: Counterfactual | None = None
-    problem: str = ""
-    fixes: list[Fix] = field(default_factory=list)
+    counterfactual: Counterfactual | None
+    problem: str
+    fixes: list[Fix]
 
     @property
     def is_baseline(self) -> bool:
@@ -136,7 +137,7 @@ def diagnose(run: RunDir) -> Diagnosis:
     config, state = _read(run)
     reason = find_reason(gradient_statistics(rows_of(run)))
     study = _read_study(run.sweep)
-    comparison = compare_run(study, run) if study is not None else _alone()
+    comparison = compare_run(study, run) if study is not None else _ALONE
     counterfactual, problem = _counterfactual(study, run, comparison, config, reason)
     fixes = [] if study is None else measured_fixes(_neighbors(study, run, comparison), reason)
     fixes += _computed_fixes(config, reason, counterfactual, {fix.words for fix in fixes})
@@ -177,11 +178,8 @@ def _read_study(sweep: SweepDir) -> Study | None:
         return None
 
 
-def _alone() -> RunComparison:
-    return RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=False)
-
-
 def _neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
+    """Return the neighbors that are better than the run; none for a baseline."""
     if comparison.verdict is RunVerdict.BASELINE:
         return []
     found = find_neighbors(study, run, comparison)
@@ -203,16 +201,17 @@ def _computed_fixes(
     if not reason.statistics.layers or is_script(config):
         return []
     changes = [change for change in changes_of_sums(config) if change.words not in measured]
-    return estimated_fixes(reason, Change("", (), config), changes)
+    return estimated_fixes(reason, config, changes)
 
 
 def _counterfactual(
     study: Study | None, run: RunDir, comparison: RunComparison, config: dict[str, Any], reason: Reason
 ) -> tuple[Counterfactual | None, str]:
-    """Return the effects of a run's configuration and of changes of it on observed tensors, and a problem.
+    """Compute the effects of a run's configuration, and of changes of it, on observed tensors.
 
-    For a baseline, or if no run was observed, the effects are None and the problem is "". If a run was observed but the
-    computation fails, the effects are None and the problem is the error message.
+    Returns:
+        The effects, and the error message if their computation failed, otherwise "". The effects of a baseline are
+        None, and so are those of a run if no run was observed.
     """
     if comparison.verdict is RunVerdict.BASELINE:
         return None, ""
@@ -256,15 +255,15 @@ def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
     return [_observed_fix(own, change, forecast) for _, change, forecast in better]
 
 
-def estimated_fixes(reason: Reason, own: Change, changes: Sequence[Change]) -> list[Fix]:
+def estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
     """Return the changes that reduce errors according to the recorded exponents, best first.
 
     Args:
         reason: The main cause of errors in the sums of gradients.
-        own: The unchanged configuration, as a change that changes nothing.
+        config: The unchanged configuration.
         changes: The changes to estimate.
     """
-    fixes = [fix for change in changes for fix in _estimate(reason, own, change)]
+    fixes = [fix for change in changes for fix in _estimate(reason, config, change)]
     return sorted(fixes, key=_ratio, reverse=True)
 
 
@@ -315,18 +314,17 @@ def _observed_fix(own: Forecast, change: Change, forecast: Forecast) -> Fix:
     return Fix(change.words, OBSERVED, figure, before, after, change=change, forecast=forecast)
 
 
-def _estimate(reason: Reason, own: Change, change: Change) -> Iterator[Fix]:
-    before, after = _represented(reason, own), _represented(reason, change)
+def _estimate(reason: Reason, config: Mapping[str, Any], change: Change) -> Iterator[Fix]:
+    before, after = _represented(reason, config), _represented(reason, change.config)
     if before is not None and after is not None and after[0] >= max(MIN_BINADES, before[0] + 0.5):
         yield Fix(change.words, ESTIMATED, REPRESENTED, before[0], after[0], change=change, span=after[1])
         return
-    was, now = (longest_chain(one.config["sync"], one.config["world_size"]) for one in (own, change))
+    was, now = (longest_chain(each["sync"], each["world_size"]) for each in (config, change.config))
     if reason.cause is Cause.ADDITIONS and was is not None and now is not None and now < was:
         yield Fix(change.words, ESTIMATED, IN_SERIES, was, now, change=change)
 
 
-def _represented(reason: Reason, change: Change) -> tuple[float, float] | None:
-    config = change.config
+def _represented(reason: Reason, config: Mapping[str, Any]) -> tuple[float, float] | None:
     workers = workers_per_scale(config["sync"], config["world_size"])
     return represented_binades(reason.statistics, config["format"], workers, scaled=config["aps"])
 

@@ -137,7 +137,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield each variant as the label of its ladder and its subject.
+    """Yield (ladder label, subject) for each variant.
 
     Args:
         config: The configuration of the run.
@@ -188,7 +188,7 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return one variant as the label of its ladder and its subject.
+    """Return (ladder label, subject) for one variant.
 
     Args:
         config: The configuration of the run.

@@ -1,6 +1,8 @@
 """Calibration on this machine, and that the model still describes the exchange it is of."""
 
 import math
+import sys
+import time
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ from cpdrun.costmodel import (
 )
 from cpdrun.costmodel.measure import measure_codec
 from cpdrun.launch.base import LaunchError
+from cpdrun.launch.machine import calibration
 from cpdrun.launch.machine.calibration import calibrate
+from cpdrun.record import write_json
 from cpdrun.sweep import plan
 
 
@@ -90,6 +94,26 @@ def test_a_rank_that_fails_is_one_line(config, tmp_path):
     with pytest.raises(LaunchError, match=r"rank 0 failed: .*Missing"):
         calibrate(config, tmp_path / "calibration.json", formats=["fp32"], repeats=1)
     assert not (tmp_path / "calibration.json").exists()
+
+
+def test_a_rank_that_does_not_end_is_stopped(monkeypatch, tmp_path):
+    monkeypatch.setattr(calibration, "LIMIT_S", 0.5)
+    sleep = [sys.executable, "-c", "import os, time; time.sleep(60 * int(os.environ['RANK']))"]
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match=r"rank 1 did not end within 0.5 s"):
+        calibration._run_ranks(sleep, 2, 1, tmp_path)
+    assert time.monotonic() - started < 30
+
+
+def test_a_rank_whose_peer_does_not_come_says_so(config, tmp_path):
+    given, out = tmp_path / "config.json", tmp_path / "out.json"
+    write_json(given, config | {"patience_s": 2})
+    measure_alone = (
+        "import os, sys, time; time.sleep(120) if os.environ['RANK'] == '1' else None; "
+        "from cpdrun.costmodel.measure import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with pytest.raises(LaunchError, match=r"rank 0 failed: .*1/2 clients joined"):
+        calibration._run_ranks([sys.executable, "-c", measure_alone, str(given), str(out)], 2, 1, tmp_path)
 
 
 def test_an_unknown_format_starts_nothing(config, tmp_path):

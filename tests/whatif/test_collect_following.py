@@ -10,7 +10,7 @@ from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums.feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.whatif.simulate.worker_sums import MultiStepSums
+from cpdrun.whatif.simulate.worker_sums import MultiStepSums, WorkerGradients
 
 N, STEPS, NAMES = 4, 6, ["a", "b"]
 
@@ -27,7 +27,8 @@ def simulate_rounding(how: Sum, rule) -> MultiStepSums:
         values = [g.numpy() for g in gradients(step)]
         maxima = [np.abs(x).max(1) for x in values]
         extremes = [x[:, [np.abs(x.sum(0)).argmax()]] for x in values]
-        sums = found.sum_with_feedback(plain, rule, NAMES, values, extremes, maxima, (0, step), [40, 7])
+        given = WorkerGradients(NAMES, values, extremes, maxima, [40, 7], (0, step))
+        sums = found.sum_with_feedback(plain, rule, given)
         for name, x, total in zip(NAMES, values, sums, strict=True):
             found.add(step, name, x, total, x.shape[1])
     return found
@@ -65,7 +66,8 @@ def test_what_never_reaches_the_format_comes_back_in_later_steps_alone():
     found, forgets = MultiStepSums(ErrorFeedback()), MultiStepSums(None)
     how, ends = Sum.of("e3m0", order="rank"), np.zeros((1, 1), np.float32)
     for step in range(30):
-        [fed] = found.sum_with_feedback(how, None, ["a"], [g], [ends], [np.abs(g).max(1)], (0, step), [3])
+        given = WorkerGradients(["a"], [g], [ends], [np.abs(g).max(1)], [3], (0, step))
+        [fed] = found.sum_with_feedback(how, None, given)
         found.add(step, "a", g, fed, 3)
         forgets.add(step, "a", g, np.zeros(3, np.float32), 3)
     assert found.figures()["steps_cosine"] == pytest.approx(1.0)

@@ -83,8 +83,11 @@ def test_what_cannot_be_explained_gets_one_line(train, capsys):
         explain(failed)
     capsys.readouterr()
     for words, line in [
-        ([str(pending.sweep.path), str(pending.path)], "name sweeps, or one run"),
-        ([str(pending.path), str(failed.path)], "name sweeps, or one run; 2 runs were named"),
+        ([str(pending.sweep.path), str(pending.path)], "Name either one run, or one or more sweeps"),
+        (
+            [str(pending.path), str(failed.path)],
+            "2 runs were named. Name either one run, or one or more sweeps",
+        ),
         (["nothing_like_it", f"results_dir={pending.sweep.path.parent}"], "no run 'nothing_like_it'"),
     ]:
         assert main(["report", *words]) == 2

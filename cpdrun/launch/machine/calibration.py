@@ -1,4 +1,4 @@
-"""`cpdrun doctor --calibrate`: measures, in ranks of its own, what the cost model needs for the model of a run."""
+"""Run `cpdrun.costmodel.measure` in separate processes, for `cpdrun doctor --calibrate`."""
 
 import contextlib
 import os
@@ -16,6 +16,8 @@ from custom_fp.formats.names import parse
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json
 
+LIMIT_S = 3600.0  # ranks that have not ended after this time are stopped
+
 
 def calibrate(
     config: dict[str, Any],
@@ -26,10 +28,20 @@ def calibrate(
     methods: Mapping[str, dict[str, Any]] | None = None,
     repeats: int = 9,
 ) -> dict[str, Any]:
-    """Measure `config`'s model, the codec in `formats` (none: a usual choice) and the network between `nproc`
-    ranks of this machine, and what the compressors of `methods` take: by its key the config of a run that has it.
-    Written to `out` and returned. Between machines, start cpdrun.costmodel.measure with torchrun instead. Raises
-    LaunchError for an unknown format, or with the rank's last line where one fails.
+    """Measure what the cost model needs for the model of a run. Write it to a file, and return it.
+
+    To measure the network between machines, start cpdrun.costmodel.measure with torchrun instead.
+
+    Args:
+        config: The resolved config of the run.
+        out: The file to write.
+        nproc: The number of ranks on this machine between which the network is measured.
+        formats: The formats whose codecs are measured. If empty, `measure.FORMATS`.
+        methods: For each compressor to measure, the config of a run that uses it, keyed by `compressor_key`.
+        repeats: The number of repetitions of each measurement.
+
+    Raises:
+        LaunchError: A format is unknown, or a rank failed or did not end.
     """
     try:
         for name in formats:
@@ -57,7 +69,7 @@ def calibrate(
 def _compressors(
     methods: Mapping[str, dict[str, Any]], repeats: int, threads: int, folder: Path
 ) -> dict[str, Any]:
-    """By one rank, for nothing of it is exchanged."""
+    """Measure the compressors in one rank, because nothing is exchanged."""
     asked, out = folder / "methods.json", folder / "compressors.json"
     write_json(asked, dict(methods))
     command = [sys.executable, "-m", "cpdrun.costmodel.measure", "--compressors", str(asked), str(out)]
@@ -66,11 +78,18 @@ def _compressors(
 
 
 def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> None:
-    """`command` as each of nproc ranks, all ended before this returns."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run a command as each of nproc ranks, and stop the others when one fails.
+
+    Raises:
+        LaunchError: A rank failed, or the ranks did not end within LIMIT_S.
+    """
     with contextlib.ExitStack() as stack:
+        # Rank 0 listens at this port seconds later. Until then, the bound socket keeps other programs from taking the
+        # port. Rank 0 can still bind it, because torch's store sets SO_REUSEADDR too and this socket does not listen.
+        reserved = stack.enter_context(socket.socket())
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
         ranks = []
         for rank in range(nproc):
             environment = os.environ | {
@@ -87,9 +106,15 @@ def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> No
             stack.callback(process.wait)
             stack.callback(process.kill)
             ranks.append((rank, process, log))
+        deadline = time.monotonic() + LIMIT_S
         while not any(process.poll() for _, process, _ in ranks):  # one that fails leaves the others waiting
             if all(process.poll() == 0 for _, process, _ in ranks):
                 return
+            if time.monotonic() > deadline:
+                running = ", ".join(str(rank) for rank, process, _ in ranks if process.poll() is None)
+                raise LaunchError(
+                    f"calibration: rank {running} did not end within {LIMIT_S:g} s. Try fewer --repeats"
+                )
             time.sleep(0.05)
         rank, log = next((rank, log) for rank, process, log in ranks if process.poll())
         log.seek(0)

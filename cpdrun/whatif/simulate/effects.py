@@ -49,7 +49,6 @@ from cpdrun.whatif.simulate.gradients import GradientSimulator, LayerEffect, Rol
 from cpdrun.whatif.simulate.tensors import tensor_simulators
 
 MAX_CONFIGS_BYTES = 1 << 30
-FIGURES = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth", "update_lost")
 
 
 @dataclass
@@ -58,9 +57,9 @@ class Effects:
 
     Attributes:
         roles: {role: {"all": figures, "layers": {layer: figures}, "steps": {step: figures}, "exact": bool}}. `figures`
-            stands for a dictionary with those statistics in `FIGURES` that the role has. In "all" and "layers", it also
-            contains `exponents` (the number of values for each floor(log2 |x|)), `shift` (the mean exponent of the
-            scale 2^shift by which values are multiplied before rounding), and `format`.
+            stands for a dictionary with the statistics that the role has. In "all" and "layers", it also contains
+            `exponents` (the number of values for each floor(log2 |x|)), `shift` (the mean exponent of the scale 2^shift
+            by which values are multiplied before rounding), and `format`.
         uncovered: A phrase for each part of the configuration that was not observed or that is simulated differently
             from a real run.
     """

@@ -25,7 +25,13 @@ from cpdrun.train.instantiate import part as made
 from cpdrun.train.precision.loss_scale import log2_of
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
-from cpdrun.whatif.simulate.worker_sums import MultiStepSums, SumAccuracy, first_shifts, simulate_sums
+from cpdrun.whatif.simulate.worker_sums import (
+    MultiStepSums,
+    SumAccuracy,
+    WorkerGradients,
+    first_shifts,
+    simulate_sums,
+)
 
 # The syncs that add gradients with a `Sum`.
 SYNCS_WITH_SUMS = ("AllReduceSync", "decoded", "ShardedSync")
@@ -133,16 +139,14 @@ class GradientSimulator:
                 "was simulated"
             )
         return cls(
-            *(
-                reduction,
-                rule,
-                full,
-                places,
-                about["steps_an_epoch"],
-                config["seed"],
-                loss_shift(about, config),
-            ),
-            multi_step,
+            reduction=reduction,
+            rule=rule,
+            full=full,
+            places=places,
+            steps_per_epoch=about["steps_an_epoch"],
+            seed=config["seed"],
+            loss_shift=loss_shift(about, config),
+            multi_step=multi_step,
         )
 
     def __call__(self, step: int, layers: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
@@ -167,13 +171,14 @@ class GradientSimulator:
         values, extremes, maxima = (
             [s.samples[what] * scale_by for s in statistics] for what in ("values", "extremes", "maxima")
         )
-        given = (reduction, rule, names, values, extremes, maxima, (self.seed, step))
-        totals, results = simulate_sums(*given)
+        numels = [s.numel for s in statistics]
+        given = WorkerGradients(names, values, extremes, maxima, numels, (self.seed, step))
+        shifts = first_shifts(reduction, rule, given)
+        totals, results = simulate_sums(reduction, rule, given, shifts[0])
         if self.multi_step.feedback is not None and reduction is self.reduction:
-            results = self.multi_step.sum_with_feedback(*given, [s.numel for s in statistics])
+            results = self.multi_step.sum_with_feedback(reduction, rule, given)
         for name, x, result, s in zip(names, values, results, statistics, strict=True):
             self.multi_step.add(step, name, x, result, s.numel)
-        shifts = first_shifts(reduction, rule, names, torch.from_numpy(np.stack(maxima, 1)))
         groups = reduction.ordering.levels(len(maxima[0]))[0].groups
         parts = []
         for p, s in enumerate(statistics):

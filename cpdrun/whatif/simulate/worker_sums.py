@@ -75,6 +75,44 @@ class SumAccuracy(Additive):
         }
 
 
+@dataclass(frozen=True)
+class WorkerGradients:
+    """The observed gradients of all workers for P layers in one step.
+
+    Attributes:
+        names: The names of the layers.
+        values: values[p] contains the sampled gradient elements of layer p, (N, n) float32.
+        extremes: extremes[p] contains the workers' values of the element of layer p whose sum over all workers has the
+            largest magnitude, (N, 1) float32.
+        maxima: maxima[p] contains the largest finite magnitude of each worker in layer p, (N,) float32.
+        numels: numels[p] is the number of elements of layer p.
+        key: The key of the random numbers for stochastic rounding, such as (seed, step).
+    """
+
+    names: Sequence[str]
+    values: Sequence[np.ndarray]
+    extremes: Sequence[np.ndarray]
+    maxima: Sequence[np.ndarray]
+    numels: Sequence[int]
+    key: tuple
+
+    @property
+    def stacked_maxima(self) -> Tensor:
+        """The largest finite magnitude of each worker in each layer, (N, P)."""
+        return torch.from_numpy(np.stack(self.maxima, 1))
+
+    def with_extremes(self, values: Sequence[Tensor], rule: ScalingRule | None) -> list[Tensor]:
+        """Return the values of each layer, (N, n), with the layer's extremes appended.
+
+        The shifts of later levels depend on the extremes. Without a rule, there are no shifts, and an appended element
+        would change the blocks of formats with scales. Therefore, nothing is appended.
+        """
+        if rule is None:
+            return [x_Nxn.contiguous() for x_Nxn in values]
+        pairs = zip(values, self.extremes, strict=True)
+        return [torch.cat([x_Nxn, torch.from_numpy(end_Nx1)], 1) for x_Nxn, end_Nx1 in pairs]
+
+
 class ObservedShifts(Shifts):
     """Choose the shifts of the first level of a reduction order by the observed magnitudes of the whole layers.
 
@@ -113,46 +151,33 @@ class _FixedShifts(ScalingRule):
         return self.shifts[layer]
 
 
-def first_shifts(
-    reduction: Sum, rule: ScalingRule | None, names: Sequence[str], maxima_NxP: Tensor
-) -> list[list[int]]:
+def first_shifts(reduction: Sum, rule: ScalingRule | None, given: WorkerGradients) -> list[list[int]]:
     """Return the shifts with which the workers' gradients are rounded in the first level of the reduction order.
 
     Args:
         reduction: The settings of the sum over workers.
         rule: The scaling rule; None for no scaling.
-        names: The names of the layers.
-        maxima_NxP: The observed largest magnitude of each worker in each layer.
+        given: The observed gradients.
 
     Returns:
         The shifts as shifts[j][p], for group j of the first level and layer p.
     """
-    workers = Workers(len(maxima_NxP))
+    workers = Workers(len(given.maxima[0]))
     level = reduction.ordering.levels(workers.world_size)[0]
-    shifts = ObservedShifts(rule, maxima_NxP)
-    return shifts.of_level(level, names, lambda: [], cast(Format, reduction.fmt), workers)[0]
+    shifts = ObservedShifts(rule, given.stacked_maxima)
+    return shifts.of_level(level, given.names, lambda: [], cast(Format, reduction.fmt), workers)[0]
 
 
 def simulate_sums(
-    reduction: Sum,
-    rule: ScalingRule | None,
-    names: Sequence[str],
-    values: Sequence[np.ndarray],
-    extremes: Sequence[np.ndarray],
-    maxima: Sequence[np.ndarray],
-    key: tuple,
+    reduction: Sum, rule: ScalingRule | None, given: WorkerGradients, shifts: Sequence[int]
 ) -> tuple[list[SumAccuracy], list[np.ndarray]]:
     """Compute the sums over workers for several layers in one step, and their accuracy.
 
     Args:
         reduction: The settings of the sum over workers.
         rule: The scaling rule; None for no scaling.
-        names: The names of the layers.
-        values: values[p] contains the sampled gradient elements of layer p, (N, n) float32.
-        extremes: extremes[p] contains the workers' values of the element of layer p whose sum over all workers has the
-            largest magnitude, (N, 1) float32.
-        maxima: maxima[p] contains the largest finite magnitude of each worker in layer p, (N,) float32.
-        key: The key of the random numbers for stochastic rounding, such as (seed, step).
+        given: The observed gradients.
+        shifts: The shift of each layer for workers 0 and 1, from `first_shifts`.
 
     Returns:
         The accuracy of each layer's sum, and the sum of each layer's sampled elements, (n,) float32.
@@ -160,31 +185,26 @@ def simulate_sums(
     Raises:
         ValueError: The sum cannot be computed with this number of workers.
     """
-    n_workers = len(values[0])
-    maxima_NxP = torch.from_numpy(np.stack(maxima, 1))
-    # The extremes are appended because shifts depend on them. Without a rule, there are no shifts, and an appended
-    # element would change the blocks of formats with scales.
-    whole = (
-        values if rule is None else [np.concatenate(pair, 1) for pair in zip(values, extremes, strict=True)]
-    )
-    stacks = [torch.from_numpy(np.ascontiguousarray(x)) for x in whole]
-    results = _run(reduction, ObservedShifts(rule, maxima_NxP), names, stacks, key)
-    shifts = first_shifts(reduction, rule, names, maxima_NxP)[0]
+    stacks = given.with_extremes([torch.from_numpy(x) for x in given.values], rule)
+    results = _run(reduction, ObservedShifts(rule, given.stacked_maxima), given, stacks)
     first = [stack[:2].contiguous() for stack in stacks]
     pair_reduction = (
         replace(reduction, order="rank", group_size=None) if reduction.ordering.is_stated else reduction
     )
-    given = Shifts(_FixedShifts(dict(zip(names, shifts, strict=True)))) if rule is not None else None
-    of_two = _run(pair_reduction, given, names, first, key) if n_workers > 1 else [s[0] for s in first]
-    found = [_squares(values[p], results[p].numpy(), of_two[p].numpy()) for p in range(len(names))]
-    return found, [results[p].numpy()[: values[p].shape[1]] for p in range(len(names))]
+    fixed = Shifts(_FixedShifts(dict(zip(given.names, shifts, strict=True)))) if rule is not None else None
+    of_two = _run(pair_reduction, fixed, given, first) if len(stacks[0]) > 1 else [s[0] for s in first]
+    totals = zip(given.values, results, of_two, strict=True)
+    found = [_squares(x_Nxn, result.numpy(), pair.numpy()) for x_Nxn, result, pair in totals]
+    return found, [
+        result.numpy()[: x_Nxn.shape[1]] for x_Nxn, result in zip(given.values, results, strict=True)
+    ]
 
 
 def _run(
-    reduction: Sum, shifts: Shifts | None, names: Sequence[str], stacks: Sequence[Tensor], key: tuple
+    reduction: Sum, shifts: Shifts | None, given: WorkerGradients, stacks: Sequence[Tensor]
 ) -> list[Tensor]:
     out = [torch.empty_like(stack[0]) for stack in stacks]
-    summation_of(reduction, Workers(len(stacks[0])), shifts).run(Layers(names, stacks, out, key))
+    summation_of(reduction, Workers(len(stacks[0])), shifts).run(Layers(given.names, stacks, out, given.key))
     return out
 
 
@@ -241,44 +261,31 @@ class MultiStepSums:
         self.exact[name] = self.exact.get(name, 0.0) + exact
 
     def sum_with_feedback(
-        self,
-        reduction: Sum,
-        rule: ScalingRule | None,
-        names: Sequence[str],
-        values: Sequence[np.ndarray],
-        extremes: Sequence[np.ndarray],
-        maxima: Sequence[np.ndarray],
-        key: tuple,
-        numels: Sequence[int],
+        self, reduction: Sum, rule: ScalingRule | None, given: WorkerGradients
     ) -> list[np.ndarray]:
-        """Return the sums over workers with error feedback, (n,) for each layer, and update the residuals.
-
-        The arguments are those of `simulate_sums`. In addition, `numels` contains the number of elements of each layer.
-        """
+        """Return the sums over workers with error feedback, (n,) for each layer, and update the residuals."""
         feedback = self.feedback
         assert feedback is not None
         carried = [
-            feedback.compensate(name, torch.from_numpy(x)) for name, x in zip(names, values, strict=True)
+            feedback.compensate(name, torch.from_numpy(x))
+            for name, x in zip(given.names, given.values, strict=True)
         ]
         largest = [
             _largest(x_Nxn)
             if x_Nxn.shape[1] == numel
             else torch.maximum(torch.from_numpy(seen), _largest(x_Nxn))
-            for seen, x_Nxn, numel in zip(maxima, carried, numels, strict=True)
+            for seen, x_Nxn, numel in zip(given.maxima, carried, given.numels, strict=True)
         ]
-        stacks = carried
-        if rule is not None:  # append the element from which later levels derive shifts
-            pairs = zip(carried, extremes, strict=True)
-            stacks = [torch.cat([x, torch.from_numpy(end)], 1).contiguous() for x, end in pairs]
+        stacks = given.with_extremes(carried, rule)
         out = [torch.empty_like(stack[0]) for stack in stacks]
         summation = summation_of(
             reduction, Workers(len(stacks[0])), ObservedShifts(rule, torch.stack(largest, 1))
         )
-        shifts = summation.run(Layers(names, stacks, out, key)).shifts
-        for p, name in enumerate(names):
+        shifts = summation.run(Layers(given.names, stacks, out, given.key)).shifts
+        for p, name in enumerate(given.names):
             for w, carried_n in enumerate(carried[p]):
                 shift = shifts[summation.group_of(w)][p]
-                feedback.keep(name, w, carried_n, summation.sent_by(w, carried_n, name, shift, key))
+                feedback.keep(name, w, carried_n, summation.sent_by(w, carried_n, name, shift, given.key))
         return [total[: x.shape[1]].numpy() for total, x in zip(out, carried, strict=True)]
 
     def figures(self) -> dict[str, float]:
