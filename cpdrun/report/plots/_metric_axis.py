@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.plots._axes import metric_axis
-from cpdrun.report.plots._panels import spread
+from cpdrun.report.plots._panels import height_pt, spread
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Style, ink
 from cpdrun.report.svg import hover, name_of, part_of
@@ -155,8 +155,7 @@ class MetricAxis:
         low, high = min(mean, *ends), max(mean, *ends)
         axes = self.at(mean)
         bottom, top = axes.get_ylim()
-        points_high = axes.get_window_extent().height * 72 / axes.figure.dpi
-        room = (1.2 * FIGURE_SIZE + 4) * (top - bottom) / points_high
+        room = (1.2 * FIGURE_SIZE + 4) * (top - bottom) / height_pt(axes)
         fits = high < top if above else low > bottom
         end, offset, align = (
             (min(high, top - room), 3, "bottom") if above else (max(low, bottom + room), -3, "top")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
@@ -22,7 +23,6 @@ MOST_PANELS = 12
 ONE_SEED = "\N{SUPERSCRIPT ONE}"
 # The number of letters per inch in a caption.
 _LETTERS_PER_IN = 23
-_POINTS_PER_IN = 72
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,8 @@ def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
         names: The names.
         bold: Whether the names are bold.
     """
-    height_pt = axes.get_window_extent().height * _POINTS_PER_IN / axes.figure.dpi
     size_pt = NAME["fontsize"] - (0 if bold else 0.5)
-    line = 1.2 * size_pt / height_pt
+    line = 1.2 * size_pt / height_pt(axes)
     if len(names) * line > 1.1:
         names = [name for name in names if name.is_key]
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
@@ -177,6 +176,11 @@ def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
         )  # fmt: skip
         for artist in (leader, text):
             (part_of if len(name.of) == 1 else name_of)(artist, *name.of)
+
+
+def height_pt(artist: Artist) -> float:
+    """Return the height of an artist in typographic points."""
+    return artist.get_window_extent().height * 72 / artist.figure.dpi
 
 
 def spread(
