@@ -196,10 +196,10 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
     """Return the limits of each part of the y axis, upper part first.
 
     If the best means form a narrow cluster and the next mean is far away, there are two parts. Otherwise, there is one.
-    An error bar is cut off if it is longer than `_LONGEST_BAR` margins or ends in the other part.
+    An error bar is cut off where it is more than `_LONGEST_BAR` margins away from its mean or in the other part.
     """
     spans = [
-        margin_band(study, group) if group.is_baseline else _cut(study, span(study, group))
+        margin_band(study, group) if group.is_baseline else _extent(study, group)
         for group in study.groups
         if group.values
     ]
@@ -212,7 +212,7 @@ def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]
     """Return the ranges of `value_ranges` for a metric whose higher values are better.
 
     Args:
-        spans: The mean, the lower end, and the upper end of each group's error bar.
+        spans: The mean of each group, and the lowest and highest value to show.
     """
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
@@ -236,16 +236,14 @@ def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
     return (mean, mean - margin, mean) if study.metric.higher_is_better else (mean, mean, mean + margin)
 
 
-def _cut(study: Study, ends: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return a mean, and the lowest and highest value to show: the error bar, up to `_LONGEST_BAR` margins away.
+def _extent(study: Study, group: Group) -> tuple[float, float, float]:
+    """Return a group's mean, and the lowest and highest value of its point and error bar.
 
-    Args:
-        study: The study that is drawn.
-        ends: The mean and both ends of its error bar.
+    Values that are more than `_LONGEST_BAR` margins away from the mean are left out.
     """
+    mean, *bar = span(study, group)
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
-    mean = ends[0]
-    return mean, max(min(ends), mean - longest), min(max(ends), mean + longest)
+    return mean, max(min(mean, *bar), mean - longest), min(max(mean, *bar), mean + longest)
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
