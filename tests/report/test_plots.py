@@ -224,6 +224,20 @@ def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, m
     assert (low, high) == pytest.approx((min(ends), max(ends)))
 
 
+@pytest.mark.parametrize(("tolerance", "says_so"), [(0.14, True), (1.0, False)])
+def test_the_caption_says_so_if_a_certified_bar_crosses_the_margin(new_sweep, tolerance, says_so):
+    from cpdrun.report.plots import accuracy_vs_bits
+
+    sweep = new_sweep()
+    for seed in range(7):
+        sweep.add("fp32", seed=seed, accuracy=0.98)
+        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.0005 * (7 * seed % 5 - 2))
+    study = read_study([sweep.dir], tolerance=tolerance)
+    assert [str(judged.verdict) for judged in study.judged.values()] == ["certified"]
+    caption = " ".join(accuracy_vs_bits.draw(study).get_supxlabel().split())
+    assert ("A certified bar can cross it" in caption) is says_so and "added to the mean of fp32" in caption
+
+
 def test_where_lower_is_better_the_heap_below_is_shown_large(new_sweep):
     sweep = new_sweep()
     for format, loss in (("fp32", 1.37), ("bf16", 1.38), ("e4m3", 1.45), ("e3m0", 6.9)):

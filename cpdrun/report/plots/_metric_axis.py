@@ -249,9 +249,9 @@ def _extent(study: Study, group: Group) -> tuple[float, float, float]:
 def span(study: Study, group: Group) -> tuple[float, float, float]:
     """Return a group's mean and the lower and upper end of its error bar, in the unit in which the metric is shown.
 
-    The error bar is the interval of the group's gap to the baseline, added to the baseline's mean. If the group is
-    certified, the bar therefore ends within the margin. The bar might not contain the group's mean, because the mean
-    includes seeds without a pair. If there is no interval, as for the baseline, both ends are the mean.
+    The error bar is the interval of the group's gap to the baseline, added to the baseline's mean. It can therefore be
+    compared with the margin. It might not contain the group's mean, because the mean includes seeds without a pair, and
+    a pair can have a run without a value. If there is no interval, as for the baseline, both ends are the mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
     baseline, judged = study.baseline_of(group), study.judged.get(group)

@@ -16,6 +16,7 @@ from cpdrun.costmodel import Calibration
 from cpdrun.report.render import render_lines
 from cpdrun.report.style import CAPTION, HEADING, NAME, ink
 from cpdrun.report.svg import name_of, part_of
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -89,6 +90,8 @@ def caption(
     """
     if study is not None:
         judgements = [judged.judgement for judged in study.judged.values()]
+        margin = study.tolerance / study.metric.scale
+        certified = [each.judgement for each in study.judged.values() if each.verdict is Verdict.CERTIFIED]
         values |= {
             "metric": study.metric.name.replace("_", " "),
             "margin": study.margin_text if study.tolerance > 0 else "",
@@ -96,6 +99,7 @@ def caption(
             "ci": f"{study.ci:g}",
             "one_seed": _one_seed(study),
             "has_intervals": any(math.isfinite(each.high - each.low) for each in judgements),
+            "crosses_margin": any(math.isfinite(each.low) and each.low < -margin for each in certified),
         }
     left_out = max(0, len(facets) - MOST_PANELS)
     lines = render_lines("plot_captions.j2", plot=plot, left_out=left_out, **values)
