@@ -1,6 +1,7 @@
 """A table of the metric whose rows and columns the user chooses, as in a paper: `--rows format,aps --cols model`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from custom_fp.words import did_you_mean
@@ -8,12 +9,14 @@ from custom_fp.words import did_you_mean
 from cpdrun.report.tables import Shown, column, show_means
 from cpdrun.study import ReportUsageError, formats
 from cpdrun.study.axes import axis_text, axis_title
-from cpdrun.study.collect import CORE_AXES, FORMAT, identity
+from cpdrun.study.collect import CORE_AXES, FORMAT, config_keys, identity, may_be_axis
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
 Key = tuple[str, ...]
+# The values of a group on the axes and on the keys that have one value in all runs, keyed by axis or key.
+Values = Mapping[str, Any]
 
 
 def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[pd.DataFrame, Shown]:
@@ -24,7 +27,8 @@ def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
 
     Args:
         study: The study.
-        rows: The axes along the rows. An axis is named by its column in table.csv or by its title, such as `workers`.
+        rows: The axes along the rows. An axis is named by its column in table.csv or by its title, such as `workers`. A
+            config key that has the same value in all runs can also be named.
         cols: The axes along the columns, named in the same way.
 
     Returns:
@@ -34,10 +38,12 @@ def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
     Raises:
         ReportUsageError: The study has no such axis, or an axis is named twice.
     """
-    down, along = _chosen_axes(study, rows, cols)
-    top, side = _values(study, along), _values(study, down)
+    fixed = _fixed(study)
+    values_of = {group: fixed | group.keys for group in study.groups}
+    down, along = _chosen_axes(study, values_of.values(), rows, cols)
+    top, side = (_sorted(values_of.values(), axes, study.bits_axis.key) for axes in (along, down))
     texts = dict(zip(study.groups, show_means(study), strict=True))
-    cells = {(_key(group, down), _key(group, along)): group for group in study.groups}
+    cells = {(_key(values, down), _key(values, along)): group for group, values in values_of.items()}
     headings = [_heading(along, values) for values in top.values()]
     numbers, shown = [], []
     for here, values in side.items():
@@ -56,11 +62,25 @@ def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
     return pd.DataFrame(numbers), Shown(header, shown, len(down))
 
 
-def _chosen_axes(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[str], list[str]]:
+def _fixed(study: Study) -> dict[str, Any]:
+    """Return the values of the config keys that have one value in all runs, without keys that cannot be axes."""
+    keys = [key for key in config_keys(study.runs) if may_be_axis(key)]
+    return {key: study.runs[key].iloc[0] for key in keys if len(set(map(identity, study.runs[key]))) == 1}
+
+
+def _chosen_axes(
+    study: Study, groups: Collection[Values], rows: Sequence[str], cols: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Return the axes along the rows, with the axes that had to be added, and the axes along the columns."""
     axes = [*CORE_AXES, *study.axes]
     columns = {column(axis): axis for axis in axes}
-    known = {axis_title(axis): axis for axis in axes} | columns | {"workers": "world_size"}
+    every = [key for values in groups for key in values]
+    known = (
+        {axis_title(key): key for key in every}
+        | {key: key for key in every}
+        | columns
+        | {"workers": "world_size"}
+    )
     if not study.bits_axis.is_of_gradients:
         known[FORMAT] = study.bits_axis.key
     for name in (*rows, *cols):
@@ -71,25 +91,25 @@ def _chosen_axes(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
     if len({*down, *along}) < len(down) + len(along):
         raise ReportUsageError("--rows and --cols must not name an axis twice")
     for axis in axes:
-        if _n_cells(study, [*down, *along, axis]) > _n_cells(study, [*down, *along]):
+        if _n_cells(groups, [*down, *along, axis]) > _n_cells(groups, [*down, *along]):
             down.append(axis)
     return down, along
 
 
-def _n_cells(study: Study, axes: list[str]) -> int:
-    return len({_key(group, axes) for group in study.groups})
+def _n_cells(groups: Collection[Values], axes: list[str]) -> int:
+    return len({_key(values, axes) for values in groups})
 
 
 def _mark(study: Study, group: Group) -> str:
     return MARKS[study.judged[group].kind] if group in study.judged else ""
 
 
-def _values(study: Study, axes: list[str]) -> dict[Key, list]:
+def _sorted(groups: Collection[Values], axes: list[str], bits_axis: str) -> dict[Key, list]:
     """Return the combinations of values of `axes`, sorted axis by axis. Formats are sorted widest first."""
-    found = {_key(group, axes): [group.keys[axis] for axis in axes] for group in study.groups}
+    found = {_key(values, axes): [values[axis] for axis in axes] for values in groups}
 
     def order(item: tuple[Key, list]) -> list[tuple]:
-        return [_order(axis, value, study.bits_axis.key) for axis, value in zip(axes, item[1], strict=True)]
+        return [_order(axis, value, bits_axis) for axis, value in zip(axes, item[1], strict=True)]
 
     return dict(sorted(found.items(), key=order))
 
@@ -100,8 +120,8 @@ def _order(axis: str, value: object, bits_axis: str) -> tuple:
     return (0, value, 0, "") if isinstance(value, int | float) else (1, 0, 0, identity(value))
 
 
-def _key(group: Group, axes: list[str]) -> Key:
-    return tuple(identity(group.keys[axis]) for axis in axes)
+def _key(values: Values, axes: list[str]) -> Key:
+    return tuple(identity(values[axis]) for axis in axes)
 
 
 def _heading(axes: list[str], values: list) -> str:

@@ -319,7 +319,7 @@ def size_counts(study: Study) -> dict[str, list[float]]:
 
 
 def _macs(group: Group) -> float:
-    found = (group.products or {}).get("macs_per_step")
+    found = (group.products or {}).get(MACS)
     return float(found) if isinstance(found, int | float) else math.nan
 
 
@@ -359,7 +359,7 @@ def column(axis: str) -> str:
 
 
 def _numbers(study: Study, group: Group) -> dict:
-    """Return a group's row in the table of `frame`, keyed by column."""
+    """Return a group's row of table.csv, keyed by column."""
     row = {FORMAT: group.keys[FORMAT] if study.bits_axis.is_of_gradients else group.name, "bits": group.bits}
     axes = {"config.format" if axis == FORMAT else column(axis): group.keys[axis] for axis in _axes(study)}
     row |= axes | {"n": len(group.values)}

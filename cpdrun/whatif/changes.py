@@ -11,13 +11,12 @@ from typing import Any
 
 from custom_fp.formats.names import is_own
 
-from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import get_key, has_key, set_key
 from cpdrun.config.overrides import typed_form
-from cpdrun.config.scaling import SCALING, SHORT_FOR
 from cpdrun.config.schema import validate
 from cpdrun.study import formats
+from cpdrun.study.collect import SCALING
 from cpdrun.whatif.damage import GRADIENT, PRECISION_KEYS, UPDATE
 
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
@@ -177,5 +176,9 @@ def _formats(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _aps() -> dict[str, Any]:
+    # These modules import Hydra, which takes 0.2 s. A report on a sweep does not need it.
+    from cpdrun.config.compose import Composer
+    from cpdrun.config.scaling import SHORT_FOR
+
     with Composer() as composer:
         return composer.file(SCALING, SHORT_FOR)

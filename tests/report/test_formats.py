@@ -212,7 +212,16 @@ def test_pivot_of_several_sweeps_has_a_column_for_each_model(new_sweep, report):
     assert r"e4m3 & yes & 97.9 \textsuperscript{c} &" in tex and "Superscript c: certified" in tex
 
 
+def test_pivot_by_a_setting_that_all_runs_share(digits, report):
+    made = report(digits, rows=["format", "aps"], cols=["model"], formats=["csv"])
+    table = pd.read_csv(made.folder / "pivot.csv")
+    assert list(table.columns) == ["format", "aps", "model ConvNet"] and len(table) == 13
+    assert not table.isna().any().any()
+
+
 def test_pivot_over_an_axis_that_is_not_there(digits, report):
+    with pytest.raises(ReportUsageError, match="no axis 'seed'"):
+        report(digits, rows=["seed"])
     with pytest.raises(ReportUsageError, match=r"no axis 'colour'.*format, aps, world_size"):
         report(digits, rows=["colour"])
     with pytest.raises(ReportUsageError, match=r"no axis 'formt'.*did you mean 'format'"):

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 
 from cpdrun.report import plots
 from cpdrun.report.page import pictures
-from cpdrun.report.plots._metric_axis import MetricAxis, value_ranges
+from cpdrun.report.plots._metric_axis import MetricAxis, margin_band, span, value_ranges
 from cpdrun.report.plots._panels import spread
 from cpdrun.report.style import RC
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.pareto import front
 from cpdrun.study.reader import read_study
 
@@ -199,6 +200,42 @@ def test_the_axis_is_broken_between_what_trains_and_what_does_not(new_sweep):
     upper, lower = parts(new_sweep, near | {"e3m2": [0.8, 0.2], "e3m0": [0.05, 0.15]})
     assert 50 < upper[0] < 98 and upper[1] > 99
     assert lower[0] < 10 and 50 < lower[1] <= upper[0]
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("test_accuracy", 1), ("test_loss", -1)])
+def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, metric, sign):
+    """The candidate lacks the baseline's best seeds, so its mean is much worse than its pairs are."""
+    sweep = new_sweep()
+    for seed in range(12):
+        value = 0.9 + sign * (0.001 * (seed % 3) + (0.012 if seed >= 8 else 0.0))
+        sweep.add("fp32", seed=seed, metrics={metric: value})
+        if seed < 8:
+            sweep.add("e4m3", seed=seed, metrics={metric: value - sign * 0.001 * (seed % 2)})
+    study = read_study([sweep.dir], metric=metric, tolerance=0.005 * (100 if sign == 1 else 1))
+    ((group, judged),) = study.judged.items()
+    _, low, high = span(study, group)
+    _, worst, best = margin_band(study, study.baseline_of(group))
+    assert judged.verdict is Verdict.CERTIFIED
+    assert worst < low if sign == 1 else high < best
+    ends = [
+        study.metric.scale * (study.baseline_of(group).mean + sign * gap)
+        for gap in (judged.judgement.low, judged.judgement.high)
+    ]
+    assert (low, high) == pytest.approx((min(ends), max(ends)))
+
+
+@pytest.mark.parametrize(("tolerance", "says_so"), [(0.14, True), (1.0, False)])
+def test_the_caption_says_so_if_a_certified_bar_crosses_the_margin(new_sweep, tolerance, says_so):
+    from cpdrun.report.plots import accuracy_vs_bits
+
+    sweep = new_sweep()
+    for seed in range(7):
+        sweep.add("fp32", seed=seed, accuracy=0.98)
+        sweep.add("e4m3", seed=seed, accuracy=0.98 + 0.0005 * (7 * seed % 5 - 2))
+    study = read_study([sweep.dir], tolerance=tolerance)
+    assert [str(judged.verdict) for judged in study.judged.values()] == ["certified"]
+    caption = " ".join(accuracy_vs_bits.draw(study).get_supxlabel().split())
+    assert ("A certified bar can cross it" in caption) is says_so and "added to the mean of fp32" in caption
 
 
 def test_where_lower_is_better_the_heap_below_is_shown_large(new_sweep):

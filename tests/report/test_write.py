@@ -280,3 +280,8 @@ def test_an_iou_counts_no_samples(new_sweep, report, no_pictures):
             value = {"test_mean_iou": 0.6 + 0.01 * seed, "test_accuracy": 0.9}
             sweep.add(format, seed=seed, metrics=value, done={"test_samples": 100, "num_classes": 19})
     assert "test samples" not in report(sweep).sentences[0]
+
+
+def test_writing_a_report_imports_neither_hydra_nor_torch():
+    code = "import sys, cpdrun.report.write; assert not {'hydra', 'torch'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

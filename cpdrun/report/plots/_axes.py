@@ -20,7 +20,6 @@ class Axis:
         label: The label of the axis.
         unit: The unit, or "" if the quantity has no unit or if `show` adds it to each number.
         scale: The scale of the axis. The ticks of "log" are at round decimal numbers, those of "log2" at powers of 2.
-        higher_is_better: Whether higher values are better, or None if neither direction is better.
         show: The function that returns a tick's label.
         is_count: Whether the ticks are whole numbers.
     """
@@ -28,7 +27,6 @@ class Axis:
     label: str
     unit: str = ""
     scale: Literal["linear", "log", "log2"] = "linear"
-    higher_is_better: bool | None = None
     show: Callable[[float], str] = "{:g}".format
     is_count: bool = False
 
@@ -82,23 +80,23 @@ def spaced(values: Collection[float], ratio: float) -> list[float]:
 def metric_axis(metric: Metric) -> Axis:
     """Return the axis of the metric. If lower values are better, the label says so."""
     label = metric.title if metric.higher_is_better else f"{metric.title} (lower is better)"
-    return Axis(label, higher_is_better=metric.higher_is_better)
+    return Axis(label)
 
 
 AXES = {
-    "bytes": Axis("sent by a worker each step", "", "log", False, COSTS["bytes"].show),
-    "sent_bits": Axis("sent by a worker", "bits per parameter and step", "log2", False, show_bits),
-    "kept": Axis("kept by a worker", "", "log", False, COSTS["kept"].show),
-    "bitops": Axis("bit operations of a worker's step", "", "log", False, COSTS["bitops"].show),
+    "bytes": Axis("sent by a worker each step", "", "log", COSTS["bytes"].show),
+    "sent_bits": Axis("sent by a worker", "bits per parameter and step", "log2", show_bits),
+    "kept": Axis("kept by a worker", "", "log", COSTS["kept"].show),
+    "bitops": Axis("bit operations of a worker's step", "", "log", COSTS["bitops"].show),
     "area": Axis(
-        "transistors of a multiply-accumulate unit, mean over a step", "", "log", False, COSTS["area"].show
+        "transistors of a multiply-accumulate unit, mean over a step", "", "log", COSTS["area"].show
     ),
-    "step_time": Axis("predicted time of a step", "ms", "log", False),
-    "workers": Axis("workers", "", "log2", None, "{:.0f}".format),
-    "chain": Axis("longest chain of rounded additions", "", "log2", False, "{:.0f}".format),
-    "fewest_bits": Axis("fewest bits", "", "linear", False),
+    "step_time": Axis("predicted time of a step", "ms", "log"),
+    "workers": Axis("workers", "", "log2", "{:.0f}".format),
+    "chain": Axis("longest chain of rounded additions", "", "log2", "{:.0f}".format),
+    "fewest_bits": Axis("fewest bits"),
     "pairs": Axis("pairs of runs", is_count=True),
-    "evidence": Axis("evidence", "powers of ten", "linear", True),
+    "evidence": Axis("evidence", "powers of ten"),
     "exponent": Axis("value", "as a power of two", is_count=True),
-    "speedup": Axis("speed-up over one worker", "", "log2", True),
+    "speedup": Axis("speed-up over one worker", "", "log2"),
 }

@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from cpdrun.report.plots._axes import metric_axis
-from cpdrun.report.plots._panels import spread
+from cpdrun.report.plots._panels import height_pt, spread
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import FIGURE_SIZE, FP32, NAME, RC, Style, ink
 from cpdrun.report.svg import hover, name_of, part_of
@@ -26,6 +26,7 @@ from cpdrun.study.study import Study
 
 Point = tuple[float, float]
 MARGIN_DASH = (0, (4, 2))
+ERROR_BAR: dict[str, Any] = {"capsize": 2.0, "elinewidth": 0.9}
 _PALE = 0.45
 # The axis leaves room for error bars of up to this many margins.
 _LONGEST_BAR = 3
@@ -105,21 +106,19 @@ class MetricAxis:
             )
 
     def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
-        """Draw the mean of a group as a marker, with the interval of its gap to the baseline as error bars."""
+        """Draw the mean of a group as a marker, and the interval of its gap to the baseline as an error bar."""
         mean, low, high = span(self.study, group)
-        line, caps, bars = self.at(mean).errorbar(
-            x,
-            mean,
-            yerr=[[mean - low], [high - mean]] if high > low else None,
-            capsize=2.0,
-            elinewidth=0.9,
-            zorder=4,
-            **marker_style(self.study, group, style, verdict),
-        )
-        text = describe_group(self.study, group)
-        hover(line, text)
-        for artist in (*caps, *bars):
-            part_of(artist, text)
+        axes, text = self.at(mean), describe_group(self.study, group)
+        look = marker_style(self.study, group, style, verdict)
+        (mark,) = axes.plot(x, mean, linestyle="none", zorder=4, **look)
+        hover(mark, text)
+        if high > low:
+            ends = {"y": (low + high) / 2, "yerr": (high - low) / 2}
+            _, caps, bars = axes.errorbar(
+                x, **ends, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR, zorder=4
+            )
+            for artist in (*caps, *bars):
+                part_of(artist, text)
 
     def segment(self, here: Point, there: Point, style: Style, of: Sequence[Group] = ()) -> None:
         """Draw a straight line between two points. The line can cross the break of the axis.
@@ -143,7 +142,7 @@ class MetricAxis:
         part_of(a.figure.add_artist(patch), *(describe_group(self.study, group) for group in of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
-        """Write text at the end of a point's error bar. If the bar leaves the axes, write it next to the point.
+        """Write text above or below a point and its error bar. If the bar leaves the axes, write it next to the point.
 
         Args:
             x: The x coordinate of the point.
@@ -152,11 +151,11 @@ class MetricAxis:
             color: The color of the point. For the text, it is darkened until it is legible.
             above: Whether to write the text above the point, or else below.
         """
-        mean, low, high = span(self.study, group)
+        mean, *ends = span(self.study, group)
+        low, high = min(mean, *ends), max(mean, *ends)
         axes = self.at(mean)
         bottom, top = axes.get_ylim()
-        points_high = axes.get_window_extent().height * 72 / axes.figure.dpi
-        room = (1.2 * FIGURE_SIZE + 4) * (top - bottom) / points_high
+        room = (1.2 * FIGURE_SIZE + 4) * (top - bottom) / height_pt(axes)
         fits = high < top if above else low > bottom
         end, offset, align = (
             (min(high, top - room), 3, "bottom") if above else (max(low, bottom + room), -3, "top")
@@ -197,10 +196,10 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
     """Return the limits of each part of the y axis, upper part first.
 
     If the best means form a narrow cluster and the next mean is far away, there are two parts. Otherwise, there is one.
-    An error bar is cut off if it is longer than `_LONGEST_BAR` margins or ends in the other part.
+    An error bar is cut off where it is more than `_LONGEST_BAR` margins away from its mean or in the other part.
     """
     spans = [
-        margin_band(study, group) if group.is_baseline else _cut(study, span(study, group))
+        margin_band(study, group) if group.is_baseline else _extent(study, group)
         for group in study.groups
         if group.values
     ]
@@ -213,7 +212,7 @@ def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]
     """Return the ranges of `value_ranges` for a metric whose higher values are better.
 
     Args:
-        spans: The mean, the lower end, and the upper end of each group's error bar.
+        spans: The mean of each group, and the lowest and highest value to show.
     """
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
@@ -237,31 +236,30 @@ def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
     return (mean, mean - margin, mean) if study.metric.higher_is_better else (mean, mean, mean + margin)
 
 
-def _cut(study: Study, ends: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return `ends` (a mean and both ends of its error bar), with the bar cut off at `_LONGEST_BAR` margins."""
+def _extent(study: Study, group: Group) -> tuple[float, float, float]:
+    """Return a group's mean, and the lowest and highest value of its point and error bar.
+
+    Values that are more than `_LONGEST_BAR` margins away from the mean are left out.
+    """
+    mean, *bar = span(study, group)
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
-    mean, low, high = ends
-    return mean, max(low, mean - longest), min(high, mean + longest)
+    return mean, max(min(mean, *bar), mean - longest), min(max(mean, *bar), mean + longest)
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
     """Return a group's mean and the lower and upper end of its error bar, in the unit in which the metric is shown.
 
-    The error bar is the interval of the group's gap to the baseline, moved so that the gap lies at the group's mean. If
-    there is no interval, as for the baseline, both ends are the mean.
+    The error bar is the interval of the group's gap to the baseline, added to the baseline's mean. It can therefore be
+    compared with the margin. It might not contain the group's mean, because the mean includes seeds without a pair, and
+    a pair can have a run without a value. If there is no interval, as for the baseline, both ends are the mean.
     """
-    mean = study.metric.scale * group.mean
-    if group not in study.judged:
+    scale, mean = study.metric.scale, study.metric.scale * group.mean
+    baseline, judged = study.baseline_of(group), study.judged.get(group)
+    if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
         return mean, mean, mean
-    judgement = study.judged[group].judgement
-    below, above = (study.metric.scale * (end - judgement.mean) for end in (judgement.low, judgement.high))
-    if not math.isfinite(above - below):
-        return mean, mean, mean
-    # The interval is valid after any number of pairs, so it might not contain the mean over all pairs. An error bar
-    # must contain the point.
-    below, above = min(below, 0.0), max(above, 0.0)
-    low, high = (below, above) if study.metric.higher_is_better else (-above, -below)
-    return mean, mean + low, mean + high
+    sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.
+    ends = [scale * (baseline.mean + sign * gap) for gap in (judged.judgement.low, judged.judgement.high)]
+    return mean, min(ends), max(ends)
 
 
 def _padded(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
@@ -15,6 +16,7 @@ from cpdrun.costmodel import Calibration
 from cpdrun.report.render import render_lines
 from cpdrun.report.style import CAPTION, HEADING, NAME, ink
 from cpdrun.report.svg import name_of, part_of
+from cpdrun.stats.evidence import Verdict
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
@@ -22,7 +24,6 @@ MOST_PANELS = 12
 ONE_SEED = "\N{SUPERSCRIPT ONE}"
 # The number of letters per inch in a caption.
 _LETTERS_PER_IN = 23
-_POINTS_PER_IN = 72
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def caption(
     """
     if study is not None:
         judgements = [judged.judgement for judged in study.judged.values()]
+        margin = study.tolerance / study.metric.scale
+        certified = [each.judgement for each in study.judged.values() if each.verdict is Verdict.CERTIFIED]
         values |= {
             "metric": study.metric.name.replace("_", " "),
             "margin": study.margin_text if study.tolerance > 0 else "",
@@ -96,6 +99,7 @@ def caption(
             "ci": f"{study.ci:g}",
             "one_seed": _one_seed(study),
             "has_intervals": any(math.isfinite(each.high - each.low) for each in judgements),
+            "crosses_margin": any(math.isfinite(each.low) and each.low < -margin for each in certified),
         }
     left_out = max(0, len(facets) - MOST_PANELS)
     lines = render_lines("plot_captions.j2", plot=plot, left_out=left_out, **values)
@@ -152,9 +156,8 @@ def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
         names: The names.
         bold: Whether the names are bold.
     """
-    height_pt = axes.get_window_extent().height * _POINTS_PER_IN / axes.figure.dpi
     size_pt = NAME["fontsize"] - (0 if bold else 0.5)
-    line = 1.2 * size_pt / height_pt
+    line = 1.2 * size_pt / height_pt(axes)
     if len(names) * line > 1.1:
         names = [name for name in names if name.is_key]
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
@@ -177,6 +180,11 @@ def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
         )  # fmt: skip
         for artist in (leader, text):
             (part_of if len(name.of) == 1 else name_of)(artist, *name.of)
+
+
+def height_pt(artist: Artist) -> float:
+    """Return the height of an artist in typographic points."""
+    return artist.get_window_extent().height * 72 / artist.figure.dpi
 
 
 def spread(

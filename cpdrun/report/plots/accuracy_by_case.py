@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import metric_axis
-from cpdrun.report.plots._metric_axis import MARGIN_DASH, margin_band, marker_style, span
+from cpdrun.report.plots._metric_axis import ERROR_BAR, MARGIN_DASH, margin_band, marker_style, span
 from cpdrun.report.plots._panels import caption, grid, seed_mark, title
 from cpdrun.report.result_text import describe_group
 from cpdrun.report.style import COLUMN_IN, FIGURE_SIZE, FP32, WITH_APS
@@ -61,11 +61,12 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
 def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     mean, low, high = span(study, group)
     style = FP32 if group.is_baseline else WITH_APS
-    bars = [[mean - low], [high - mean]] if high > low else None
-    line, _, _ = axes.errorbar(
-        mean, y, xerr=bars, capsize=2, elinewidth=0.9, **marker_style(study, group, style)
-    )
-    hover(line, describe_group(study, group))
+    look = marker_style(study, group, style)
+    (mark,) = axes.plot(mean, y, linestyle="none", **look)
+    hover(mark, describe_group(study, group))
+    if high > low:
+        ends = {"x": (low + high) / 2, "xerr": (high - low) / 2}
+        axes.errorbar(y=y, **ends, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR)
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._metric_axis import MetricAxis
-from cpdrun.report.plots._panels import caption, grid, seed_mark, title
+from cpdrun.report.plots._panels import caption, grid, height_pt, seed_mark, title
 from cpdrun.report.style import COLUMN_IN, FP32, Style, strategy_styles
 from cpdrun.study import formats
 from cpdrun.study.axes import short
@@ -22,7 +22,6 @@ from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
 
 DIVERGED = "\N{MULTIPLICATION SIGN}"
-_POINTS_IN_AN_INCH = 72
 # The additional space between slots of different bit widths, in slots.
 _GAP = 0.7
 # The distance between the points of two strategies in the same slot, in slots.
@@ -131,19 +130,13 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
 
-def _height_points(axes: Axes) -> float:
-    """Return the height of the tallest format name below the axis, in typographic points."""
-    heights = [label.get_window_extent().height for label in axes.get_xticklabels()]
-    return max(heights) * _POINTS_IN_AN_INCH / axes.figure.dpi
-
-
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
     """Write each format's name below its slot, and each bit width below the middle of its slots."""
     names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)
     axes.tick_params(axis="x", length=0, pad=2, rotation=90 if crowded else 0)
-    below = 4 + _height_points(axes) if crowded else 13
+    below = 4 + max(map(height_pt, axes.get_xticklabels())) if crowded else 13
     for bits in dict.fromkeys(formats.bits(name) for name in slots):
         group = [x for name, x in slots.items() if formats.bits(name) == bits]
         axes.annotate(

@@ -201,10 +201,10 @@ def _lost(axes: Axes, study: Study, recorded: list[tuple[Group, list[Layers]]], 
     for (i, j), share in np.ndenumerate(lost):
         if np.isfinite(share):
             color = _ON_DARK if share > 0.5 else _ON_LIGHT
-            text = axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color)
-            text.set(
-                fontsize=FIGURE_SIZE, in_layout=False
-            )  # The layout is computed faster without the texts inside the axes.
+            axes.text(
+                j, i, f"{100 * share:.0f}", ha="center", va="center", color=color, fontsize=FIGURE_SIZE,
+                in_layout=False,  # The layout is computed faster without the texts inside the axes.
+            )  # fmt: skip
     axes.set_xticks(range(len(columns)), [short(group.name) for group, _ in columns], rotation=90)
     for tick, (group, _) in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(strategy_styles(study)[group.strategy].color)

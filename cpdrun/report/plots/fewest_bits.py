@@ -123,10 +123,8 @@ def _workers_panel(axes: Axes, study: Study, series: Series, axis: FewestBitsAxi
         answers = {n: study.answer(series[n], name) for n in sorted(series) if name in series[n].strategies}
         points = [(n * dodge, axis.height(one.group)) for n, one in answers.items()]
         for here, there in pairwise(points):
-            if axis.none not in (
-                here[1],
-                there[1],
-            ):  # The row of crosses is for series whose fewest bits are unknown.
+            # The row of crosses is no number of bits, so no line leads to it.
+            if axis.none not in (here[1], there[1]):
                 axes.plot(*zip(here, there, strict=True), color=style.color, linestyle=style.dash, zorder=3)
         for point, (n, one) in zip(points, answers.items(), strict=True):
             _workers_point(axes, study, point, one, style, f"{name}, workers {n}", above=place == 0)

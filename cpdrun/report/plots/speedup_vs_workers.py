@@ -112,7 +112,6 @@ def _panel(axes: Axes, calibration: Calibration, link: Network, lines: list[tupl
         names.append(Name(WORKERS[-1], found[-1], style.label, style.color))
     axes.set_yscale("log", base=2)
     AXES["workers"].apply_to_x(axes, WORKERS[::2], at_values=True)
-    axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda y, _: AXES["speedup"].show(y))
     axes.set_ylabel(AXES["speedup"].title)
     axes.set_xlim(WORKERS[0] / 1.2, WORKERS[-1] * 1.2)
