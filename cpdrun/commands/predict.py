@@ -195,7 +195,7 @@ def _train(
         display = Display(output.progress, axes_of(question.directory) if directory.manifest.exists() else ())
         with writing(directory.path):
             summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-        print_summary(output.progress, summary)
+        print_summary(output.progress, directory, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
         output.note(f"{lost[0].folder.path} ended without an observation", kind="error")

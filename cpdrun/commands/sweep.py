@@ -200,7 +200,7 @@ def _train(
     summary = _launch(session, sweep, to_run, anew, options, arguments)
     if summary is None:
         return INTERRUPTED
-    document.summary = summary.document()
+    document.summary = summary
     if options.wait and summary.exit_code != INTERRUPTED:
         document.seed_power = _print_answer(sweep, output)
     after = describe_sweep(sweep, run_states(sweep), to_run, options)
@@ -246,7 +246,7 @@ def _launch(
         summary = session.launch(directory, first.jobs, launcher, options, display, before, more=first.more)
     if not first.problem:
         summary.interrupted += first.held_back
-    print_summary(output.progress, summary)
+    print_summary(output.progress, directory, summary)
     if options.wait and is_script(configs[0]):
         _note_ignored(sweep, output)
     return summary

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
             worked, summary = _work(sweep, launcher, arguments, session)
-            document.sweeps.append(JoinedSweep(str(sweep.path), summary and summary.document()))
+            document.sweeps.append(JoinedSweep(str(sweep.path), summary))
             if worked == INTERRUPTED:
                 return INTERRUPTED
             code = code or worked
@@ -72,7 +72,7 @@ def _work(
             return INTERRUPTED, None
         display = Display(output.progress, axes_of(sweep))
         summary = session.launch(sweep, jobs, launcher, options, display, before, more=pool.take)
-        print_summary(output.progress, summary)
+        print_summary(output.progress, sweep, summary)
         code = summary.exit_code
     else:
         output.print(f"{sweep.name}: nothing is left to do")
