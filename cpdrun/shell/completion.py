@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpdrun.record import SweepDir
 
 EXPERIMENT, ROOT, SCRIPT_ROOT = "exp", "config", "script"
 # Entry points of installed packages with yaml files.
@@ -43,17 +46,12 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
 
 def sweeps(**_: Any) -> list[str]:
     """Return the names of the sweeps in the default results directory."""
-    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
-
-    return [sweep.name for sweep in sweeps_in(Path(DEFAULT_RESULTS_DIR))]
+    return [sweep.name for sweep in _sweeps()]
 
 
 def sweeps_and_runs(**_: Any) -> list[str]:
     """Return the names of the sweeps and runs in the default results directory."""
-    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
-
-    found = sweeps_in(Path(DEFAULT_RESULTS_DIR))
-    return [sweep.name for sweep in found] + [run.name for sweep in found for run in sweep.runs()]
+    return [*sweeps(), *(run.name for sweep in _sweeps() for run in sweep.runs())]
 
 
 def formats(**_: Any) -> list[str]:
@@ -61,6 +59,12 @@ def formats(**_: Any) -> list[str]:
     from custom_fp.facts import listed
 
     return [fmt.name for fmt in listed()]
+
+
+def _sweeps() -> "list[SweepDir]":
+    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
+
+    return sweeps_in(Path(DEFAULT_RESULTS_DIR))
 
 
 def _folders(config_dir: Path | None) -> list[Path]:
