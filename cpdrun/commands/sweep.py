@@ -140,12 +140,11 @@ def _print_states(
         Whether an error was printed because the record of a run cannot be read.
     """
     from cpdrun.record import State
-    from cpdrun.record.fingerprint import of_other_code
 
     output = arguments.output
     output.print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
-        output.print(of_other_code(found.changed))
+        output.print(found.changed_line())
     for note in _notes(sweep, found, to_run, options_of(arguments)):
         output.note(note)
     problems = [
