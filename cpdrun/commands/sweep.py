@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     show = "with --dry-run: print the whole configuration of the first run"
     sweep.add_argument("--show", action="store_true", help=show)
     add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun sweep --join`")
-    rerun = "run failed runs again; or those of other code or data, too; or all from the start"
+    rerun = "run again: failed runs, runs whose code or data has changed, or all runs from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
     leave = "hand the runs to the cluster or to other machines, and return"
     sweep.add_argument("--no-wait", action="store_false", dest="wait", help=leave)
