@@ -51,18 +51,20 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
-def add_names(parser: argparse.ArgumentParser, nargs: str, meaning: str) -> None:
+def add_names(
+    parser: argparse.ArgumentParser, nargs: str, meaning: str, *, completions: str = "sweeps_and_runs"
+) -> None:
     """Add the positional arguments that name sweeps or runs.
 
     Args:
         parser: The parser of the command.
-        nargs: With "*", any number of names is accepted, and the shell completes names of sweeps. With "+", at least
-            one name is needed, and the shell completes names of sweeps and runs.
+        nargs: The number of names: "*" for any number, or "+" for at least one.
         meaning: The help text of the names.
+        completions: The names that the shell completes, as the name of a function (`complete_by`).
     """
     text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
-    complete_by("sweeps" if nargs == "*" else "sweeps_and_runs", names)
+    complete_by(completions, names)
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:

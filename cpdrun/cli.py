@@ -123,7 +123,7 @@ def read(typed: Sequence[str]) -> argparse.Namespace:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
-        argcomplete.autocomplete(_parser(_commands_to_complete())[0])
+        argcomplete.autocomplete(_parser_to_complete())
     if not typed or typed[0] in ("-h", "--help"):
         print(_help(), end="")
         raise SystemExit(OK)
@@ -167,10 +167,18 @@ def _with_mode(words: list[str]) -> tuple[str, list[str]]:
     return words[0], words
 
 
-def _commands_to_complete() -> list[str]:
-    """Return the command in the line that the shell completes. If the line has no command yet, return all commands."""
+def _parser_to_complete() -> Parser:
+    """Return a parser of the command in the line that the shell completes, or of all commands if there is none yet."""
     words = os.environ.get("COMP_LINE", "").split()[1:]
-    return [words[0]] if words and words[0] in COMMANDS else [name for name in COMMANDS if "--" not in name]
+    if not words or words[0] not in COMMANDS:
+        return _parser([name for name in COMMANDS if "--" not in name])[0]
+    name, _ = _with_mode(words)
+    parser, commands = _parser([name])
+    if name != words[0]:
+        # argcomplete reads the line as it was typed, so the mode must be an option.
+        mode = commands.choices[words[0]] = commands.choices.pop(name)
+        mode.add_argument(name.partition(" ")[2], action="store_true")
+    return parser
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

@@ -394,13 +394,16 @@ def test_a_report_without_sweeps_says_what_to_do(cpdrun):
         ("cpdrun sweep recipe=nvfp4_4", ["nvfp4_4over6"]),
         ("cpdrun sweep script=tra", ["train.py"]),
         ("cpdrun search --pl", ["--plan"]),
-        ("cpdrun status mi", ["mine"]),
+        ("cpdrun status m", ["mine"]),
+        ("cpdrun sweep --join m", ["mine"]),
+        ("cpdrun report m", ["mine", "mlp-fp32-w1-s0-0123456789"]),
+        ("cpdrun logs ml", ["mlp-fp32-w1-s0-0123456789"]),
     ],
 )
 def test_bash_completes_commands_keys_values_and_names(tmp_path, typed, offered):
     """Register the function of argcomplete in bash, and call it with the line."""
     (tmp_path / "train.py").touch()
-    (tmp_path / "results" / "mine" / "runs").mkdir(parents=True)
+    (tmp_path / "results" / "mine" / "runs" / "mlp-fp32-w1-s0-0123456789").mkdir(parents=True)
     script = """
         eval "$(register-python-argcomplete cpdrun)"
         COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'

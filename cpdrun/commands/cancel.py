@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         document.sweeps.append(CancelledSweep(str(sweep.path), asked, waiting))
         queue = f", {waiting} taken out of the queue" if waiting else ""
         starting = "" if asked or waiting else "; a command that is still starting its runs stops too"
-        output.print(f"{sweep.name}: {asked} running runs asked to save and stop{queue}{starting}")
+        runs_asked = f"{asked} running run{'' if asked == 1 else 's'}"
+        output.print(f"{sweep.name}: {runs_asked} asked to save and stop{queue}{starting}")
     for run in runs:
         was_asked = cancel_run(run)
         document.runs.append(CancelledRun(run.name, was_asked))

@@ -15,11 +15,10 @@ from rich.text import Text
 
 from cpdrun.config.uses import uses
 from cpdrun.shell.output import Output
+from cpdrun.shell.terminal import widen
 
 # If a format is used in more yaml files of one group of conf/ than this, the other files are only counted.
 MOST_NAMED = 6
-# The maximum width of a table, in characters.
-WIDEST = 1000
 VALUES_PER_LINE = 8
 # The columns of the list of formats. Each heading is mapped to the attribute of `FormatFacts` that the column shows.
 # Truth values are shown as "yes" or "-".
@@ -143,8 +142,7 @@ def _print_table(console: Console, headings: Sequence[str], rows: Sequence[Seque
     for row in rows:
         table.add_row(*map(Text, row))
     if not console.is_terminal:  # because a file has no maximum width
-        width = console.measure(table, options=console.options.update(width=WIDEST)).maximum
-        console.width = max(console.width, width)
+        widen(console, table)
     console.print(table)
 
 

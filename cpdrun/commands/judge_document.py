@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpdrun.shell.document import optional
-from cpdrun.stats.evidence import Verdict
+from cpdrun.stats.evidence import PairsRange, SpreadPrior, Verdict
 from cpdrun.study.judge.candidates import JudgedArm, Pairing
 from cpdrun.study.judge.session import SessionState
 
@@ -20,34 +20,6 @@ DECISIONS: dict[Verdict, Literal["keep", "drop", "undecided"]] = {
     Verdict.REFUTED: "drop",
     Verdict.OPEN: "undecided",
 }
-
-
-@dataclass
-class PriorDocument:
-    """The prior for the standard deviation of differences. It comes from other arms or from the user.
-
-    Attributes:
-        deviation: The standard deviation, which is pooled from other arms or stated by the user.
-        degrees: The weight of the prior in degrees of freedom, or null if the user stated the deviation.
-    """
-
-    deviation: float
-    degrees: float
-
-
-@dataclass
-class MorePairs:
-    """An estimate of the number of further pairs after which the verdict is no longer open.
-
-    Attributes:
-        likely: The expected number of pairs.
-        low: The lower end of the range that contains the number in 80 % of cases.
-        high: The upper end of this range.
-    """
-
-    likely: int
-    low: int
-    high: int
 
 
 @dataclass
@@ -65,7 +37,8 @@ class CandidateDocument:
         own_low: The lower end of the interval that follows from the candidate's own pairs alone, without the prior.
         own_high: The upper end of the interval without the prior.
         deviation: The standard deviation of a single difference.
-        prior: The prior for this standard deviation, or null if there is none.
+        prior: The prior for this standard deviation, or null if there is none. Its degrees are null if the user
+            stated the standard deviation.
         is_conditional: Whether the verdict depends on a stated standard deviation.
         margin: The margin. It is negative if an improvement is required.
         error_probability: The largest probability that a candidate is certified although it is worse by more than the
@@ -94,11 +67,11 @@ class CandidateDocument:
     own_low: float
     own_high: float
     deviation: float
-    prior: PriorDocument | None
+    prior: SpreadPrior | None
     is_conditional: bool
     margin: float
     error_probability: float
-    more: MorePairs | None
+    more: PairsRange | None
     runs: int
     runs_failed: int
     at_most_fail: float | None
@@ -179,7 +152,6 @@ def session_document(file: str, session: SessionState) -> SessionDocument:
 
 def _candidate(judged: JudgedArm, confidence: float) -> CandidateDocument:
     judgement, counts = judged.judgement, judged.pairs.counts
-    prior, more = judgement.prior, judgement.more
     return CandidateDocument(
         candidate=judged.candidate,
         verdict=judged.verdict,
@@ -191,11 +163,11 @@ def _candidate(judged: JudgedArm, confidence: float) -> CandidateDocument:
         own_low=judgement.own_low,
         own_high=judgement.own_high,
         deviation=judgement.deviation,
-        prior=PriorDocument(prior.deviation, prior.degrees) if prior.degrees else None,
-        is_conditional=math.isinf(prior.degrees),
+        prior=judgement.prior if judgement.prior.degrees else None,
+        is_conditional=math.isinf(judgement.prior.degrees),
         margin=judged.margin,
         error_probability=judged.errors.certify,
-        more=None if more is None else MorePairs(more.likely, more.low, more.high),
+        more=judgement.more,
         runs=counts.ended,
         runs_failed=counts.failed,
         at_most_fail=counts.at_most(confidence),

@@ -76,7 +76,8 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
 
     runs = [(run, config) for run, config in runs if has_other_settings(run, config)]
     if not runs or dry_run:
-        return [f"{len(runs)} runs have ended; their metrics would be read again"] if runs else []
+        ended = "1 run has" if len(runs) == 1 else f"{len(runs)} runs have"
+        return [f"{ended} ended; metrics would be read again"] if runs else []
     missing = []
     for run, config in runs:
         try:
@@ -84,10 +85,13 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
         except NoResultError as error:
             missing.append(str(error))
     done = len(runs) - len(missing)
-    lines = (
-        [f"{done} run{'' if done == 1 else 's'} done; metrics read again, nothing to train"] if done else []
-    )
-    return lines + ([f"{len(missing)} runs keep their former metrics: {missing[0]}"] if missing else [])
+    lines = []
+    if done:
+        lines.append(f"{done} run{'' if done == 1 else 's'} done; metrics read again, nothing to train")
+    if missing:
+        kept = "1 run keeps its" if len(missing) == 1 else f"{len(missing)} runs keep their"
+        lines.append(f"{kept} former metrics: {missing[0]}")
+    return lines
 
 
 def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cpdrun.whatif.forecast import LadderForecast
 
 DOCUMENTS = {"predict": "cpdrun.report.prediction:PredictDocument"}
-# The maximum width of a table, in characters.
-WIDEST = 1000
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -143,12 +141,11 @@ def _show(
 ) -> None:
     """Print the table and then the sentences, so that the answer is at the end of the screen."""
     from cpdrun.report.prediction import make_table, predict_document, summarize
+    from cpdrun.shell.terminal import widen
 
     table = make_table(ladders)
     if not console.is_terminal:  # because a file has no maximum width
-        console.width = max(
-            console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum
-        )
+        widen(console, table)
     console.print(table)
     for line in summarize(ladders, context):
         console.print(line, soft_wrap=True, markup=False)
@@ -195,7 +192,7 @@ def _train(
         display = Display(output.progress, axes_of(question.directory) if directory.manifest.exists() else ())
         with writing(directory.path):
             summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-        print_summary(output.progress, summary)
+        print_summary(output.progress, directory, summary)
         code = max(code, summary.exit_code)
     if code == OK and (lost := [each for each in missing if not each.is_there]):
         output.note(f"{lost[0].folder.path} ended without an observation", kind="error")

@@ -158,7 +158,7 @@ def _launch(
     with writing(directory.path):  # If writing fails, the disk is usually full.
         summaries = search(session, results, configs[0]["launcher"], options, display, before, display.on_end)
     for summary in summaries:
-        print_summary(output.progress, summary)
+        print_summary(output.progress, directory, summary)
     return max((summary.exit_code for summary in summaries), default=FAILED), summaries
 
 
@@ -196,7 +196,7 @@ def _show_results(
             says=lines,
             dry_run=arguments.dry_run,
             forecast=forecast,
-            summaries=[summary.document() for summary in summaries],
+            summaries=summaries,
             notes=output.notes,
         )
     )

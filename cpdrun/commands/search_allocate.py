@@ -136,7 +136,7 @@ def _launch(
     display = Display(output.progress, axes_of(directory))
     with writing(directory.path):  # If writing fails, the disk is usually full.
         summary = session.launch(directory, jobs, configs[0]["launcher"], options, display, before)
-    print_summary(output.progress, summary)
+    print_summary(output.progress, directory, summary)
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 

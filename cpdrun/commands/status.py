@@ -10,7 +10,7 @@ DOCUMENTS = {"status": "cpdrun.launch.progress.status:StatusDocument"}
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show the progress of a sweep, run by run")
-    add_names(status, "*", "name or folder of a sweep (default: the latest)")
+    add_names(status, "*", "name or folder of a sweep (default: the latest)", completions="sweeps")
     status.add_argument("--watch", action="store_true", help="keep showing the progress until nothing runs")
     add_json(status)
     return status

@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     show = "with --dry-run: print the whole configuration of the first run"
     sweep.add_argument("--show", action="store_true", help=show)
     add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun sweep --join`")
-    rerun = "run failed runs again; or those of other code or data, too; or all from the start"
+    rerun = "run again: failed runs, runs whose code or data has changed, or all runs from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
     leave = "hand the runs to the cluster or to other machines, and return"
     sweep.add_argument("--no-wait", action="store_false", dest="wait", help=leave)
@@ -140,12 +140,11 @@ def _print_states(
         Whether an error was printed because the record of a run cannot be read.
     """
     from cpdrun.record import State
-    from cpdrun.record.fingerprint import of_other_code
 
     output = arguments.output
     output.print(f"{sweep.describe()}: {found.count(State.DONE)} done, {len(to_run)} to run")
     if found.changed and not arguments.rerun:
-        output.print(of_other_code(found.changed))
+        output.print(found.changed_line())
     for note in _notes(sweep, found, to_run, options_of(arguments)):
         output.note(note)
     problems = [
@@ -200,7 +199,7 @@ def _train(
     summary = _launch(session, sweep, to_run, anew, options, arguments)
     if summary is None:
         return INTERRUPTED
-    document.summary = summary.document()
+    document.summary = summary
     if options.wait and summary.exit_code != INTERRUPTED:
         document.seed_power = _print_answer(sweep, output)
     after = describe_sweep(sweep, run_states(sweep), to_run, options)
@@ -246,7 +245,7 @@ def _launch(
         summary = session.launch(directory, first.jobs, launcher, options, display, before, more=first.more)
     if not first.problem:
         summary.interrupted += first.held_back
-    print_summary(output.progress, summary)
+    print_summary(output.progress, directory, summary)
     if options.wait and is_script(configs[0]):
         _note_ignored(sweep, output)
     return summary

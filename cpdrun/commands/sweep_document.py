@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cpdrun.launch.summary import SummaryDocument
+from cpdrun.launch.summary import Summary
 from cpdrun.study.seed_power import SeedPower
 from cpdrun.sweep.dry_run import SweepDescription
 
@@ -20,6 +20,6 @@ class SweepDocument(SweepDescription):
     """
 
     dry_run: bool
-    summary: SummaryDocument | None
+    summary: Summary | None
     seed_power: SeedPower | None
     notes: list[str]

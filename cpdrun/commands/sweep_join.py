@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cpdrun.arguments import add_json, complete_by
+from cpdrun.arguments import add_json, add_names
 from cpdrun.commands.launching import add_options, cancelled_before, may_start, options_of
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 
@@ -23,8 +23,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "`cpdrun sweep exp=NAME --launcher pull --no-wait`, and let it start `cpdrun sweep --join NAME` on each "
         "machine. `cpdrun cancel NAME` stops all of them.",
     )
-    text = "name or folder of a sweep; results_dir=PATH names the results directory"
-    complete_by("sweeps", work.add_argument("names", nargs="+", metavar="SWEEP", help=text))
+    add_names(work, "+", "name or folder of a sweep", completions="sweeps")
     add_options(work)
     work.add_argument("--rerun", choices=["failed"], help="also take failed runs, each once")
     add_json(work)
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Session() as session:
         for sweep in find_sweeps(arguments.names):
             worked, summary = _work(sweep, launcher, arguments, session)
-            document.sweeps.append(JoinedSweep(str(sweep.path), summary and summary.document()))
+            document.sweeps.append(JoinedSweep(str(sweep.path), summary))
             if worked == INTERRUPTED:
                 return INTERRUPTED
             code = code or worked
@@ -72,7 +71,7 @@ def _work(
             return INTERRUPTED, None
         display = Display(output.progress, axes_of(sweep))
         summary = session.launch(sweep, jobs, launcher, options, display, before, more=pool.take)
-        print_summary(output.progress, summary)
+        print_summary(output.progress, sweep, summary)
         code = summary.exit_code
     else:
         output.print(f"{sweep.name}: nothing is left to do")

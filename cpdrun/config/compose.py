@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,10 @@ from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import INGREDIENTS, copied, flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
+from cpdrun.config.yaml_packages import CONF_MODULE, EXPERIMENT, ROOT, SCRIPT_ROOT, yaml_packages
 
-CONF_MODULE = "cpdrun.conf"
-RECIPES_MODULE = "custom_fp.conf"  # its folder `recipe` is a group of ours, too
-ROOT, SCRIPT_ROOT = "config", "script"  # what a run is: of cpdrun's own loop, of a user's script
-BASE = "any_run"  # which both have
-EXPERIMENT = "exp"
+BASE = "any_run"  # the yaml file that both ROOT and SCRIPT_ROOT include
 NO_GROUPS = ("hydra",)  # Hydra's own folder
-ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")  # of installed packages with yaml
 NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
 RECIPE = "recipe"
 MAY_BE_NONE = (RECIPE,)
@@ -47,16 +42,12 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 @cache
 def installed() -> tuple[str, ...]:
-    """Return the packages of yaml files other than conf/: that of custom_fp, and those that entry points name.
-
-    Their folders are groups, as in conf/. If a file has the same name as a file of conf/, conf/ is used.
+    """Return the packages of yaml files other than conf/, whose folders are groups, as in conf/.
 
     Raises:
         ConfigError: A package that an entry point names cannot be imported.
     """
-    every = entry_points()  # which reads a file a distribution
-    named = [entry.value for group in ENTRY_POINTS for entry in every.select(group=group)]
-    found = dict.fromkeys([RECIPES_MODULE, *named])
+    found = tuple(package for package in yaml_packages() if package != CONF_MODULE)
     for package in found:
         try:
             import_module(package)
@@ -64,7 +55,7 @@ def installed() -> tuple[str, ...]:
             raise ConfigError(
                 f"entry point {package}: {error}; reinstall or remove the package it is of"
             ) from None
-    return tuple(found)
+    return found
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A mistake of the user's, told in one line."""
+"""The error that is raised if a configuration, or a key of one, is wrong."""
 
 from custom_fp.words import did_you_mean
 
@@ -8,4 +8,4 @@ __all__ = ["ConfigError", "did_you_mean"]
 
 
 class ConfigError(UserError):
-    """What was given, what is allowed, what to do: one line, shown without a traceback."""
+    """A configuration is wrong. The message is one line without a traceback."""

@@ -1,10 +1,10 @@
-"""`recipe=NAME` is a run's precision by the name that the field has for it: rules for what is rounded, and what a run
-needs beside them, such as a loss scale. custom_fp/conf/recipe has one a file.
+"""Recipes, which set the precision of a run by a name of the field: `recipe=NAME`.
 
-A resolved config has the recipe's keys where a run reads them, in `precision`, and under `recipe` its name; so a recipe
-names a run as the same keys do that are typed one by one. It stands in place of what `precision` says, which then is to
-be as it is by default. What a recipe leaves open, `ingredients`, is a section of the config, which its rules refer to:
-${ingredients.format}.
+A recipe contains rules for what is rounded, and further settings such as a loss scale. custom_fp/conf/recipe has one
+recipe per file. In a resolved config, the section `precision` has the recipe's keys and `recipe` has its name, so the
+run is the same as if the keys had been typed one by one. A recipe replaces the section `precision`, which must then
+have its default values. The section `ingredients` has the settings that a recipe leaves open. Its rules refer to them,
+as in ${ingredients.format}.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,19 @@ RECIPE, PRECISION, PLAIN = "recipe", "precision", "fp32"
 def spell_out(
     config: dict[str, Any], composer: Composer, choices: Mapping[str, str], *, of_baseline: bool = False
 ) -> None:
-    """Puts the recipe of a composed config into its precision. Raises ConfigError where both say what is rounded, for a
-    key that no precision has, and for an ingredient that the recipe has not; that is left out `of_baseline`."""
+    """Set the section `precision` of a composed config to that of its recipe, in place.
+
+    Args:
+        config: The composed config.
+        composer: The composer of the configuration.
+        choices: The choices of groups, keyed by group.
+        of_baseline: Whether the config is that of a baseline. If so, ingredients that its recipe does not have are
+            deleted.
+
+    Raises:
+        ConfigError: Both the recipe and `precision` say what is rounded, the recipe has an unknown key, or it does not
+            have one of the ingredients.
+    """
     recipe = config[RECIPE]
     for key in list(config.get(INGREDIENTS) or ()):
         if f"${{{INGREDIENTS}.{key}}}" not in str(recipe):

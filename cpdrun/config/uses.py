@@ -1,4 +1,4 @@
-"""The experiments, recipes and other choices that name a number format."""
+"""Find the experiments, recipes, and other yaml files that name a number format."""
 
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
@@ -9,14 +9,10 @@ from typing import Any
 import yaml
 from custom_fp.formats.protocol import NumberFormat
 
-from cpdrun.config.compose import CONF_MODULE, RECIPES_MODULE
+from cpdrun.config.yaml_packages import CONF_MODULE, RECIPES_MODULE
 
-OTHER_NAMES = {
-    "defaults",
-    "recipe",
-    "precision",
-    "name",
-}  # keys whose words are choices of a group, not formats
+# Keys whose values are choices of a group, not formats.
+OTHER_NAMES = {"defaults", "recipe", "precision", "name"}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -24,8 +20,7 @@ def uses(fmt: NumberFormat) -> list[str]:
     """Return the yaml files of conf/ and of custom_fp that name this format, sorted, such as `recipe/nvfp4`."""
     names = {fmt.name, *fmt.synonyms}
     found = []
-    every = chain(*(_yaml_files(files(module), "") for module in (CONF_MODULE, RECIPES_MODULE)))
-    for path, file in every:
+    for path, file in chain(_yaml_files(files(CONF_MODULE), ""), _yaml_files(files(RECIPES_MODULE), "")):
         text = file.read_text(encoding="utf-8")
         if any(name in text for name in names) and names & set(_words(yaml.load(text, LOADER))):
             found.append(path)
@@ -41,7 +36,7 @@ def _yaml_files(folder: Traversable, under: str) -> Iterator[tuple[str, Traversa
 
 
 def _words(said: Any) -> Iterator[str]:
-    """Every text that is a value, or one of several behind commas."""
+    """Yield every text value. A text with commas is split into its items."""
     if isinstance(said, str):
         yield from (word.strip() for word in said.split(","))
     elif isinstance(said, Mapping):

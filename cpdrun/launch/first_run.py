@@ -32,7 +32,6 @@ class FirstRun:
     Attributes:
         jobs: The jobs that may start immediately.
         problem: Why the other jobs must not start, or "".
-        is_awaited: Whether a first run must still end before the other jobs may start.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class FirstRun:
     ) -> None:
         self._display = display
         self.problem = ""
-        self.is_awaited = (
+        self._is_awaited = (
             bool(jobs)
             and (is_script(jobs[0].config) or not only_scripts)
             and executor_class(jobs[0].config["launcher"]).here
             and not options.keep_going
             and not any(run.result() for run in jobs[0].run.sweep.runs())
         )
-        first = _at_once(jobs, options) if self.is_awaited else len(jobs)
+        first = _at_once(jobs, options) if self._is_awaited else len(jobs)
         self.jobs, self._held_back = list(jobs[:first]), list(jobs[first:])
         display.held_back = len(self._held_back)
 
@@ -57,27 +56,23 @@ class FirstRun:
         return len(self._held_back)
 
     def more(self, event: Event) -> list[Job]:
-        """Return the held-back jobs if they may start now that a run has ended, and otherwise an empty list."""
-        if not self.has_shown(event):
-            return []
-        held_back, self._held_back = self._held_back, []
-        self._display.held_back = 0
-        return held_back
+        """Return the held-back jobs if they may start now that a run has ended, and otherwise an empty list.
 
-    def has_shown(self, event: Event) -> bool:
-        """Return whether the other runs may start now that a run has ended.
-
-        The first run that ends decides this. Later calls return the same answer.
+        The first run that ends decides this.
         """
-        if self.is_awaited and not self.problem:
-            self.is_awaited = False
+        if self._is_awaited:
+            self._is_awaited = False
             self.problem = _problem(event)
             result = event.job.run.result()
             if self.problem:
                 self._display.say(f"{self.problem} {self._consequence()}")
             elif result is not None and is_script(event.job.config):
                 self._display.say(_found(result))
-        return not self.problem
+        if self.problem:
+            return []
+        held_back, self._held_back = self._held_back, []
+        self._display.held_back = 0
+        return held_back
 
     def _consequence(self) -> str:
         """Return what happens to the other runs because the first one has failed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cpdrun.errors import FAILED, INTERRUPTED, OK
 from cpdrun.launch.base import Event, Job
-from cpdrun.record import Ending, RunDir
+from cpdrun.record import Ending
 
 
 @dataclass
@@ -35,7 +35,7 @@ class LeftRunning:
 
 
 @dataclass
-class SummaryDocument:
+class Summary:
     """The numbers of runs of a launch by how they ended.
 
     Attributes:
@@ -50,15 +50,22 @@ class SummaryDocument:
         training_share: The share of the core-seconds that was training. None if no run ended on this machine.
     """
 
-    done: int
-    diverged: int
-    did_not_learn: int
-    failed: list[FailedRun]
-    interrupted: int
-    submitted: int
-    wall_seconds: float
-    left_running: list[LeftRunning]
-    training_share: float | None
+    done: int = 0
+    diverged: int = 0
+    did_not_learn: int = 0
+    failed: list[FailedRun] = field(default_factory=list)
+    interrupted: int = 0
+    submitted: int = 0
+    wall_seconds: float = 0.0
+    left_running: list[LeftRunning] = field(default_factory=list)
+    training_share: float | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that launched these runs."""
+        if self.failed:
+            return FAILED
+        return INTERRUPTED if self.interrupted else OK
 
 
 @dataclass
@@ -71,7 +78,7 @@ class JoinedSweep:
     """
 
     sweep: str
-    summary: SummaryDocument | None
+    summary: Summary | None
 
 
 @dataclass
@@ -87,44 +94,26 @@ class WorkDocument:
     notes: list[str]
 
 
-@dataclass
-class Summary:
-    """`failed` lists (run, reason); `interrupted` counts what a stop left undone."""
-
-    done: int = 0
-    diverged: int = 0
-    did_not_learn: int = 0
-    failed: list[tuple[RunDir, str]] = field(default_factory=list)
-    interrupted: int = 0
-    submitted: int = 0  # handed to a scheduler that works on without us
-    wall_seconds: float = 0.0
-    left_running: list[tuple[RunDir, str]] = field(default_factory=list)  # run, processes that outlive it
-    training_share: float | None = None  # of the core-seconds this machine offered; None where nothing ran
-
-    @property
-    def exit_code(self) -> int:
-        if self.failed:
-            return FAILED
-        return INTERRUPTED if self.interrupted else OK
-
-    def document(self) -> SummaryDocument:
-        """Return the summary as a part of a command's document."""
-        failed = [FailedRun(run.name, reason) for run, reason in self.failed]
-        left_running = [LeftRunning(run.name, processes) for run, processes in self.left_running]
-        return SummaryDocument(**{**vars(self), "failed": failed, "left_running": left_running})
-
-
 class Tally:
-    """Counts the events of a launch that began at `began`, by time.monotonic."""
+    """Counts the events of a launch.
+
+    Args:
+        began: The time at which the launch began, by time.monotonic.
+
+    Attributes:
+        jobs: The number of jobs that were submitted, or would have been if the launch had not been stopped.
+    """
 
     def __init__(self, began: float) -> None:
         self.jobs = 0
         self._began = began
         self._summary = Summary()
         self._started: dict[str, float] = {}
-        self._executed: dict[str, tuple[Job, float]] = {}  # by name: the job, the seconds it took here
+        # For each run that this launch has trained: its job, and the seconds that it took.
+        self._executed: dict[str, tuple[Job, float]] = {}
 
     def event(self, event: Event) -> None:
+        """Count that a run has started or ended."""
         name = event.job.run.name
         if event.outcome is None:
             self._started[name] = time.monotonic()
@@ -132,16 +121,21 @@ class Tally:
         if not event.elsewhere:
             self._executed[name] = (event.job, time.monotonic() - self._started.get(name, self._began))
         if event.outcome.left_running:
-            self._summary.left_running.append((event.job.run, event.outcome.left_running))
+            self._summary.left_running.append(LeftRunning(name, event.outcome.left_running))
         status = event.outcome.status
         self._summary.done += status is Ending.FINISHED
         self._summary.diverged += status is Ending.DIVERGED
         self._summary.did_not_learn += status is Ending.DID_NOT_LEARN
         if status.is_failure:
-            self._summary.failed.append((event.job.run, event.outcome.reason))
+            self._summary.failed.append(FailedRun(name, event.outcome.reason))
 
     def summary(self, slots: int, *, waited: bool) -> Summary:
-        """Of all events so far, on an executor of so many slots."""
+        """Return the summary of all events so far.
+
+        Args:
+            slots: The number of ranks that the executor runs at the same time. 0 if a scheduler decides it.
+            waited: Whether the launch waited for its runs. If not, the runs without a result count as submitted.
+        """
         summary = self._summary
         ended = summary.done + summary.diverged + summary.did_not_learn + len(summary.failed)
         left = self.jobs - ended
@@ -152,13 +146,20 @@ class Tally:
 
 
 def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: float) -> float | None:
-    """The part of wall time x slots that was spent training by `jobs`, each with the seconds it took here.
+    """Return the share of `wall_seconds * slots` that was spent training.
 
-    None where no job ended well, or where slots is 0: they are not ours to count.
+    Args:
+        jobs: The jobs that this launch has executed, each with the seconds that it took.
+        slots: The number of ranks that run at the same time. 0 if a scheduler decides it.
+        wall_seconds: The duration of the launch.
+
+    Returns:
+        The share, or None if no job has a result or `slots` is 0.
     """
     training = 0.0
     for job, seconds in jobs:
         result = job.run.result()
-        if result is not None:  # a resumed run also counts the training of earlier launches; not here
+        if result is not None:
+            # The record of a resumed run includes the training in earlier launches, which must not count here.
             training += min(result.train_seconds or 0.0, seconds) * min(job.nproc, slots)
     return training / (wall_seconds * slots) if training else None

@@ -1,8 +1,8 @@
-# ruff: noqa: F401 (what others import from here is imported here)
-"""The record: what a run leaves on disk, and what can be read back from it.
+# ruff: noqa: F401 (these names are imported for users of the package)
+"""The record: the files of a run, and functions that read and write them.
 
-Every path of a sweep or a run is spelled in :mod:`cpdrun.record.layout`; launcher, trainer and report
-meet nowhere else. Nothing here imports torch.
+:mod:`cpdrun.record.layout` defines all paths. The launcher, the trainer, and the report exchange data only through
+these files. Nothing here imports torch.
 """
 
 from cpdrun.record.cpu import described, differ, processor, processors

@@ -130,18 +130,14 @@ def _data_path(env: Mapping[str, Any], config: Mapping[str, Any]) -> Path | None
 
 
 def changed_runs(runs: Iterable[tuple[RunDir, Mapping[str, Any]]]) -> dict[str, list[str]]:
-    """What has changed since each of `runs`, of a config each, was trained, by its name; only where something has."""
+    """Return the parts of code and data that have changed since runs were trained, keyed by the run's name.
+
+    Args:
+        runs: The runs, each with its config. Runs without a change are left out of the result.
+    """
     return {
         run.name: changed for run, config in runs if (changed := changes_since(read_json(run.env), config))
     }
-
-
-def of_other_code(changed: dict[str, list[str]]) -> str:
-    """`2 of the done runs are of other code or data (mine, data): --rerun changed trains them anew`."""
-    names = list(dict.fromkeys(name for names in changed.values() for name in names))
-    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    are = "of the done runs is" if len(changed) == 1 else "of the done runs are"
-    return f"{len(changed)} {are} of other code or data than now ({listed}); --rerun changed trains them anew"
 
 
 def _files(path: Path) -> Iterator[Path]:

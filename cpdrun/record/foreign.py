@@ -1,4 +1,4 @@
-"""The yaml and text files of a record, read with care: a run directory may come from anyone."""
+"""Reading of the yaml and text files of a record. A run directory may come from anyone, so sizes are limited."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,15 +10,16 @@ from cpdrun.record.version import NewerRecordError, newer
 
 # The key of the number of runs that a search is likely to take in total, in the block `search` of sweep.yaml.
 EXPECTED_RUNS = "expected_runs"
-RUNS_LISTED = 16  # times as much as in a configuration may stand in a sweep.yaml, which names every run
+# A sweep.yaml may be this many times as large as a config, because it lists every run.
+RUNS_LISTED = 16
 
 
 def read_config(run: RunDir) -> dict[str, Any]:
-    """Return the configuration of `run`.
+    """Return the config of a run.
 
     Raises:
-        ValueError: it is no configuration; the message is one line.
-        OSError: it cannot be read.
+        ValueError: The file does not contain a config. The message is one line.
+        OSError: The file cannot be read.
     """
     config = parse_yaml(read_record(run.config, MOST_BYTES))
     if not isinstance(config, dict) or "format" not in config:
@@ -27,11 +28,17 @@ def read_config(run: RunDir) -> dict[str, Any]:
 
 
 def read_manifest(sweep: SweepDir) -> Any:
-    """Return the contents of sweep.yaml. Raises as `read_config`, and NewerRecordError if a newer cpdrun wrote it."""
-    said = parse_yaml(read_record(sweep.manifest, RUNS_LISTED * MOST_BYTES), RUNS_LISTED)
-    if isinstance(said, Mapping) and (problem := newer(said)):
+    """Return the contents of sweep.yaml.
+
+    Raises:
+        NewerRecordError: A newer version of cpdrun wrote the file.
+        ValueError: The file is not valid yaml.
+        OSError: The file cannot be read.
+    """
+    manifest = parse_yaml(read_record(sweep.manifest, RUNS_LISTED * MOST_BYTES), RUNS_LISTED)
+    if isinstance(manifest, Mapping) and (problem := newer(manifest)):
         raise NewerRecordError(problem)
-    return said
+    return manifest
 
 
 def read_search(sweep: SweepDir) -> Mapping[str, Any]:

@@ -319,8 +319,8 @@ class SweepDir:
     def names_by_hash(self) -> dict[str, str]:
         """Return the names of all folders of runs, by the hash in the name.
 
-        The hash identifies a run, because former versions of cpdrun gave it another slug. If several folders have the
-        same hash, a finished one takes precedence.
+        The hash alone identifies a run, because the slug may be that of a former version of cpdrun. If several folders
+        have the same hash, a finished one takes precedence.
         """
         try:
             names = sorted(path.name for path in self.runs_folder.iterdir())

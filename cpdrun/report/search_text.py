@@ -15,8 +15,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.launch.progress.display import duration
-from cpdrun.launch.summary import SummaryDocument
+from cpdrun.launch.progress.results import duration
+from cpdrun.launch.summary import Summary
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, render, render_lines
 from cpdrun.report.result_text import (
@@ -66,7 +66,7 @@ class SearchDocument(SearchResult):
     says: list[str]
     dry_run: bool
     forecast: list[str]
-    summaries: list[SummaryDocument]
+    summaries: list[Summary]
     notes: list[str]
 
 

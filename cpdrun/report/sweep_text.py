@@ -14,16 +14,17 @@ from cpdrun.study.study import Study
 def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
     """Return the first lines of a sweep's report.
 
-    If `power` is given, the last line says how small a difference can be for the sweep's seeds to decide it.
+    If `power` is given, the last line says for which margin the sweep's seeds are enough.
     """
     lines, _ = headline(study, next_command(study, [sweep]))
     return lines if power is None else [*lines, seed_power_text(power, study.metric)]
 
 
 def seed_power_text(power: SeedPower, metric: Metric) -> str:
-    """Return a sentence with the smallest differences that the seeds can decide.
+    """Return a sentence with the smallest margin for which the seeds are enough.
 
-    For example `3 seeds settle differences of 4.6 points.`.
+    The numbers are for a candidate exactly as good as the baseline. The number of further pairs that a verdict names
+    is for one candidate with its own mean difference, so it may be larger or smaller.
     """
 
     def show(value: float) -> str:

@@ -18,6 +18,7 @@ from cpdrun.report.document import ReportDocument
 from cpdrun.report.page import html, markup, paper, pictures
 from cpdrun.report.page.table_files import TABLES
 from cpdrun.report.render import count
+from cpdrun.shell.terminal import widen
 from cpdrun.study import ReportError, ReportUsageError
 from cpdrun.study.axes import plain
 from cpdrun.study.collect import sweep_names
@@ -232,8 +233,7 @@ def _print_table(console: Console, shown: tables.Shown, bold: Sequence[bool] = (
     table = markup.terminal(shown, bold, console.encoding)
     width = console.width
     if not console.is_terminal:
-        options = console.options.update(width=10_000)
-        console.width = max(width, console.measure(table, options=options).maximum)
+        widen(console, table)
     console.print(table)
     console.width = width
 

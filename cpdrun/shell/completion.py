@@ -10,16 +10,15 @@ import argparse
 import contextlib
 import glob
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-EXPERIMENT, ROOT, SCRIPT_ROOT = "exp", "config", "script"
-# Entry points of installed packages with yaml files.
-ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
-# The short forms of a script's keys.
-SCRIPT_KEYS = ("script", "script_args", "metric")
+from cpdrun.config.script import SHORT_FORMS
+from cpdrun.config.yaml_packages import EXPERIMENT, ROOT, SCRIPT_ROOT, yaml_packages
+
+if TYPE_CHECKING:
+    from cpdrun.record import SweepDir
 
 
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
@@ -34,8 +33,8 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
     folders = _folders(getattr(parsed_args, "config_dir", None))
     key, equals, typed = prefix.partition("=")
     if not equals:
-        is_script = any(word.split("=")[0] in SCRIPT_KEYS for word in words)
-        keys = {*_keys(folders, chosen, SCRIPT_ROOT if is_script else ROOT), *SCRIPT_KEYS}
+        is_script = any(word.split("=")[0] in SHORT_FORMS for word in words)
+        keys = {*_keys(folders, chosen, SCRIPT_ROOT if is_script else ROOT), *SHORT_FORMS}
         return [f"{name}=" for name in sorted(keys)]
     earlier, comma, _last = typed.rpartition(",")
     return [f"{key}={earlier}{comma}{value}" for value in _values(key, typed, folders)]
@@ -43,17 +42,12 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
 
 def sweeps(**_: Any) -> list[str]:
     """Return the names of the sweeps in the default results directory."""
-    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
-
-    return [sweep.name for sweep in sweeps_in(Path(DEFAULT_RESULTS_DIR))]
+    return [sweep.name for sweep in _sweeps()]
 
 
 def sweeps_and_runs(**_: Any) -> list[str]:
     """Return the names of the sweeps and runs in the default results directory."""
-    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
-
-    found = sweeps_in(Path(DEFAULT_RESULTS_DIR))
-    return [sweep.name for sweep in found] + [run.name for sweep in found for run in sweep.runs()]
+    return [*sweeps(), *(run.name for sweep in _sweeps() for run in sweep.runs())]
 
 
 def formats(**_: Any) -> list[str]:
@@ -63,16 +57,17 @@ def formats(**_: Any) -> list[str]:
     return [fmt.name for fmt in listed()]
 
 
+def _sweeps() -> "list[SweepDir]":
+    from cpdrun.record.find import DEFAULT_RESULTS_DIR, sweeps_in
+
+    return sweeps_in(Path(DEFAULT_RESULTS_DIR))
+
+
 def _folders(config_dir: Path | None) -> list[Path]:
     """Return the folders of yaml files: the user's own, cpdrun's, and those of installed packages."""
-    every = entry_points()
-    packages = [
-        *("cpdrun.conf", "custom_fp.conf"),
-        *(entry.value for group in ENTRY_POINTS for entry in every.select(group=group)),
-    ]
     found = [config_dir] if config_dir else []
     with contextlib.suppress(ImportError):  # The command itself reports what is wrong.
-        for package in dict.fromkeys(packages):
+        for package in yaml_packages():
             spec = find_spec(package)
             found += [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     return found

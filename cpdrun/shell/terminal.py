@@ -8,6 +8,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
+
+# The maximum width of a table, in characters.
+WIDEST = 10_000
 
 
 class Terminal(Console):
@@ -31,6 +35,12 @@ class Notebook(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False, force_terminal=False, force_jupyter=False, width=100)
+
+
+def widen(console: Console, table: Table) -> None:
+    """Make a console at least as wide as a table, so that no cell is cut or wrapped."""
+    options = console.options.update(width=WIDEST)
+    console.width = max(console.width, console.measure(table, options=options).maximum)
 
 
 class NotebookLive:

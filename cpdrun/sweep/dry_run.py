@@ -20,11 +20,11 @@ from cpdrun.config.compose import CONF_MODULE, EXPERIMENT, installed
 from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
-from cpdrun.launch.progress.display import duration
+from cpdrun.launch.progress.results import duration
 from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.sanitize import visible_line
-from cpdrun.shell.terminal import Terminal
+from cpdrun.shell.terminal import Terminal, widen
 from cpdrun.sweep.request import CASE
 from cpdrun.sweep.requirements import missing_folders, smaller_experiment
 from cpdrun.sweep.run_states import RunStates
@@ -33,8 +33,6 @@ from cpdrun.sweep.shared_config import OURS, bytes_lines, class_name, recipe_lin
 
 # How the table and the forecast name the states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
-# The maximum width of a table, in characters.
-WIDEST = 1000
 
 
 def print_dry_run(
@@ -66,7 +64,7 @@ def print_dry_run(
         console.print(Text(visible_line(f"\nwould write {path}:\n\n{script}")), soft_wrap=True)
     table = _table(sweep, found, to_run)
     lines = console.height - 3
-    console.width = max(console.width, _width(console, table))  # so that the names of runs can be copied
+    widen(console, table)  # so that the names of runs can be copied
     if console.is_terminal and len(sweep.runs) > lines:
         with console.pager(styles=False):
             console.print(table)
@@ -170,10 +168,6 @@ def _result(sweep: Plan, run: PlannedRun, found: RunStates) -> tuple[str | None,
     """Return the status and the metrics of a run, or None and an empty dictionary if the run is not done."""
     done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
     return (None, {}) if done is None else (str(done.status), dict(done.metrics))
-
-
-def _width(console: Terminal, table: Table) -> int:
-    return console.measure(table, options=console.options.update(width=WIDEST)).maximum
 
 
 def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:

@@ -47,6 +47,12 @@ class RunStates:
         """Return the number of runs in the given state."""
         return sum(found is state for found in self.states.values())
 
+    def changed_line(self) -> str:
+        """Return a line with the number of done runs whose code or data has changed, and the changed parts."""
+        names = list(dict.fromkeys(name for names in self.changed.values() for name in names))
+        runs = f"{len(self.changed)} done run{'s' if len(self.changed) > 1 else ''}"
+        return f"{runs} used other code or data than now ({_few(names)}). --rerun changed trains them again"
+
     def notes(self, *, here: bool) -> list[str]:
         """Return notes that the user should read before more runs are trained.
 

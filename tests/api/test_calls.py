@@ -86,6 +86,7 @@ def test_packages_are_functions_in_any_import_order():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     assert set(cpdrun.api.__all__) <= set(dir(cpdrun))
     assert all(callable(getattr(cpdrun, name)) for name in cpdrun.api.__all__)
+    assert not any(hasattr(cpdrun, name) for name in ("swep", "Names", "_sweep"))
 
 
 @pytest.mark.parametrize("name", ["sweep", "search", "report"])

@@ -42,7 +42,7 @@ def test_a_wrong_pattern_costs_one_run_and_its_correction_none(here, capsys):
     before = [run.attempts() for run in runs_of(here)]
 
     assert main([*sweep, "--dry-run"]) == 0
-    assert "3 runs have ended; their metrics would be read again" in capsys.readouterr().out
+    assert "3 runs have ended; metrics would be read again" in capsys.readouterr().out
     assert main(sweep) == 0
     assert "3 runs done; metrics read again, nothing to train" in capsys.readouterr().out
     results = [run.result() for run in runs_of(here)]

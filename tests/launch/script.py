@@ -47,8 +47,8 @@ def main(folder: str, text: str) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print_summary(console, summary)
-    counts = dataclasses.asdict(summary) | {"failed": [run.name for run, _ in summary.failed]}
+    print_summary(console, sweep, summary)
+    counts = dataclasses.asdict(summary) | {"failed": [failed.run for failed in summary.failed]}
     status = Path("/proc/self/status").read_text()
     peak_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024
     print(json.dumps(counts | {"torch_imported": "torch" in sys.modules, "peak_mb": peak_mb}))

@@ -30,7 +30,7 @@ from cpdrun.launch.progress.status import (
     sweep_document,
     sweep_status,
 )
-from cpdrun.launch.summary import Summary
+from cpdrun.launch.summary import FailedRun, LeftRunning, Summary
 from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, json_text, write_json
 from cpdrun.sweep import plan
 
@@ -317,8 +317,11 @@ def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monke
     out = io.StringIO()
     for width in (70, 300):
         print_status(Console(file=out, width=width, force_terminal=True, color_system=None), sweep)
-    summary = Summary(failed=[(run, f"sour {evil}")], left_running=[(run, f"7 (daemon {evil})")])
-    print_summary(Console(file=out, width=300), summary)
+    summary = Summary(
+        failed=[FailedRun(run.name, f"sour {evil}")],
+        left_running=[LeftRunning(run.name, f"7 (daemon {evil})")],
+    )
+    print_summary(Console(file=out, width=300), sweep, summary)
     text = out.getvalue()
     assert r": 7 (daemon \x1b]0;owned\x07\x1b[2J\u202e)" in text
     assert not set(text) & set(evil[:1] + "\x07\u202e")
@@ -332,7 +335,8 @@ def test_a_summary_folds_progress_bars_and_says_each_reason_once(job, local, swe
         with run.last_attempt().rank_log(0).open("a") as log:
             log.write("\r1/3 [>  ]\r2/3 [=> ]\r3/3 [==>]\nerror: boom\n")
     out = io.StringIO()
-    print_summary(Console(file=out, width=300), Summary(failed=[(run, "error: boom") for run in runs]))
+    summary = Summary(failed=[FailedRun(run.name, "error: boom") for run in runs])
+    print_summary(Console(file=out, width=300), sweep, summary)
     lines = out.getvalue().splitlines()
     assert "    3/3 [==>]" in lines and not any("2/3" in line for line in lines)
     assert [line for line in lines if "boom" in line] == [

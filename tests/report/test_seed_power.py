@@ -126,6 +126,7 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     )
 
 
+EQUAL = "For a candidate exactly as good as the baseline"
 POINTS, LOSS = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
 POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
 
@@ -133,26 +134,30 @@ POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
 @pytest.mark.parametrize(
     ("power", "metric", "said"),
     [
-        (POWER, POINTS, "3 seeds settle differences of 4.6 points; 1 point takes about 15."),
+        (
+            POWER,
+            POINTS,
+            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 1 point takes about 15 seeds.",
+        ),
         (
             replace(POWER, margin=0.005, pairs_needed=50),
             POINTS,
-            "3 seeds settle differences of 4.6 points; 0.5 points take about 50.",
+            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 0.5 points take about 50 seeds.",
         ),
         (
             replace(POWER, margin=0.001, pairs_needed=None),
             POINTS,
-            "3 seeds settle differences of 4.6 points; 0.1 points take more than 1,000.",
+            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 0.1 points take more than 1,000 seeds.",
         ),
         (
             replace(POWER, pairs=2, settles=math.inf),
             POINTS,
-            "2 seeds settle no difference yet; 1 point takes about 15.",
+            f"{EQUAL}, 2 seeds are not enough for any margin; 1 point takes about 15 seeds.",
         ),
         (
             replace(POWER, settles=0.004),
             POINTS,
-            "3 seeds settle differences of 0.4 points; the margin is 1 point.",
+            f"{EQUAL}, 3 seeds are enough for a margin of 0.4 points; the margin is 1 point.",
         ),
         (
             replace(POWER, test_set_settles=0.0123),
@@ -162,9 +167,13 @@ POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
         (
             replace(POWER, settles=0.0537, margin=0.02, pairs_needed=7),
             LOSS,
-            "3 seeds settle differences of 0.054; 0.02 takes about 7.",
+            f"{EQUAL}, 3 seeds are enough for a margin of 0.054; 0.02 takes about 7 seeds.",
         ),
-        (replace(POWER, margin=math.nan, pairs_needed=None), LOSS, "3 seeds settle differences of 0.046."),
+        (
+            replace(POWER, margin=math.nan, pairs_needed=None),
+            LOSS,
+            f"{EQUAL}, 3 seeds are enough for a margin of 0.046.",
+        ),
     ],
 )
 def test_the_sentence(power, metric, said):
@@ -188,7 +197,7 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
     counts, nothing, verdict, *_, said, last = capsys.readouterr().out.splitlines()
     assert counts.endswith("6 done, 0 to run") and nothing == "Nothing to do."
     assert verdict.startswith("OPEN: no format without APS is certified")
-    assert said.startswith("3 seeds settle differences of ")
+    assert said.startswith(f"{EQUAL}, 3 seeds are enough for a margin of ")
     assert last == f"For the report: cpdrun report {sweep.directory.path}"
     assert main(["sweep", *typed, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -15,7 +15,7 @@ from cpdrun.launch.base import Event, Job
 from cpdrun.launch.progress.axes import values_in, values_not_in_name
 from cpdrun.launch.progress.results import BestResult, deciding, duration, label_of
 from cpdrun.launch.summary import Summary
-from cpdrun.record import Ending, Outcome, Progress, RunDir, read_overrides
+from cpdrun.record import Ending, Outcome, Progress, RunDir, SweepDir, read_overrides
 from cpdrun.record.run_end import DISK_FULL
 from cpdrun.shell.sanitize import visible, visible_line
 from cpdrun.shell.terminal import live
@@ -190,27 +190,28 @@ class Display:
         return (time.monotonic() - self._began) / executed * (self.total - self._ended - fractions)
 
 
-def print_summary(console: Console, summary: Summary) -> None:
-    """Print the failures and the number of runs that ended in each way.
+def print_summary(console: Console, sweep: SweepDir, summary: Summary) -> None:
+    """Print the failures of a launch and the number of runs that ended in each way.
 
     Each reason for a failure is printed once, with the end of a log.
     """
-    full = [run for run, reason in summary.failed if DISK_FULL in reason]
-    others = [(run, reason) for run, reason in summary.failed if DISK_FULL not in reason]
+    full = sum(DISK_FULL in failed.reason for failed in summary.failed)
     runs_of: dict[str, list[RunDir]] = {}
-    for run, reason in others:
-        runs_of.setdefault(reason, []).append(run)
+    for failed in summary.failed:
+        if DISK_FULL not in failed.reason:
+            runs_of.setdefault(failed.reason, []).append(sweep.run(failed.run))
     for reason, (run, *same) in list(runs_of.items())[:FAILURES_SHOWN]:
         _print_failure(console, run, reason, len(same))
         _print_names(console, "failed for the same reason", same)
     not_shown = list(runs_of.values())[FAILURES_SHOWN:]
     _print_names(console, "failed too", [run for runs in not_shown for run in runs])
     if full:
-        ran = f"{len(full)} run{'s' if len(full) > 1 else ''}"
-        words = f"{ran}: {DISK_FULL}: {full[0].sweep.path}. Free some space, then type the command again."
+        ran = f"{full} run{'s' if full > 1 else ''}"
+        words = f"{ran}: {DISK_FULL}: {sweep.path}. Free some space, then type the command again."
         console.print(Text.assemble(("failed ", "red"), visible(words)), highlight=False, soft_wrap=True)
-    for run, processes in summary.left_running[:LEFT_SHOWN]:
-        console.print(visible_line(f"left running by {run.name}: {processes}"), markup=False, soft_wrap=True)
+    for left in summary.left_running[:LEFT_SHOWN]:
+        line = f"left running by {left.run}: {left.processes}"
+        console.print(visible_line(line), markup=False, soft_wrap=True)
     if len(summary.left_running) > LEFT_SHOWN:
         more = len(summary.left_running) - LEFT_SHOWN
         console.print(
