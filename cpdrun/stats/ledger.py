@@ -207,6 +207,7 @@ class Ledger:
         portion = share / max(1.0, math.fsum(roots.values()))
         found: list[list[Hypothesis]] = []
         for i, (names, there) in enumerate(zip(ladder.widths, known, strict=True)):
+            opened_by: Sequence[str]
             if i in roots:
                 weight, opened_by = portion * roots[i], []
             else:

@@ -113,9 +113,9 @@ class MetricAxis:
         (mark,) = axes.plot(x, mean, linestyle="none", zorder=4, **look)
         hover(mark, text)
         if high > low:
-            ends = {"y": (low + high) / 2, "yerr": (high - low) / 2}
+            middle, half = (low + high) / 2, (high - low) / 2
             _, caps, bars = axes.errorbar(
-                x, **ends, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR, zorder=4
+                x, middle, half, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR, zorder=4
             )
             for artist in (*caps, *bars):
                 part_of(artist, text)

@@ -65,8 +65,8 @@ def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     (mark,) = axes.plot(mean, y, linestyle="none", **look)
     hover(mark, describe_group(study, group))
     if high > low:
-        ends = {"x": (low + high) / 2, "xerr": (high - low) / 2}
-        axes.errorbar(y=y, **ends, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR)
+        middle, half = (low + high) / 2, (high - low) / 2
+        axes.errorbar(middle, y, xerr=half, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR)
     text = study.metric.show(group.mean) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
