@@ -2,7 +2,7 @@
 
 
 def visible(text: str) -> str:
-    """Return the text with every unprintable character replaced by an escape sequence, such as `\\x1b`.
+    """Return the text with every unprintable character replaced by an escape sequence, such as `\x1b`.
 
     Text such as the name of a run may come from other people and may contain control characters, which a terminal
     would execute or hide.
