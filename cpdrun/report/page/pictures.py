@@ -1,4 +1,4 @@
-"""Draw every plot once, and write it in each of the requested file formats."""
+"""Draw every plot once, and write it in each requested file format."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ KINDS = ("png", "svg", "pdf")
 
 
 def draw(study: Study) -> dict[str, Figure]:
-    """Draw all plots for which the runs have the data, and return their figures, keyed by the plot's name."""
+    """Draw the plots that the data allows, and return {name: figure}."""
     figures = {}
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
     for plot in plots.available():
@@ -32,7 +32,7 @@ def draw(study: Study) -> dict[str, Figure]:
 
 
 def draw_one(study: Study, name: str) -> Figure:
-    """Draw the plot with the given name and return its figure.
+    """Draw one plot and return its figure.
 
     Raises:
         NotDrawnError: The runs lack the data that the plot needs.
@@ -49,20 +49,19 @@ def draw_one(study: Study, name: str) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """Return the content of a figure's PNG file."""
     with _style():
         return _content(figure, "png")
 
 
 def _part(study: Study, of_cases: bool | None) -> Study:
-    """Return the part of the study that a plot shows, given the plot's attribute `of_cases`."""
+    """Return the facets that a plot with this `of_cases` shows."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
     return study.of_facets(has_cases=of_cases)
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure:
-    """Draw a plot and compute its layout. The layout is then final, so it is the same in all file formats."""
+    """Draw a plot and fix its layout, so that all file formats look the same."""
     with _style():
         figure = plot.draw(study)
         layout = figure.get_layout_engine()
@@ -73,9 +72,9 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure:
 
 
 def render(figures: dict[str, Figure]) -> dict[str, str]:
-    """Return the SVG of each figure, as matplotlib writes it, keyed by the plot's name.
+    """Return each figure as matplotlib's SVG.
 
-    `svg.standalone` turns it into the content of a file, and `svg.inline` into an element of the page.
+    `svg.standalone` converts it to a file, and `svg.inline` to an element of the page.
     """
     with _style():
         return {name: _content(figure, "svg").decode() for name, figure in figures.items()}
@@ -84,16 +83,15 @@ def render(figures: dict[str, Figure]) -> dict[str, str]:
 def write(
     folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
 ) -> list[Path]:
-    """Write the figures in each file format of `kinds` and return the paths.
+    """Write the figures in each format of `kinds` and return the paths.
 
-    Each file is written completely or not at all. If a plot was not drawn, its pictures from an earlier report are
-    removed. Pictures in formats other than `kinds` are not touched.
+    Each file is written completely or not at all. Pictures of plots that were not drawn are removed in these formats.
 
     Args:
         folder: The folder of the report.
         figures: The figures, keyed by the plot's name.
-        rendered: The SVGs that `render` returned, keyed by the plot's name.
-        kinds: The file formats, which are members of `KINDS`.
+        rendered: The SVGs from `render`, keyed by the plot's name.
+        kinds: Members of `KINDS`.
     """
     for name in set(plots.names()) - figures.keys():
         for kind in kinds:
@@ -111,10 +109,10 @@ def write(
 
 
 def _content(figure: Figure, kind: str) -> bytes:
-    """Draw a figure and return the content of its file.
+    """Return a figure as the bytes of a PNG, PDF or SVG file.
 
-    The file contains no date, so that the same runs always give the same file. `Figure.savefig` would draw the figure
-    twice, because its first drawing finds the layout. This function draws it once.
+    The bytes contain no date, so the same runs give the same file. `Figure.savefig` is slower, because it draws the
+    figure twice to find the layout.
     """
     content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
     try:
@@ -135,9 +133,9 @@ def _content(figure: Figure, kind: str) -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Apply the style of the report within a `with` block, and pause garbage collection.
+    """Apply the style of the report, and pause garbage collection.
 
-    Garbage collection would take a tenth of the drawing time.
+    Collecting garbage would take a tenth of the drawing time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
