@@ -15,6 +15,7 @@ from cpdrun.search.allocate.allocation import Allocation
 from cpdrun.search.allocate.question import ScreenQuestion
 from cpdrun.search.allocate.results import Round, RoundResult, ScreenResult, level_name, uniform_prices
 from cpdrun.search.settings import GRADIENT
+from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.screening import Sensitivity
 
 STYLES = {Sensitivity.SENSITIVE: "red", Sensitivity.HARMLESS: "green", Sensitivity.OPEN: "yellow"}
@@ -69,10 +70,8 @@ def describe_round(question: ScreenQuestion) -> list[str]:
 
 def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
     """Make a table of the factors' effects, most harmful first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("factor", no_wrap=True)
-    table.add_column(f"cost of low{found.metric.points}", justify="right", no_wrap=True)
-    table.add_column(f"{question.settings.confidence:g} %", justify="right", no_wrap=True)
+    headings = [f"cost of low{found.metric.points}", f"{question.settings.confidence:g} %"]
+    table = plain_table(["factor"], headings)
     table.add_column("", no_wrap=True)
     for i in found.by_effect():
         effect = found.effects.factors[i]

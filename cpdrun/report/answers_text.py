@@ -13,8 +13,8 @@ from custom_fp.formats.synonyms import naming_notes
 from cpdrun.record import SweepDir
 from cpdrun.report.cost import COSTS
 from cpdrun.report.failures_text import failures_text, identical_text, left_out_text
-from cpdrun.report.render import render_lines
-from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text, verdict_text
+from cpdrun.report.render import count, join_last, render_lines
+from cpdrun.report.result_text import gap_text, outlook_text, result_text, verdict_text
 from cpdrun.report.study_text import (
     baseline_problem_text,
     ignored_texts,
@@ -57,7 +57,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
         has_no_margin=has_no_margin,
         answers=[answers.facet_answer(study, facet) for facet in shown],
         summaries=facet_summary.summarize(study, known),
-        axes=_axes(summarized),
+        axes=join_last([axis_title(key) for key in summarized[0].keys]) if summarized else "",
         n_summarized=len(summarized),
         n_unanswered=len(summarized) - len(known),
         first_problem=study.baseline_problem(summarized[0]) if summarized else None,
@@ -92,7 +92,8 @@ def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
             found = pareto.front_of(study, costs) if len(set(costs.values())) > 1 else None
             is_interesting = found is not None and (len(found.groups) > 2 or cost.has_no_other)
             if asked or is_interesting:
-                values = {"cost": cost, "found": found, "reasons": reasons, "at": _at(facet)}
+                at = f", {facet.label}" if facet.label else ""
+                values = {"cost": cost, "found": found, "reasons": reasons, "at": at}
                 lines += render_lines("costs.j2", **values, **_functions(study))
     return lines
 
@@ -146,7 +147,7 @@ def _functions(study: Study) -> dict[str, Any]:
         "names": lambda groups: [pareto.name_of(study, group) for group in groups],
         "gap": gap,
         "result": result,
-        "pairs": lambda group: pairs_text(study.judged[group].judgement.pairs),
+        "pairs": lambda group: count(study.judged[group].judgement.pairs, "pair"),
         "failures": lambda group: failures_text(study.failures(group)),
         "failures_by_format": lambda groups: [failures_text(study.failures(g), g.name) for g in groups],
         "failures_by_name": lambda groups: [
@@ -209,12 +210,3 @@ def _seeds_text(seeds: Sequence[Any]) -> str:
     if all(isinstance(seed, int) for seed in seeds):
         return seeds_text(seeds)
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def _at(facet: Facet) -> str:
-    return f", {facet.label}" if facet.label else ""
-
-
-def _axes(facets: list[Facet]) -> str:
-    *first, last = [axis_title(key) for key in facets[0].keys] if facets else [""]
-    return " and ".join(filter(None, [", ".join(first), last]))

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.costmodel.crossover import MARGIN, Cell, Crossover, Panel
-from cpdrun.report.render import render_lines
+from cpdrun.report.render import join_last, render_lines
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
@@ -48,9 +48,9 @@ def _winners(panel: Panel) -> dict[str, Any]:
             open_.setdefault(cell.name, []).append(network)
     return {
         "label": panel.facet.label,
-        "plain": {name: _listed(networks) for name, networks in plain.items()},
+        "plain": {name: join_last(networks) for name, networks in plain.items()},
         "others": [(cell, panel.plain(cell.network)) for cell in winners if not cell.group.method.is_plain],
-        "open": {name: _listed(networks) for name, networks in open_.items()},
+        "open": {name: join_last(networks) for name, networks in open_.items()},
         "missing": panel.missing,
     }
 
@@ -119,7 +119,3 @@ def _ms(seconds: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g}" if math.isfinite(seconds) else "-"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

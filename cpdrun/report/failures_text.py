@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cpdrun.report.render import count, join_last
 from cpdrun.stats.failures import FailureCounts, identical_groups
 
 
@@ -24,7 +25,7 @@ def failures_text(counts: FailureCounts, candidate: str = "") -> str:
         (counts.did_not_learn, "did not learn"),
         (counts.unknown, "for an unknown reason"),
     )
-    told = ", ".join(f"{count} {cause}" for count, cause in causes if count)
+    told = ", ".join(f"{number} {cause}" for number, cause in causes if number)
     of = f" of {candidate}" if candidate else ""
     return f"{counts.failed} of {counts.ended} runs{of} failed{f' ({told})' if told else ''}"
 
@@ -43,8 +44,9 @@ def failure_bound_text(counts: FailureCounts, confidence: float) -> str:
 
 def left_out_text(counts: FailureCounts) -> str:
     """Return how many pairs lack a result because the baseline failed; "" if none."""
-    pairs = f"{counts.left_out} pair{'s' if counts.left_out != 1 else ''}"
-    return f"{pairs} left out because the baseline's run failed" if counts.left_out else ""
+    if not counts.left_out:
+        return ""
+    return f"{count(counts.left_out, 'pair')} left out because the baseline's run failed"
 
 
 def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
@@ -58,5 +60,4 @@ def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
 
 def identical_text(names: Sequence[str]) -> str:
     """Return the sentence that calls the named cells bit-identical."""
-    listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"{listed} are identical: equal bit for bit in every seed, which is no evidence of equality."
+    return f"{join_last(names)} are identical: equal bit for bit in every seed, which is no evidence of equality."

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cpdrun.report.render import render_lines
 from cpdrun.shell.document import optional
+from cpdrun.shell.terminal import plain_table
 from cpdrun.whatif.damage import Damage
 from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fitted_model, ranked
 
@@ -59,7 +60,6 @@ def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
         undecided=min(forecasts, key=lambda forecast: abs(forecast.logit)),
         extrapolated=_extrapolated(forecasts[0].strictness),
         uncovered=uncovered,
-        labels=_labels,
         percent=_range,
     )
 
@@ -76,11 +76,6 @@ def _extrapolated(strictness: float) -> dict[str, str] | None:
     return {"margin": margin, "loosest": loosest, "strictest": strictest}
 
 
-def _labels(forecasts: Sequence[Forecast], most: int) -> str:
-    more = f" and {len(forecasts) - most} more" if len(forecasts) > most else ""
-    return ", ".join(forecast.subject.label for forecast in forecasts[:most]) + more
-
-
 def _range(chance: Chance) -> str:
     """Format the interval of a chance in percent: "0 to 92", or "5" if both ends agree."""
     low, high = f"{100 * chance.low:.0f}", f"{100 * chance.high:.0f}"
@@ -91,11 +86,8 @@ def make_table(ladders: Sequence[LadderForecast]) -> Table:
     """Make a table of the candidates, least likely to fail first."""
     forecasts = ranked(ladders)
     has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("candidate", no_wrap=True)
     headings = ["bits", *(heading for heading, _ in COLUMNS.values()), "fails %"]
-    for heading in headings + (["trained"] if has_outcomes else []):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(["candidate"], headings + (["trained"] if has_outcomes else []))
     for forecast in forecasts:
         cells = [_show(forecast.measured.get(key), unit) for key, (_, unit) in COLUMNS.items()]
         chance = Text(_range(forecast.chance), style=_style(forecast.chance))

@@ -52,6 +52,11 @@ def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> st
     return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
+def join_last(items: Sequence[str]) -> str:
+    """Join items with commas and a last "and": "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
 def share(value: float) -> str:
     """Format a share in [0, 1] as a percentage, such as "97 %" or "0.3 %".
 

@@ -6,7 +6,7 @@ The gap is the mean difference to the baseline over all pairs. A pair is one see
 import math
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
-from cpdrun.report.render import render
+from cpdrun.report.render import count, render
 from cpdrun.stats.evidence import Judgement
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.axes import axis_text, axis_title, is_strategy
@@ -27,14 +27,11 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
     The first interval also uses the spread of other candidates. The one "on its own spread" uses only this candidate's
     pairs, and is omitted if it is the same. `confidence` is in percent.
     """
-    pairs = pairs_text(judgement.pairs)
-    own = ""
-    if (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high):
+    pairs, own = count(judgement.pairs, "pair"), ""
+    if has_own_interval(judgement):
         own = f"; on its own spread {own_interval_text(metric, judgement)}"
-    failed = failure_bound_text(failures, confidence)
-    left_out = left_out_text(failures)
-    text = f"{gap_text(metric, judgement)} ({pairs}{own}). {failed}"
-    return f"{text}; {left_out}" if left_out else text
+    failed = [failure_bound_text(failures, confidence), left_out_text(failures)]
+    return f"{gap_text(metric, judgement)} ({pairs}{own}). {'; '.join(filter(None, failed))}"
 
 
 def gap_text(metric: Metric, judgement: Judgement) -> str:
@@ -45,7 +42,13 @@ def gap_text(metric: Metric, judgement: Judgement) -> str:
     if not judgement.pairs:
         return "-"
     gap = metric.show_gap(judgement.mean) + metric.points
-    return gap if is_unknown(judgement) else f"{gap} {metric.show_ends(judgement.low, judgement.high)}"
+    is_unknown = math.isinf(judgement.low) and math.isinf(judgement.high)
+    return gap if is_unknown else f"{gap} {metric.show_ends(judgement.low, judgement.high)}"
+
+
+def has_own_interval(judgement: Judgement) -> bool:
+    """Return True if the interval from a candidate's own pairs differs from its gap's."""
+    return (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high)
 
 
 def own_interval_text(metric: Metric, judgement: Judgement) -> str:
@@ -53,11 +56,6 @@ def own_interval_text(metric: Metric, judgement: Judgement) -> str:
     if math.isinf(judgement.own_low) and math.isinf(judgement.own_high):
         return "unknown"
     return metric.show_ends(judgement.own_low, judgement.own_high)
-
-
-def is_unknown(judgement: Judgement) -> bool:
-    """Return True if both ends of the interval are infinite, as with too few pairs."""
-    return math.isinf(judgement.low) and math.isinf(judgement.high)
 
 
 def more_text(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> str:
@@ -78,11 +76,6 @@ def verdict_text(judged: Judged) -> str:
     return f"{judged.kind} (identical)" if judged.kind is Kind.NOT_TESTED else str(judged.kind)
 
 
-def pairs_text(pairs: int, kind: str = "") -> str:
-    """Return the number of pairs, such as "1 pair" or "3 KIND pairs"."""
-    return f"{pairs} {kind}pair{'s' if pairs != 1 else ''}"
-
-
 def describe_group(study: Study, group: Group) -> str:
     """Describe a group in one line: its name, mean, gap and verdict.
 
@@ -95,8 +88,7 @@ def describe_group(study: Study, group: Group) -> str:
     ]
     name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
     facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
-    parts = [study.metric.show(group.mean) + study.metric.unit]
-    parts.append(f"{len(group.values)} seed{'s' if len(group.values) != 1 else ''}")
+    parts = [study.metric.show(group.mean) + study.metric.unit, count(len(group.values), "seed")]
     if gap := study.against_baseline(group):
         parts.append(
             f"{gap_text(study.metric, gap)} against {study.baseline_name}, {verdict_text(study.judged[group])}"

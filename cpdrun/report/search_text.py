@@ -18,13 +18,13 @@ from rich.text import Text
 from cpdrun.launch.progress.results import duration
 from cpdrun.launch.summary import Summary
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
-from cpdrun.report.render import capital, count, render, render_lines
+from cpdrun.report.render import capital, count, join_last, render, render_lines
 from cpdrun.report.result_text import (
     MOST_ADVISED,
     gap_text,
+    has_own_interval,
     more_text,
     own_interval_text,
-    pairs_text,
     result_text,
 )
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
@@ -38,6 +38,7 @@ from cpdrun.search.results import (
     baseline_labels,
     tuned_arms,
 )
+from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
@@ -183,7 +184,7 @@ def _candidate(
         "short_name": short_name,
         "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
         "short_gap": f"{format_name}{at} {gap}",
-        "pairs": pairs_text(judgement.pairs),
+        "pairs": count(judgement.pairs, "pair"),
         "result": result_text(metric, judgement, counts, results.question.settings.confidence),
         "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
         "more": "" if counts.failed else _more(results, judgement),
@@ -214,7 +215,7 @@ def _above_start(state: LadderState) -> tuple[str, bool]:
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
     bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
     has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
-    return " and ".join(filter(None, [", ".join(bits[:-1]), *bits[-1:]])), has_pairs
+    return join_last(bits), has_pairs
 
 
 def _identical(results: Results, state: LadderState) -> list[str]:
@@ -333,19 +334,13 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
     """
     states = results.states() if states is None else states
     judgements = [judgement for state in states for _, judgement, _ in state]
-    has_own = any((each.own_low, each.own_high) != (each.low, each.high) for each in judgements)
+    has_own = any(map(has_own_interval, judgements))
     tuning = results.question.tuning
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("candidate", no_wrap=True)
-    if tuning:
-        table.add_column(", ".join(short_titles(tuning.keys).values()), no_wrap=True)
-    for heading in (
-        "bits",
-        "pairs",
-        f"difference{results.metric.points}",
-        *(["own spread"] if has_own else []),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    tuned = [", ".join(short_titles(tuning.keys).values())] if tuning else []
+    own_spread = ["own spread"] if has_own else []
+    table = plain_table(
+        ["candidate", *tuned], ["bits", "pairs", f"difference{results.metric.points}", *own_spread]
+    )
     # If the table is too wide, only this column is wrapped, because the others would lose digits.
     table.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
@@ -356,26 +351,15 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
         for candidate, judgement, width in state:
             is_next = state.active is not None and candidate is state.active[0]
             if judgement.pairs or is_next or candidate.name in results.ended.given_up:
-                table.add_row(*_row(results, state, candidate, judgement, width, has_own=has_own))
+                verdict = width.verdict_of(judgement)
+                chosen = [_chosen(results, candidate.name)] if tuning else []
+                own = [own_interval_text(results.metric, judgement)] if has_own else []
+                gap = results.metric.show_between(judgement.mean, judgement.low, judgement.high)
+                words = _verdict_text(results, state, candidate, judgement, width)
+                mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
+                numbers = [f"{candidate.bits:g}", str(judgement.pairs), gap, *own]
+                table.add_row(candidate.label, *chosen, *numbers, mark)
     return table
-
-
-def _row(
-    results: Results,
-    state: LadderState,
-    candidate: Candidate,
-    judgement: Judgement,
-    width: Width,
-    *,
-    has_own: bool,
-) -> list[str | Text]:
-    metric, verdict = results.metric, width.verdict_of(judgement)
-    chosen = [_chosen(results, candidate.name)] if results.question.tuning else []
-    own = [own_interval_text(metric, judgement)] if has_own else []
-    gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
-    words = _verdict_text(results, state, candidate, judgement, width)
-    mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
-    return [candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), gap, *own, mark]
 
 
 def _verdict_text(
@@ -419,7 +403,7 @@ def describe_news(
         verdict = width.verdict_of(judgement)
         if verdict is not old[candidate.label]:
             gap = gap_text(results.metric, judgement)
-            pairs = pairs_text(judgement.pairs)
+            pairs = count(judgement.pairs, "pair")
             yield f"{MARKS[verdict]} {candidate.label} is {verdict} after {pairs}, {gap}"
 
 
@@ -496,16 +480,10 @@ def _planned_candidate(results: Results, candidate: NextCandidate) -> dict[str, 
 
 
 def make_plan_table(plan: SearchPlan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in (
-        "",
-        "run",
-        "seed",
-        "time",
-        "evidence on",
-        *(["within the budget"] if plan.budget else []),
-    ):
-        table.add_column(heading, no_wrap=heading != "evidence on")
+    table = plain_table(["", "run", "seed", "time"])
+    table.add_column("evidence on")
+    if plan.budget:
+        table.add_column("within the budget", no_wrap=True)
     for number, run in enumerate(plan.runs, 1):
         time = "unknown" if run.seconds is None else duration(run.seconds)
         evidence = ", ".join(run.candidates) + (" (ahead)" if run.ahead else "")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from cpdrun.costmodel.costs import bit_operations, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
-from cpdrun.report.result_text import gap_text, own_interval_text, verdict_text
+from cpdrun.report.result_text import gap_text, has_own_interval, own_interval_text, verdict_text
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
@@ -199,6 +199,7 @@ def _means(study: Study, is_short: bool) -> Shown:
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
+            # Without spaces, a terminal breaks no line within an interval.
             figures[2], verdict = figures[2].replace(", ", ","), verdict.split(" ", 1)[-1]
         rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
     return Shown(header, rows, len(labels))
@@ -220,8 +221,7 @@ def show_means(study: Study) -> list[str]:
 
 def has_own_spread(study: Study) -> bool:
     """Return True if any group's own interval differs from that of its gap."""
-    found = [judged.judgement for judged in study.judged.values()]
-    return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
+    return any(has_own_interval(judged.judgement) for judged in study.judged.values())
 
 
 def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:

@@ -4,6 +4,7 @@ import html
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -35,6 +36,16 @@ class Notebook(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False, force_terminal=False, force_jupyter=False, width=100)
+
+
+def plain_table(left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """Return a table without lines, with columns that are aligned left and right and are never wrapped."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in left:
+        table.add_column(heading, no_wrap=True)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def widen(console: Console, table: Table) -> None:

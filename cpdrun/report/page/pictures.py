@@ -3,8 +3,15 @@
 import contextlib
 import gc
 import io
+import os
+import signal
+import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import matplotlib
@@ -18,17 +25,65 @@ from cpdrun.study.study import Study
 
 KINDS = ("png", "svg", "pdf")
 
+_jobs: Sequence["_Job"]  # All jobs of `render`, in the processes that it starts.
 
-def draw(study: Study) -> dict[str, Figure]:
-    """Draw the plots that the data allows, and return {name: figure}."""
-    figures = {}
+
+def render(study: Study, kinds: Sequence[str]) -> dict[str, dict[str, bytes]]:
+    """Draw the plots that the data allows, and return the content of their files.
+
+    The plots are drawn in several processes if this process has no other threads, so that forking it is safe.
+
+    Args:
+        study: The study to draw.
+        kinds: Members of `KINDS`. SVGs are returned as matplotlib writes them. `svg.standalone` converts one to a file,
+            and `svg.inline` to an element of the page.
+
+    Returns:
+        The contents as {plot name: {kind: content}}.
+    """
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
-    for plot in plots.available():
-        if not parts[plot.of_cases].groups:
-            continue
-        with contextlib.suppress(plots.NotDrawnError):
-            figures[plot.name] = _drawn(parts[plot.of_cases], plot)
-    return figures
+    jobs = [
+        _Job(parts[plot.of_cases], plot, kinds) for plot in plots.available() if parts[plot.of_cases].groups
+    ]
+    contents = _run_all(jobs)
+    return {job.plot.name: content for job, content in zip(jobs, contents, strict=True) if content}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A plot to draw, the study that it shows, and the formats of its files."""
+
+    study: Study
+    plot: plots.Plot
+    kinds: Sequence[str]
+
+    def run(self) -> dict[str, bytes]:
+        """Return {kind: content} of the plot, or {} if the runs lack its data."""
+        try:
+            figure = _drawn(self.study, self.plot)
+        except plots.NotDrawnError:
+            return {}
+        with _style():
+            return {kind: _content(figure, kind) for kind in self.kinds}
+
+
+def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if cores == 1 or threading.active_count() > 1 or "torch" in sys.modules:
+        return [job.run() for job in jobs]
+    with ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (jobs,)) as pool:
+        return list(pool.map(_run_in_process, range(len(jobs))))
+
+
+def _start_process(jobs: Sequence[_Job]) -> None:
+    """Store the jobs, and leave Ctrl-C to the main process."""
+    global _jobs
+    _jobs = jobs
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_in_process(number: int) -> dict[str, bytes]:
+    return _jobs[number].run()
 
 
 def draw_one(study: Study, name: str) -> Figure:
@@ -71,40 +126,32 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure:
     return figure
 
 
-def render(figures: dict[str, Figure]) -> dict[str, str]:
-    """Return each figure as matplotlib's SVG.
-
-    `svg.standalone` converts it to a file, and `svg.inline` to an element of the page.
-    """
-    with _style():
-        return {name: _content(figure, "svg").decode() for name, figure in figures.items()}
+def svgs(rendered: dict[str, dict[str, bytes]]) -> dict[str, str]:
+    """Return the SVG of each plot from the result of `render`."""
+    return {name: contents["svg"].decode() for name, contents in rendered.items()}
 
 
-def write(
-    folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
-) -> list[Path]:
-    """Write the figures in each format of `kinds` and return the paths.
+def write(folder: Path, rendered: dict[str, dict[str, bytes]], kinds: Sequence[str]) -> list[Path]:
+    """Write the pictures in each format of `kinds` and return the paths.
 
-    Each file is written completely or not at all. Pictures of plots that were not drawn are removed in these formats.
+    Each file is written completely or not at all. In these formats, pictures of plots that were not drawn are removed.
 
     Args:
         folder: The folder of the report.
-        figures: The figures, keyed by the plot's name.
-        rendered: The SVGs from `render`, keyed by the plot's name.
+        rendered: The result of `render`.
         kinds: Members of `KINDS`.
     """
-    for name in set(plots.names()) - figures.keys():
+    for name in set(plots.names()) - rendered.keys():
         for kind in kinds:
             (folder / f"{name}.{kind}").unlink(missing_ok=True)
     files = []
-    with _style():
-        for name, figure in figures.items():
-            for kind in kinds:
-                files.append(folder / f"{name}.{kind}")
-                if kind == "svg":
-                    write_text(files[-1], svg.standalone(rendered[name]))
-                else:
-                    write_bytes(files[-1], _content(figure, kind))
+    for name, contents in rendered.items():
+        for kind in kinds:
+            files.append(folder / f"{name}.{kind}")
+            if kind == "svg":
+                write_text(files[-1], svg.standalone(contents[kind].decode()))
+            else:
+                write_bytes(files[-1], contents[kind])
     return files
 
 
