@@ -90,7 +90,7 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
     Args:
         content: The content of the report.
-            pictures: The SVG of each plot, keyed by name, from `pictures.svgs`.
+        pictures: The SVG of each plot, keyed by name, from `pictures.svgs`.
         progress: The progress of the sweep, if the page follows a running sweep.
     """
     study = content.study
