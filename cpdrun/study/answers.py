@@ -16,8 +16,8 @@ from cpdrun.study import formats
 from cpdrun.study.collect import sweep_names
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
-from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
+from cpdrun.study.test_set import FiniteTestSet, finite_test_set
 from cpdrun.study.verdicts import Kind, LadderAnswer
 
 # Up to this many facets are answered one by one. If there are more, they are summarized.
@@ -248,7 +248,7 @@ def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
     samples = study.samples(facet.baseline)
     answers = [study.answer(facet, name) for name in facet.ladders]
     deciding = next((group for each in answers if (group := each.certified or each.likely) is not None), None)
-    other = None if deciding is None or not math.isfinite(samples) else study.finite_test_set(deciding)
+    other = None if deciding is None or not math.isfinite(samples) else finite_test_set(study, deciding)
     return FacetAnswer(
         facet,
         ladders=ladders,

@@ -20,7 +20,7 @@ from typing import Any
 from cpdrun.stats.means import as_float, choose
 from cpdrun.study.collect import identity
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.study import Study
+from cpdrun.study.study import Study, compare
 
 SECTION = "optim"
 
@@ -92,7 +92,7 @@ def gap_to_best(study: Study, best: Best, group: Group) -> float:
     """
     if best.baseline is None or group is best.baseline or not group.values:
         return math.nan
-    return study.compare(group, best.baseline).mean
+    return compare(study, group, best.baseline).mean
 
 
 def _values(facets: Sequence[Facet], axis: str) -> list[Any]:

@@ -78,6 +78,14 @@ def scalings(study: Study) -> list[str]:
     return [*sorted(names - {*usual}), *(name for name in usual if name in names)]
 
 
+def sends_alike(study: Study) -> bool:
+    """Return True if the groups of each facet send equally many bytes, as only other tensors than gradients vary."""
+    return not study.bits_axis.is_of_gradients and all(
+        len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
+        for facet in study.facets
+    )
+
+
 def sort_facets(facets: Collection[Facet]) -> list[Facet]:
     """Return facets sorted by the number of workers, and then by the longest series of rounded additions."""
     return sorted(facets, key=lambda each: (_sortable(each.keys.get("world_size")), longest_chain(each)))

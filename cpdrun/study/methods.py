@@ -52,7 +52,7 @@ def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
     if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
         return {}
     others = [group for group in facet.groups if group is not against]
-    if all(study.baseline_of(group) is against for group in others):
+    if all(study.baselines.get(group) is against for group in others):
         judged = study.judged
     else:
         judged = study.judge([(against, [group]) for group in others])

@@ -7,7 +7,7 @@ from typing import Any
 
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.methods import label
-from cpdrun.study.study import Study
+from cpdrun.study.study import Study, compare
 
 # The costs of the groups whose cost is known, and the reasons why the cost of the other groups is unknown.
 Found = tuple[dict[Group, float], list[str]]
@@ -65,7 +65,7 @@ def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
 
 def differs(study: Study, one: Group, other: Group) -> bool:
     """Return whether the confidence interval of two groups' difference, computed from their pairs, excludes 0."""
-    found = study.compare(one, other)
+    found = compare(study, one, other)
     return found.low > 0 or found.high < 0
 
 

@@ -91,13 +91,12 @@ def read_study(
         facet_axes=facet_axes(groups, axes, bits),
         networks=networks or {},
         is_default_metric=about.name == usual,
-        asked=question,
-        has_asked_margin=tolerance is None and asked_margin is not None,
-        has_asked_confidence=ci is None and question.confidence is not None,
-        may_be_share=_may_be_share(about, done),
+        asked=replace(
+            question,
+            tolerance=asked_margin if tolerance is None else None,
+            confidence=question.confidence if ci is None else None,
+        ),
         tuned=tuned,
-        ledger=question.ledger,
-        starts=question.starts,
     )
     if tolerance is None:
         return _with_margin(study, asked_margin, f"as the {question.by} asked")
@@ -164,18 +163,6 @@ def _course(study: Study, baseline: Group) -> Course:
     run = runs[seeds[0]] if seeds else baseline.runs[0]  # The else branch is for runs without seeds.
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)
-
-
-def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:
-    """Return whether a script's accuracy may be a share although it was not declared as one.
-
-    This matters because the default margin for shares differs from that for other metrics.
-    """
-    values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
-    if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
-        return False
-    # If even the largest value is below 0.05, the metric may be a percentage, and no run may have learned anything.
-    return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
+from cpdrun.study.test_set import finite_test_set
 from cpdrun.study.verdicts import Judged
 
 MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
@@ -117,8 +118,8 @@ def _test_set_settles(study: Study, groups: list[Group]) -> float:
 
     It assumes any number of seeds, so only the part of the error that seeds cannot remove counts.
     """
-    found = [error for group in groups if (error := study.finite_test_set(group)) is not None]
+    found = [each.error for group in groups if (each := finite_test_set(study, group)) is not None]
     if len(found) < len(groups):
         return math.nan
-    squares = math.fsum(error.lasting_error**2 for error in found) / len(found)
+    squares = math.fsum(error.lasting**2 for error in found) / len(found)
     return NormalDist().inv_cdf(study.ci / 100) * math.sqrt(squares)

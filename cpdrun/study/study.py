@@ -5,25 +5,20 @@ Every part of a report is computed from its study.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
 from cpdrun.costmodel import Network
-from cpdrun.record import EpochRow, ExampleOutcomes
 from cpdrun.stats.evidence import Judgement, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
-from cpdrun.stats.ledger import Hypothesis, Ledger, Start
 from cpdrun.study.axes import BitsAxis
-from cpdrun.study.collect import SEED
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.grouping import make_facets
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import CLASSES_IF_UNKNOWN, Metric, learnt, worst
-from cpdrun.study.records import FiniteTestSet, finite_test_set, read_outcomes, rows_of, unit_of
 from cpdrun.study.search_record import Asked, Tuned
 from cpdrun.study.verdicts import Judged, LadderAnswer, answer_ladder, judge_groups
 
@@ -88,12 +83,7 @@ class Study:
     networks: dict[str, Network] = field(default_factory=dict)
     is_default_metric: bool = True
     asked: Asked = field(default_factory=Asked)
-    has_asked_margin: bool = False
-    has_asked_confidence: bool = False
-    may_be_share: bool = False
     tuned: Tuned = field(default_factory=Tuned, repr=False)
-    ledger: Ledger = field(default_factory=Ledger)
-    starts: tuple[Start, ...] = ()
     margin: Margin = field(default_factory=Margin)
 
     @property
@@ -106,24 +96,6 @@ class Study:
         """The facets. The groups of a facet have the same values on `facet_axes` and are compared with each other."""
         return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
-    def of_facets(self, has_cases: bool) -> "Study":
-        """Return the study restricted to some of its facets.
-
-        Args:
-            has_cases: If True, keep the facets with named cases. If False, keep all other facets.
-        """
-        chosen = [facet for facet in self.facets if facet.has_cases == has_cases]
-        groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
-        return replace(self, groups=list(groups))
-
-    @property
-    def sends_alike(self) -> bool:
-        """Whether the groups of each facet send equally many bytes, because only formats of other tensors vary."""
-        return not self.bits_axis.is_of_gradients and all(
-            len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
-            for facet in self.facets
-        )
-
     # ---- baselines and verdicts
 
     @property
@@ -135,12 +107,6 @@ class Study:
     def margin_text(self) -> str:
         """The margin with its unit, such as `0.5 points`."""
         return self.metric.show_tolerance(self.tolerance)
-
-    @property
-    def difference_title(self) -> str:
-        """The heading of the column with the differences to the baseline. For every metric, positive is better."""
-        unit = f", {self.metric.points.strip()}" if self.metric.points else ""
-        return f"against {self.baseline_name}{unit}{'' if self.metric.higher_is_better else ', +: better'}"
 
     def baseline_problem(self, facet: Facet) -> BaselineProblem | None:
         """Return the reason why a facet's baseline is not fit to compare with, or None if it is fit."""
@@ -164,7 +130,7 @@ class Study:
         neither check is possible, the group counts as having learned.
         """
         verdict = learnt(self.metric, group.mean, group.num_classes)
-        baseline = self._baselines.get(group)
+        baseline = self.baselines.get(group)
         if verdict is None and self.metric.is_fraction and baseline is not None and group.values:
             return group.mean >= 0.2 * baseline.mean
         return verdict is not False
@@ -196,22 +162,6 @@ class Study:
         """Return a ladder's answer. The ladder consists of the facet's candidates with the given `Group.strategy`."""
         return answer_ladder(facet.ladders.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
-    def compare(self, one: Group, other: Group) -> Judgement:
-        """Judge how much better one group is than another, from their own pairs and with a margin of 0.
-
-        Such comparisons are chosen after looking at the means. They are therefore separate from the study's verdicts,
-        and use no share of their error probability.
-        """
-        pairs = compare_runs(one.outcomes, other.outcomes)
-        low = worst(self.metric, other.num_classes, other.values, 0.0)
-        way = self.metric.higher_is_better
-        gaps = differences(pairs.ours, pairs.baseline, higher_is_better=way, worst=low)
-        alpha, samples = 1 - self.ci / 100, self.samples(one, other)
-        resolution = 1 / samples if samples > 0 else 0.0
-        return judge(
-            gaps, 0.0, certify=alpha / 2, refute=alpha / 2, confidence=self.ci / 100, resolution=resolution
-        )
-
     @cached_property
     def judged(self) -> dict[Group, Judged]:
         """The verdicts of the anytime-valid test, for all groups that are compared with a baseline."""
@@ -221,70 +171,20 @@ class Study:
             if facet.baseline is not None and not self.baseline_problem(facet)
             for groups in facet.ladders.values()
         ]
-        return self.judge(ladders, self.ledger)
-
-    def baseline_of(self, group: Group) -> Group | None:
-        """Return the baseline of a group, or None if there is no baseline that is fit to compare with.
-
-        The baseline of a baseline is the group itself.
-        """
-        return self._baselines.get(group)
-
-    @property
-    def hypotheses(self) -> list[Hypothesis]:
-        """The tested hypotheses with their weights and priors, to be added to the ledger of the sweep."""
-        return [judged.hypothesis for judged in self.judged.values() if judged.hypothesis is not None]
+        return self.judge(ladders, self.asked)
 
     def judge(
-        self, ladders: Sequence[tuple[Group, Sequence[Group]]], ledger: Ledger | None = None
+        self, ladders: Sequence[tuple[Group, Sequence[Group]]], asked: Asked | None = None
     ) -> dict[Group, Judged]:
-        """Judge ladders. They share the error probability with each other and with the hypotheses of a ledger.
+        """Return the verdict on each candidate of some ladders, which share the error probability.
 
         Args:
-            ladders: For each ladder, its baseline and its candidates.
-            ledger: The ledger of the hypotheses that were tested before. If it is None, there are none, and every
-                ladder starts at its widest width.
-
-        Returns:
-            The verdicts, keyed by candidate.
+            ladders: The baseline and the candidates of each ladder.
+            asked: The question with the ledger of earlier hypotheses and the starts of ladders. None for neither.
         """
         samples = self.samples(*(group for _, groups in ladders for group in groups)) if ladders else math.nan
-        margin = self.tolerance / self.metric.scale
-        alpha, shared = 1 - self.ci / 100, ledger or Ledger()
-        starts = () if ledger is None else self.starts
-        return judge_groups(ladders, self.metric, margin, alpha, samples, shared, starts)
-
-    def finite_test_set(self, group: Group) -> FiniteTestSet | None:
-        """Return how much of the error of a group's gap is due to the choice of the test examples.
-
-        Returns:
-            The gap and its error. The result is None for a baseline, for a group without a baseline, and for a group
-            that `may_be_within` excludes. It is also None if some runs of the group or of its baseline did not record
-            which examples they answered correctly.
-        """
-        baseline = self._baselines.get(group)
-        if baseline is None or baseline is group or not self.may_be_within(group):
-            return None
-        return finite_test_set(self._outcomes(group), self._outcomes(baseline), self.ci / 100)
-
-    def _outcomes(self, group: Group) -> dict[Any, ExampleOutcomes | None]:
-        """Return which examples a group's runs answered correctly, keyed by seed."""
-        if group not in self._outcomes_read:
-            runs = {self._seed_of[str(run.path)]: run for run in group.runs}
-            self._outcomes_read[group] = {
-                seed: read_outcomes(run, self.metric.name)
-                for seed, run in runs.items()
-                if seed in group.by_seed
-            }
-        return self._outcomes_read[group]
-
-    @cached_property
-    def _outcomes_read(self) -> dict[Group, dict[Any, ExampleOutcomes | None]]:
-        return {}
-
-    @cached_property
-    def _seed_of(self) -> dict[str, Any]:
-        return dict(zip(self.runs["run:path"], self.runs[SEED], strict=True))
+        margin, alpha, asked = self.tolerance / self.metric.scale, 1 - self.ci / 100, asked or Asked()
+        return judge_groups(ladders, self.metric, margin, alpha, samples, asked.ledger, asked.starts)
 
     def samples(self, *groups: Group) -> float:
         """Return the number of test samples on which the metric of some groups is computed.
@@ -297,25 +197,26 @@ class Study:
         return min(counts) if known else math.nan
 
     @cached_property
-    def _baselines(self) -> dict[Group, Group | None]:
+    def baselines(self) -> dict[Group, Group | None]:
+        """The baseline of each group. None if no baseline is fit to compare with. A baseline's baseline is itself."""
         return {
             group: None if self.baseline_problem(facet) else facet.baseline
             for facet in self.facets
             for group in facet.groups
         }
 
-    # ---- descriptions and epochs
 
-    def history(self, group: Group, runs: int | None = None) -> list[EpochRow]:
-        """Return the rows of the curves of a group's runs, one run after the other.
+def compare(study: Study, one: Group, other: Group) -> Judgement:
+    """Judge how much better one group is than another, from their own pairs and with a margin of 0.
 
-        Args:
-            group: The group.
-            runs: The number of runs to include. None for all runs.
-        """
-        return [row for run in group.runs[:runs] for row in rows_of(run)]
-
-    @property
-    def counted_in(self) -> str:
-        """The unit in which the rows of `history` are counted: "epoch", "step", or "row"."""
-        return unit_of(run for group in self.groups for run in group.runs)
+    Such comparisons are chosen after looking at the means. They use no share of the verdicts' error probability.
+    """
+    pairs = compare_runs(one.outcomes, other.outcomes)
+    low = worst(study.metric, other.num_classes, other.values, 0.0)
+    way = study.metric.higher_is_better
+    gaps = differences(pairs.ours, pairs.baseline, higher_is_better=way, worst=low)
+    alpha, samples = 1 - study.ci / 100, study.samples(one, other)
+    resolution = 1 / samples if samples > 0 else 0.0
+    return judge(
+        gaps, 0.0, certify=alpha / 2, refute=alpha / 2, confidence=study.ci / 100, resolution=resolution
+    )

@@ -13,6 +13,7 @@ from cpdrun.search.results import Results, baseline_problem
 from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
+from cpdrun.study.records import rows_of, unit_of
 from cpdrun.sweep import plan
 
 
@@ -52,8 +53,8 @@ def test_less_is_better_and_the_curve_is_over_steps(here):
     assert study.metric.name == "val_loss" and not study.metric.higher_is_better
     gaps = {str(group.format): study.against_baseline(group) for group in study.groups}
     assert gaps["e3m0"].mean == pytest.approx(-0.4) and gaps["e4m3"].mean == pytest.approx(-0.01)
-    assert study.counted_in == "step"
-    assert {row.epoch for row in study.history(study.groups[0])} == {10, 20}
+    assert unit_of(study.groups[0].runs) == "step"
+    assert {row.epoch for run in study.groups[0].runs for row in rows_of(run)} == {10, 20}
 
 
 def test_a_metric_of_unsaid_direction_is_asked_for(here):

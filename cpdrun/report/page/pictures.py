@@ -5,6 +5,7 @@ import gc
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -58,7 +59,9 @@ def _part(study: Study, of_cases: bool | None) -> Study:
     """Return the part of the study that a plot shows, given the plot's attribute `of_cases`."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
-    return study.of_facets(has_cases=of_cases)
+    chosen = [facet for facet in study.facets if facet.has_cases == of_cases]
+    groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
+    return replace(study, groups=list(groups))
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure:

@@ -254,7 +254,7 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     a pair can have a run without a value. If there is no interval, as for the baseline, both ends are the mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
-    baseline, judged = study.baseline_of(group), study.judged.get(group)
+    baseline, judged = study.baselines.get(group), study.judged.get(group)
     if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
         return mean, mean, mean
     sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.
