@@ -138,11 +138,11 @@ def details(study: Study) -> pd.DataFrame:
             _numbers(study, group)
             | {
                 "learnt": study.learnt(group) if group.values else None,
-                "gave_up": group.gave_up,
+                "gave_up": len(group.gave_up_seeds),
                 "baseline": study.baseline_name if group in study.judged else "",
                 **_judged(study, group),
                 "hybrid": group.hybrid,
-                "test_samples": group.test_samples,
+                "test_samples": group.figures["test_samples"],
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
                 "parameters": group.figures["parameters"],
@@ -261,7 +261,7 @@ def count_failed(study: Study, group: Group) -> int:
     """
     if group in study.judged and study.failures(group).failed:
         return study.failures(group).failed
-    failed = group.failed + group.diverged + group.gave_up
+    failed = group.failed + group.diverged + len(group.gave_up_seeds)
     return failed or (group.n_finished if group.values and not study.learnt(group) else 0)
 
 

@@ -74,7 +74,7 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
         arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
     better = study.metric.higher_is_better
     groups = [
-        of[choose([list(group.ended.values()) for group in of], higher_is_better=better)]
+        of[choose([list(group.outcomes.values.values()) for group in of], higher_is_better=better)]
         for of in arms.values()
     ]
     tried = {axis: _values(facets, axis) for axis in axes}

@@ -1,4 +1,4 @@
-"""Read run directories into a study: select the runs, the baseline, the axis of bits, the metric, and the margin."""
+"""Read run directories into a `Study`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,22 +44,20 @@ def read_study(
 ) -> Study:
     """Read all runs of some sweeps into a study.
 
-    If an argument is None, its value is that of the search that made the runs. If they were not made by a search, the
-    default applies.
+    An argument that is None has the value of the search that made the runs, or else the default.
 
     Args:
         sweeps: The sweeps.
-        metric: The name of the metric, optionally followed by `:min`, `:max`, or `:share`. The default is the metric by
+        metric: The name of the metric, optionally followed by `:min`, `:max`, or `:share`. By default, the metric by
             which the data set is judged.
-        ci: The confidence in percent. The default is 95.
+        ci: The confidence in percent, 95 by default.
         tolerance: The margin. The default depends on the metric.
         networks: The networks for which the report predicts a speed-up, keyed by name.
         baseline: The baseline's values, keyed by config key. The default is fp32.
 
     Raises:
         ReportError: No run has finished, or nothing is left to compare.
-        ReportUsageError: No finished run has the metric, the metric's direction is unknown, no run has the baseline's
-            values, or the margin is not valid.
+        ReportUsageError: The metric, its direction, the baseline, or the margin is invalid for these runs.
     """
     try:
         tolerance = None if tolerance is None else parse_margin(tolerance)
@@ -104,20 +102,16 @@ def read_study(
 
 
 def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
-    """Return the metric that is compared, and the name of the usual metric.
-
-    The usual metric is compared if the user types no other. It is the metric of the search that made the runs, or else
-    the metric by which the data set is judged.
+    """Return the compared metric, and the name of the metric that is compared if the user types none.
 
     Args:
-        typed: The name of a metric, optionally followed by `:min`, `:max`, or `:share`. None for the usual metric.
-        question: The settings of the search that made the runs.
+        typed: The metric that the user typed, optionally with `:min`, `:max`, or `:share`.
+        question: The question of the search that made the runs.
         done: The finished runs.
         where: The names of the sweeps, for error messages.
 
     Raises:
-        ReportUsageError: No finished run has the metric, or the runs are those of a script and the metric's direction
-            is unknown.
+        ReportUsageError: No finished run has the metric, or a script's metric has no known direction.
     """
     columns = [column for column in done.columns if column.startswith("metric:")]
     known = sorted(column.removeprefix("metric:") for column in columns if done[column].notna().any())
@@ -139,7 +133,7 @@ def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) 
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
-    """Return the study with its margin, and with enough decimals to show the margin and the groups' means."""
+    """Return the study with its margin, and with enough decimals to show it."""
     metric, name = study.metric, study.baseline_name
     baselines = [
         facet.baseline
@@ -153,9 +147,9 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
 
 
 def _course(study: Study, baseline: Group) -> Course:
-    """Return the values before and after training for the baseline's run with the lowest seed.
+    """Return the metric before and after training, from the baseline's run with the lowest seed.
 
-    Only one run is used, so that the margin does not change when further seeds finish.
+    Only one run is used, so that further seeds do not change the margin.
     """
     seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
     runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
@@ -180,7 +174,7 @@ def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
 
 
 def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
-    """Return the finished and failed runs that are compared, without the runs that chose tuned values.
+    """Return the runs to compare: finished or failed, without those that chose tuned values.
 
     Raises:
         ReportError: There are no such runs.
@@ -194,7 +188,6 @@ def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
 
 
 def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
-    """Return the metric by which the data set of most runs is judged."""
     judged_by = done["run:judged_by"]
     most = judged_by[judged_by.isin(known)].value_counts()
     if len(most):

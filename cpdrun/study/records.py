@@ -1,4 +1,4 @@
-"""Read the larger files of runs' records: curves, observed tensors, and which test examples were answered correctly."""
+"""Read the larger files of run directories: curves and observed tensors."""
 
 import json
 from collections import Counter
@@ -13,8 +13,7 @@ from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays
 def rows_of(run: RunDir) -> list[EpochRow]:
     """Return the rows of a run's curve, or an empty list if the file cannot be read.
 
-    If a script logged no epochs, `EpochRow.epoch` is the step instead. If it logged no steps either, it is the number
-    of the row.
+    If a script logged no epochs, `EpochRow.epoch` contains the step, or else the row's number.
     """
     try:
         if rows := list(run.rows()):
@@ -28,9 +27,9 @@ def rows_of(run: RunDir) -> list[EpochRow]:
 
 
 def unit_of(runs: Iterable[RunDir]) -> str:
-    """Return the unit in which rows are counted: "epoch", "step", or "row".
+    """Return the unit in which curves count: "epoch", "step", or "row".
 
-    The first run that has rows decides. If no run has rows, the result is "epoch".
+    The first run with rows decides. Without rows, the result is "epoch".
     """
     for run in runs:
         try:
@@ -49,7 +48,7 @@ _COUNT = 0  # The column with this index contains the number of elements.
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """The observations of one layer's tensor in one step. The tensor's role is one of ROLES.
+    """One layer's tensor in one observed step.
 
     Attributes:
         counts: The number of elements, keyed by floor(log2 |x|).
@@ -67,7 +66,7 @@ class Observed:
     Attributes:
         workers: The number of workers.
         steps: The number of observed steps.
-        looks: The observations of each tensor, in the order of the steps: looks[role][layer] is a list of ObservedStep.
+        looks: The ObservedSteps in order, as looks[role][layer]. The role is one of ROLES.
     """
 
     workers: int
@@ -76,10 +75,7 @@ class Observed:
 
 
 def read_observed(run: RunDir) -> Observed | None:
-    """Return the observed tensors of a run.
-
-    If nothing was observed, or if the file is damaged or has another layout, the result is None.
-    """
+    """Return the observed tensors of a run, or None if the file is missing, damaged, or has another layout."""
     try:
         arrays = read_arrays(run.observed)
         said = json.loads(arrays["about"].tobytes())

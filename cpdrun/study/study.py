@@ -1,6 +1,6 @@
-"""Define the study: the runs of one report, with their groups, facets, and verdicts.
+"""Define the class `Study`: the runs of one report, sorted into groups and facets, with their verdicts.
 
-Every part of a report is computed from its study.
+All parts of a report are computed from its study. `cpdrun.study.reader` creates it.
 """
 
 import math
@@ -24,7 +24,7 @@ from cpdrun.study.verdicts import Judged, LadderAnswer, answer_ladder, judge_gro
 
 
 class BaselineFlaw(StrEnum):
-    """The reason why a baseline is not fit to compare with."""
+    """A reason why a facet's baseline cannot be used for a comparison."""
 
     DIVERGED = "diverged"
     NO_VALUE = "no value"  # The baseline's runs have finished, but their records lack the metric.
@@ -36,10 +36,10 @@ class BaselineFlaw(StrEnum):
 
 @dataclass(frozen=True)
 class BaselineProblem:
-    """Why the baseline of a facet is not fit to compare with.
+    """The flaw of a facet's baseline.
 
     Attributes:
-        kind: The reason.
+        kind: The flaw.
         group: The baseline. None if it has no runs.
     """
 
@@ -49,27 +49,22 @@ class BaselineProblem:
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one report, the settings of their comparison, and the groups that are compared.
+    """The runs of one report with the settings of their comparison.
 
     Attributes:
         sweeps: The names of the sweeps.
         runs: The table of runs, as `collect` returns it.
-        metric: The metric that is compared.
+        metric: The compared metric.
         ci: The confidence in percent.
-        axes: The keys that the runs differ in, except format, aps, and world_size.
+        axes: The config keys that differ between runs, except format, aps, and world_size.
         bits_axis: The axis along which formats are compared, with its baseline.
         groups: The groups. The runs of a group differ only in their seed.
-        facet_axes: The keys that distinguish facets. Groups with different values on these keys are not compared.
+        facet_axes: The keys that distinguish facets. Only groups with the same values on these keys are compared.
         networks: The networks for which the report predicts a speed-up, keyed by name.
-        is_default_metric: Whether the metric is the default one.
-        asked: The question that the search or the sweep recorded when it made the runs.
-        has_asked_margin: Whether the margin is that of `asked`.
-        has_asked_confidence: Whether the confidence is that of `asked`.
-        may_be_share: Whether the metric may be a share although it was not declared as one.
+        is_default_metric: Whether the user typed no other metric than the default.
+        asked: The question that sweep.yaml records. The margin and the confidence are None unless the study uses them.
         tuned: The runs with the values that a search tuned.
-        ledger: The ledger of all hypotheses that were tested on the sweep.
-        starts: The starts of the ladders that do not start at their widest width.
-        margin: The margin.
+        margin: The margin with its origin.
     """
 
     sweeps: list[str]
@@ -88,19 +83,19 @@ class Study:
 
     @property
     def tolerance(self) -> float:
-        """The margin in the unit in which the metric is shown. If there is none, NaN, so that no gap is within it."""
+        """The margin in the unit in which the metric is shown. NaN if there is none; no gap is then within it."""
         return self.margin.shown
 
     @cached_property
     def facets(self) -> list[Facet]:
-        """The facets. The groups of a facet have the same values on `facet_axes` and are compared with each other."""
+        """The facets: lists of groups with the same values on `facet_axes`, which are compared with each other."""
         return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
     # ---- baselines and verdicts
 
     @property
     def baseline_name(self) -> str:
-        """The name of the baseline, which is usually `fp32`."""
+        """The baseline's name, usually `fp32`."""
         return self.bits_axis.baseline_name
 
     @property
@@ -109,7 +104,7 @@ class Study:
         return self.metric.show_tolerance(self.tolerance)
 
     def baseline_problem(self, facet: Facet) -> BaselineProblem | None:
-        """Return the reason why a facet's baseline is not fit to compare with, or None if it is fit."""
+        """Return why a facet's baseline cannot be used for a comparison, or None if it can."""
         fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
         if fp32 is not None and fp32.diverged:
             return BaselineProblem(BaselineFlaw.DIVERGED, fp32)
@@ -124,10 +119,10 @@ class Study:
         return None
 
     def learnt(self, group: Group) -> bool:
-        """Return whether a group learned, which means that its mean is clearly better than that of a guessing model.
+        """Return True if a group's mean is clearly better than that of a guessing model.
 
-        If the number of classes is unknown, a mean accuracy of at least a fifth of the baseline's counts as learned. If
-        neither check is possible, the group counts as having learned.
+        If the number of classes is unknown, an accuracy of at least a fifth of the baseline's is enough. If neither
+        check is possible, return True.
         """
         verdict = learnt(self.metric, group.mean, group.num_classes)
         baseline = self.baselines.get(group)
@@ -136,35 +131,32 @@ class Study:
         return verdict is not False
 
     def may_be_within(self, group: Group) -> bool:
-        """Return whether a group may be within the margin.
-
-        A group without a value is excluded. So is a group with a run that failed, diverged, or did not learn, and a
-        group whose mean is not better than that of a guessing model (`learnt`).
-        """
-        failed = self.failures(group).failed or group.diverged or group.gave_up
+        """Return True if a group may be within the margin: all its runs succeeded, and it learned."""
+        failed = self.failures(group).failed or group.diverged or group.gave_up_seeds
         return bool(group.values) and not failed and self.learnt(group)
 
     def failures(self, group: Group) -> FailureCounts:
-        """Return how many runs of a group failed. If the group is not compared with a baseline, all counts are 0."""
+        """Return how many runs of a group failed, or zeros if the group is not compared with a baseline."""
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 
     def against_baseline(self, group: Group) -> Judgement | None:
-        """Return the judgement of a group's pairs with its baseline.
-
-        For the baseline itself, for a group without pairs, and for a group without a baseline that is fit to compare
-        with, the result is None.
-        """
+        """Return the judgement of a group's pairs with its baseline, or None if it has no pairs."""
         judged = self.judged.get(group)
         return judged.judgement if judged is not None and judged.judgement.pairs else None
 
     def answer(self, facet: Facet, strategy: str) -> LadderAnswer:
-        """Return a ladder's answer. The ladder consists of the facet's candidates with the given `Group.strategy`."""
+        """Return the answer of one of a facet's ladders.
+
+        Args:
+            facet: The facet.
+            strategy: The label of the ladder, as in `Facet.ladders`.
+        """
         return answer_ladder(facet.ladders.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
     @cached_property
     def judged(self) -> dict[Group, Judged]:
-        """The verdicts of the anytime-valid test, for all groups that are compared with a baseline."""
+        """The verdicts on all groups that are compared with a baseline."""
         ladders = [
             (facet.baseline, groups)
             for facet in self.facets
@@ -187,18 +179,17 @@ class Study:
         return judge_groups(ladders, self.metric, margin, alpha, samples, asked.ledger, asked.starts)
 
     def samples(self, *groups: Group) -> float:
-        """Return the number of test samples on which the metric of some groups is computed.
+        """Return the smallest number of test samples that the metric of some groups counts.
 
-        If the groups differ, return the smallest number. If the metric is not a share of samples, or if the number is
-        unknown for any group, return NaN.
+        NaN if the metric does not count samples, or if the number is unknown for a group.
         """
-        counts = [group.test_samples for group in groups]
+        counts = [group.figures["test_samples"] for group in groups]
         known = self.metric.counts_samples and all(count > 0 for count in counts)
         return min(counts) if known else math.nan
 
     @cached_property
     def baselines(self) -> dict[Group, Group | None]:
-        """The baseline of each group. None if no baseline is fit to compare with. A baseline's baseline is itself."""
+        """The baseline of each group. None if it cannot be used for a comparison. A baseline is its own baseline."""
         return {
             group: None if self.baseline_problem(facet) else facet.baseline
             for facet in self.facets
@@ -207,9 +198,10 @@ class Study:
 
 
 def compare(study: Study, one: Group, other: Group) -> Judgement:
-    """Judge how much better one group is than another, from their own pairs and with a margin of 0.
+    """Judge how much better one group is than another, with a margin of 0.
 
-    Such comparisons are chosen after looking at the means. They use no share of the verdicts' error probability.
+    Users choose such comparisons after looking at the means. They are separate from the verdicts and use no share of
+    their error probability.
     """
     pairs = compare_runs(one.outcomes, other.outcomes)
     low = worst(study.metric, other.num_classes, other.values, 0.0)

@@ -14,14 +14,14 @@ from cpdrun.study.study import Study
 
 @dataclass(frozen=True)
 class FiniteTestSet:
-    """The error of a candidate's gap that is due to the test examples. All values are shares, such as 0.01.
+    """The error of a candidate's gap that is due to the test examples, in shares such as 0.01.
 
     Attributes:
         samples: The number of examples in the test set.
         pairs: The number of pairs.
-        error: The mean gap, positive if the candidate is better, with its error.
-        low: The lower end of the prediction interval for the gap of these runs on another test set of the same size.
-        high: The upper end of this interval. Both ends are NaN if the standard error is 0.
+        error: The mean gap (positive is better) with its error.
+        low: The lower end of the prediction interval for another test set of the same size. NaN if the error is 0.
+        high: The upper end of the interval.
     """
 
     samples: int
@@ -34,9 +34,8 @@ class FiniteTestSet:
 def finite_test_set(study: Study, group: Group) -> FiniteTestSet | None:
     """Return the error of a candidate's gap that is due to the choice of the test examples.
 
-    Returns:
-        The gap with its error. None if the group is not compared with a baseline, if `Study.may_be_within` excludes it,
-        or if not all runs of its pairs recorded their answers to the same test set.
+    The result is None if the group has no baseline, if `Study.may_be_within` excludes it, or if not all runs of its
+    pairs recorded their answers to the same test set.
     """
     baseline = study.baselines.get(group)
     if baseline is None or baseline is group or not study.may_be_within(group):
@@ -54,7 +53,7 @@ def finite_test_set(study: Study, group: Group) -> FiniteTestSet | None:
 
 
 def _outcomes(study: Study, group: Group, seeds: dict[str, Any]) -> dict[Any, ExampleOutcomes | None]:
-    """Return which examples each run of a group answered correctly, keyed by seed. None for an unreadable record."""
+    """Return the recorded answers of a group's runs, keyed by seed. None for an unreadable record."""
     runs = {seeds[str(run.path)]: run for run in group.runs}
     return {seed: _read(run, study.metric.name) for seed, run in runs.items() if seed in group.by_seed}
 
