@@ -1,4 +1,4 @@
-"""Recognize numbers, compute means and deviations of a few values, and choose the setting with the best mean."""
+"""Recognize numbers, and compute means, deviations, and the setting with the best mean."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,32 +7,31 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is an int or a float. A bool is not a number here, but NaN and infinity are."""
+    """Return True for an int or a float, including NaN and infinity, but not for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def as_float(value: object) -> float:
-    """Return a number as a float, or NaN if the value is not a number."""
+    """Return a number as a float, or NaN for any other value."""
     return float(value) if is_number(value) else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, or NaN if there are no values."""
+    """Return the mean, or NaN without values."""
     return fmean(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation of at least two values, with n - 1 in the denominator.
 
-    math.fsum rounds the sum of squares only once. statistics.stdev is not used because it computes with fractions,
-    which is far slower.
+    statistics.stdev is far slower because it computes with fractions. math.fsum rounds the sum of squares only once.
     """
     middle = fmean(values)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def is_zero(width: float) -> bool:
-    """Return whether a spread is zero or so small that it may be a rounding error."""
+    """Return True if a spread is 0 or may be a rounding error."""
     return abs(width) < 1e-12
 
 
@@ -42,11 +41,10 @@ FIRST_SEED = 1000
 
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
-    """Return the index of the best setting.
+    """Return the index of the best setting, from the given runs only.
 
-    The best setting has the fewest diverged runs. If several settings have equally few, the mean over the other runs
-    decides, and then the order of the settings. A setting without runs comes last. The choice depends only on the given
-    runs. It is therefore independent of the runs on other seeds that are compared afterwards.
+    This is the setting with the fewest diverged runs. Ties go to the better mean of the other runs, and then to the
+    first one. A setting without runs comes last.
 
     Args:
         arms: For each setting, the metric of its runs. A run that diverged has NaN.
@@ -62,9 +60,9 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the keys whose chosen value is the largest or the smallest number that was tried.
+    """Yield the keys whose chosen value is an end of the tried numbers, beyond which a better one may lie.
 
-    A better value may lie beyond such an end. Each result is a pair like ("optim.lr", "largest").
+    Example: ("optim.lr", "largest").
 
     Args:
         chosen: The chosen value of each key.

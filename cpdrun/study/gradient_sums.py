@@ -1,10 +1,9 @@
-"""Analyze how a run summed its gradients, what rounding did to the sums, and why the sums are wrong.
+"""Analyze how a run summed its gradients, and why the sums are wrong.
 
-The statistics come from metrics.jsonl, which has one row per epoch. A row may contain `layers`, which maps a layer's
-name to the layer's last statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow",
-"nonfinite", "sum_error"}. `cpdrun.comm.statistics` defines them. A row may also contain `nonfinite_gradients`. This is
-the number of elements that were inf or NaN in the epoch's sums, including those that the format turned into finite
-numbers.
+The statistics come from metrics.jsonl, with one row per epoch. `layers` in a row maps a layer's name to its last
+statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow", "nonfinite", "sum_error"}
+(`cpdrun.comm.statistics`). `nonfinite_gradients` counts the inf and NaN elements of the epoch's sums, including those
+that the format turned into finite numbers.
 """
 
 import math
@@ -25,9 +24,7 @@ FLAT_UP_TO = 8
 
 
 def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
-    """Return the largest number of rounded additions in series from a worker's gradient to the sum.
-
-    For an unknown order of summation, the result is None.
+    """Return the largest number of rounded additions in series, or None for an unknown order.
 
     Args:
         sync: The config section `sync`.
@@ -47,10 +44,7 @@ def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
 
 
 def workers_per_scale(sync: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers whose gradients are added in series.
-
-    The scale of APS leaves enough powers of two free for their sum.
-    """
+    """Return the number of workers whose gradients are added in series. APS leaves room for their sum."""
     order = sync.get("order")
     if order == "tree":
         return min(2, workers)
@@ -71,16 +65,15 @@ def group_size(sync: Mapping[str, Any], workers: int) -> int:
 
 @dataclass(frozen=True)
 class EpochStatistics:
-    """The statistics of one layer at the end of one epoch. Shares are between 0 and 1.
+    """One layer's statistics at the end of one epoch. Shares are between 0 and 1.
 
     Attributes:
         epoch: The number of the epoch.
-        low: floor(log2 |g|) of the smallest nonzero gradient of any worker. None if it was not recorded.
-        high: floor(log2 |g|) of the largest gradient of any worker. None if it was not recorded.
-        underflow: The share of the nonzero values that the format rounded to 0. NaN if it was not recorded.
-        overflow: The share of the values above the format's largest value. NaN if it was not recorded.
-        sum_error: The relative error of the sum, ||sum - S|| / ||S||, where S is the exact sum. NaN if it was not
-            recorded, or if S is 0 or not finite.
+        low: floor(log2 |g|) of the smallest nonzero gradient of any worker. None if unknown.
+        high: floor(log2 |g|) of the largest gradient of any worker. None if unknown.
+        underflow: The share of nonzero values that became 0. NaN if unknown.
+        overflow: The share of values above the format's largest value. NaN if unknown.
+        sum_error: ||sum - S|| / ||S|| for the exact sum S. NaN if unknown, or if S is 0 or not finite.
         nonfinite: The number of elements of the sum that were not finite.
     """
 
@@ -94,7 +87,7 @@ class EpochStatistics:
 
     @property
     def span(self) -> int:
-        """The number of powers of two from the smallest to the largest gradient. 0 if it is unknown."""
+        """The number of powers of two from the smallest to the largest gradient. 0 if unknown."""
         return 0 if self.low is None or self.high is None else self.high - self.low + 1
 
 
@@ -136,9 +129,8 @@ class NonfiniteGradients:
 
     Attributes:
         epoch: The number of the epoch.
-        elements: The number of elements that were not finite, in all steps of that epoch.
-        layers: The layers with nonfinite elements in the last statistics of that epoch. It may be empty, because these
-            statistics describe a single step.
+        elements: The number of nonfinite elements in all steps of that epoch.
+        layers: The layers with nonfinite elements in the epoch's recorded step. May be empty.
     """
 
     epoch: int
@@ -183,18 +175,14 @@ class GradientStatistics:
         return max((layer.high for layer in self.layers if layer.high is not None), default=None)
 
     def worst(self, most: int = 3) -> list[LayerStatistics]:
-        """Return the worst layers, sorted by the error of the sum and then by underflow, worst first.
-
-        Args:
-            most: The largest number of layers to return.
-        """
+        """Return the layers with the largest errors of the sum, worst first. Underflow breaks ties."""
         return sorted(self.layers, key=lambda one: (-_known(one.sum_error), -_known(one.underflow)))[:most]
 
     def by_epoch(self, figure: Callable[[EpochStatistics], float]) -> dict[int, float]:
-        """Return the mean of a statistic over the layers, keyed by epoch. Epochs without a known value are left out.
+        """Return the mean of a statistic over the layers, keyed by epoch. Unknown values are left out.
 
         Args:
-            figure: The function that returns the statistic, given a layer's statistics of one epoch.
+            figure: The function that returns the statistic of a layer in one epoch.
         """
         rows = [row for layer in self.layers for row in layer.epochs]
         epochs = sorted({row.epoch for row in rows})
@@ -203,7 +191,7 @@ class GradientStatistics:
 
 
 def gradient_statistics(rows: Iterable[EpochRow]) -> GradientStatistics:
-    """Return the gradient statistics in the rows of a run's metrics.jsonl. Damaged entries are skipped."""
+    """Return the gradient statistics of a run's metrics.jsonl. Damaged entries are skipped."""
     epochs: dict[str, list[EpochStatistics]] = {}
     formats_by_layer: dict[str, str] = {}
     exact: dict[str, None] = {}
@@ -263,7 +251,7 @@ NEARLY_ALL = 0.9  # if a larger share becomes 0, the sum is wrong, even if its e
 
 
 class Cause(StrEnum):
-    """The main cause of wrong gradient sums, or the reason why there is none."""
+    """The main cause of wrong gradient sums, or why there is none."""
 
     OVERFLOW = "overflow"  # Values are above the format's largest value.
     UNDERFLOW = "underflow"  # Many values become 0.
@@ -275,12 +263,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """The main reason why a run's gradient sums are wrong.
+    """Why a run's gradient sums are wrong.
 
     Attributes:
         cause: The main cause.
-        statistics: The run's gradient statistics, from which the cause was found.
-        worst: The layers in which the errors are largest, worst first.
+        statistics: The run's gradient statistics.
+        worst: The layers with the largest errors, worst first.
     """
 
     cause: Cause
@@ -304,7 +292,7 @@ def find_reason(statistics: GradientStatistics) -> Reason:
 def exponent_range(name: str) -> tuple[int, int] | None:
     """Return the exponents of a format's smallest subnormal and of its largest value.
 
-    If the format has no fixed range, as with formats with block scales, or if the user defined it, the result is None.
+    None for formats without a fixed range, as with block scales, and for those that users define.
     """
     fmt = formats.parse(name)
     if not isinstance(fmt, Format):
@@ -315,15 +303,15 @@ def exponent_range(name: str) -> tuple[int, int] | None:
 def represented_binades(
     statistics: GradientStatistics, name: str, workers: int, *, scaled: bool
 ) -> tuple[float, float] | None:
-    """Return how many powers of two of a layer's gradients a format represents, and how many the gradients span.
+    """Return how many powers of two of the gradients a format represents, and how many there are.
 
-    Both numbers are means over layers and epochs. If they are unknown, the result is None.
+    Both are means over layers and epochs. The result is None if they are unknown.
 
     Args:
         statistics: The gradient statistics of a run.
         name: The name of the format.
-        workers: The number of workers for whose sum the scale leaves room.
-        scaled: Whether APS scales the gradients, so that the format's largest exponent lies above the largest sum.
+        workers: The number of workers whose sum must fit.
+        scaled: Whether APS scales the gradients, so that the format's top lies above the largest sum.
     """
     limits = exponent_range(name)
     found = []

@@ -1,4 +1,7 @@
-"""Sort the table of runs into groups, whose runs differ only in their seed, and sort the groups into facets."""
+"""Sort the table of runs into groups, and sort the groups into facets.
+
+The runs of a group differ only in their seed. The groups of a facet are compared with each other.
+"""
 
 import math
 from dataclasses import replace
@@ -32,14 +35,13 @@ _FIGURES = {
 
 
 def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
-    """Return the config keys that distinguish facets. Groups with different values on these keys are not compared.
+    """Return the config keys that distinguish facets. Groups that differ on them are not compared.
 
-    Groups that differ in `format` or `aps` are usually compared, so these keys usually do not distinguish facets. There
-    are three exceptions:
+    `format` and `aps` are such keys only in three cases:
 
-    - If another axis of bits than `format` is compared, both keys distinguish facets.
-    - If the groups are named cases that differ in one of these keys with the same case, this key distinguishes facets.
-    - If the baseline has the same format as the candidates that are compared with it, `format` distinguishes facets.
+    - Both, if another axis of bits than `format` is compared.
+    - One of them, if groups of the same named case differ in it.
+    - `format`, if the baseline has the same format as its candidates.
 
     Args:
         groups: The groups of the study.
@@ -54,17 +56,16 @@ def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
 
 
 def _is_of_cases(groups: list[Group], key: str) -> bool:
-    """Return whether all groups of the same named case have the same value of `key`. Without cases, return True."""
+    """Return True if all groups of the same named case have the same value of `key`."""
     pairs = {(identity(g.case), identity(g.keys[key])) for g in groups if g.case is not None}
     return len(pairs) == len({case for case, _ in pairs})
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """Sort groups into facets. The groups of a facet have the same values on `axes`.
+    """Sort groups into facets by their values on `axes`.
 
-    A baseline may be shared by several facets, whatever their value on an axis is. This happens if the baseline was
-    requested with one value of the axis, or if the axis is a setting of a recipe's ingredient and the baseline's recipe
-    does not have this ingredient.
+    Facets with different values on an axis share a baseline if the user fixed the baseline's value on it, or if the
+    axis is a setting of a recipe's ingredient that the baseline lacks.
 
     Args:
         groups: The groups of the study.
@@ -83,15 +84,14 @@ def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Face
 
 
 def _is_anothers(axis: str, group: Group) -> bool:
-    """Return whether an axis is a setting of a recipe's ingredient that the group does not have."""
+    """Return True if an axis is a setting of a recipe's ingredient that the group lacks."""
     return axis.split(".")[0] == INGREDIENTS and pd.isna(group.keys[axis])
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
-    """Lend baselines to facets that have none.
+    """Give each facet without a baseline the one of a facet that differs only in the axes `crossed`.
 
-    A facet without a baseline gets the baseline of a facet that differs only in the axes `crossed`. If a facet contains
-    no candidates and its baseline is lent to another facet, the facet is dropped.
+    Facets that contain only a lent baseline are dropped.
     """
 
     def rest(facet: Facet) -> tuple[str, ...]:
@@ -115,8 +115,8 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
         of: The axis of bits.
 
     Returns:
-        The groups in the order of the table of results. They are sorted by the other axes and the world size, then by
-        bit width, most bits first. Of two groups with the same format, the one with APS comes last.
+        The groups in the order of the table of results: by the other axes and the world size, then most bits first. Of
+        two groups with the same format, the one with APS comes last.
     """
     names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -176,11 +176,9 @@ def _of_case(row: dict[str, Any]) -> formats.Choice | None:
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the failed runs that count in a comparison.
 
-    A failed run counts if its cell has a finished run. A run with the state `failed` also counts if all other runs of
-    its cell failed too: the cell then gets a row without a value.
-
-    There is an exception for scripts. The user may change the patterns that read a script's metrics. If some runs are
-    done, failed runs with other patterns than theirs were first attempts and do not count.
+    A failed run counts if its cell has a finished run. If all runs of a cell failed, those with the state `failed`
+    count, so the cell gets a row without a value. Failed runs of a script do not count if their metric patterns differ
+    from those of all finished runs, because they were first attempts.
     """
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
@@ -216,7 +214,7 @@ def _is_length(value: Any) -> bool:
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
-    """Return a run's status and its metric. A metric that is not finite becomes None, because NaN never equals NaN."""
+    """Return a run's status and metric. A metric that is not finite becomes None, because NaN never equals NaN."""
     return row["run:status"], row[metric] if math.isfinite(row[metric]) else None
 
 
