@@ -7,7 +7,7 @@ that the format turned into finite numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
@@ -91,36 +91,46 @@ class EpochStatistics:
         return 0 if self.low is None or self.high is None else self.high - self.low + 1
 
 
-@dataclass(frozen=True)
-class LayerStatistics:
-    """The statistics of one layer in all epochs in which its sum was rounded.
+class Summary:
+    """Statistics over several parts: their means, and the smallest `low` and the largest `high` of any part."""
 
-    The properties are means over the epochs, except `low` and `high`, which are the smallest and the largest exponent.
-    """
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The parts, which have the same statistics."""
+        raise NotImplementedError
+
+    @property
+    def underflow(self) -> float:
+        return mean_of_known(part.underflow for part in self.parts)
+
+    @property
+    def overflow(self) -> float:
+        return mean_of_known(part.overflow for part in self.parts)
+
+    @property
+    def sum_error(self) -> float:
+        return mean_of_known(part.sum_error for part in self.parts)
+
+    @property
+    def low(self) -> int | None:
+        return min((part.low for part in self.parts if part.low is not None), default=None)
+
+    @property
+    def high(self) -> int | None:
+        return max((part.high for part in self.parts if part.high is not None), default=None)
+
+
+@dataclass(frozen=True)
+class LayerStatistics(Summary):
+    """The statistics of one layer over all epochs in which its sum was rounded."""
 
     name: str
     format: str
     epochs: list[EpochStatistics]
 
     @property
-    def underflow(self) -> float:
-        return mean_of_known(epoch.underflow for epoch in self.epochs)
-
-    @property
-    def overflow(self) -> float:
-        return mean_of_known(epoch.overflow for epoch in self.epochs)
-
-    @property
-    def sum_error(self) -> float:
-        return mean_of_known(epoch.sum_error for epoch in self.epochs)
-
-    @property
-    def low(self) -> int | None:
-        return min((epoch.low for epoch in self.epochs if epoch.low is not None), default=None)
-
-    @property
-    def high(self) -> int | None:
-        return max((epoch.high for epoch in self.epochs if epoch.high is not None), default=None)
+    def parts(self) -> Sequence[EpochStatistics]:
+        return self.epochs
 
 
 @dataclass(frozen=True)
@@ -139,13 +149,11 @@ class NonfiniteGradients:
 
 
 @dataclass(frozen=True)
-class GradientStatistics:
-    """The statistics of a run's gradient sums.
-
-    The properties are means over layers, except `low` and `high`, which are the smallest and the largest exponent.
+class GradientStatistics(Summary):
+    """The statistics of a run's gradient sums over all layers.
 
     Attributes:
-        layers: The layers whose sum was rounded, in the model's order. Empty if the record has none.
+        layers: The layers whose sum was rounded, in the model's order. May be empty.
         exact: The names of the layers that were summed in fp32.
         nonfinite: The first epoch in which a sum was not finite. None if all sums were finite.
     """
@@ -155,24 +163,8 @@ class GradientStatistics:
     nonfinite: NonfiniteGradients | None
 
     @property
-    def underflow(self) -> float:
-        return mean_of_known(layer.underflow for layer in self.layers)
-
-    @property
-    def overflow(self) -> float:
-        return mean_of_known(layer.overflow for layer in self.layers)
-
-    @property
-    def sum_error(self) -> float:
-        return mean_of_known(layer.sum_error for layer in self.layers)
-
-    @property
-    def low(self) -> int | None:
-        return min((layer.low for layer in self.layers if layer.low is not None), default=None)
-
-    @property
-    def high(self) -> int | None:
-        return max((layer.high for layer in self.layers if layer.high is not None), default=None)
+    def parts(self) -> Sequence[LayerStatistics]:
+        return self.layers
 
     def worst(self, most: int = 3) -> list[LayerStatistics]:
         """Return the layers with the largest errors of the sum, worst first. Underflow breaks ties."""
