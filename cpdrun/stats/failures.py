@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# If this many runs of a candidate failed and none finished or diverged, the candidate is given up: no further runs are
-# started.
+# After this many failed runs without a value, a candidate is given up: no further runs are started.
 GIVE_UP_AFTER = 2
 
 
@@ -197,7 +196,7 @@ def most_failing(failed: int, samples: int, ci: float) -> float:
     return high
 
 
-FEWEST_SEEDS = 2  # a single equal run may be chance
+FEWEST_SEEDS = 2  # A single equal run may be chance.
 
 
 def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:

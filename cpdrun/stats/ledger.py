@@ -37,9 +37,9 @@ from typing import Any, TypeGuard
 from cpdrun.stats.evidence import SpreadPrior
 from cpdrun.stats.means import is_number
 
-FIRST_QUESTION = 0.8  # the first question gets this share of the error probability
-LATER_QUESTION = 0.5  # each later question gets this share of the remaining error probability
-START_SHARE = 0.75  # the widths from a ladder's start down get this share of its weight
+FIRST_QUESTION = 0.8  # The first question gets this share of the error probability.
+LATER_QUESTION = 0.5  # Each later question gets this share of what is left.
+START_SHARE = 0.75  # The widths from a ladder's start down get this share of its weight.
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ def is_zero(width: float) -> bool:
     return abs(width) < 1e-12
 
 
-# A search that tunes runs its choosing runs with seeds from this one on. The runs that are compared afterwards have
-# smaller seeds.
+# Runs that choose tuned values have seeds from this one on. Compared runs have smaller seeds.
 FIRST_SEED = 1000
 
 
@@ -56,7 +55,7 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
         healthy = [value for value in values if math.isfinite(value)]
         return bool(values), len(healthy) - len(values), sign * fmean(healthy) if healthy else -math.inf
 
-    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # max returns the first of several maxima
+    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # Of equal maxima, max returns the first.
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:

@@ -19,11 +19,11 @@ from typing import Any
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.means import deviation
 
-MOST_DEGREES = 4  # a prior has at most this many degrees of freedom
-FEWEST_CELLS = 3  # a prior needs at least this many other cells
+MOST_DEGREES = 4  # A prior has at most this many degrees of freedom.
+FEWEST_CELLS = 3  # A prior needs at least this many other cells.
 # Only the first pairs of each cell are used. Their number is fixed so that further seeds do not change a prior.
 FIRST_PAIRS = 3
-BROKEN = 5.0  # cells that are worse than the baseline by more than this many margins are pooled separately
+BROKEN = 5.0  # Cells that are worse by more than this many margins are pooled separately.
 # The Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
@@ -71,7 +71,7 @@ def priors(
     spreads = {
         name: (math.hypot(deviation(gaps), resolution / math.sqrt(6)), len(gaps) - 1)
         for name, gaps in first.items()
-        if len(gaps) > 1 and any(gaps)  # if all differences are 0, the runs are probably identical
+        if len(gaps) > 1 and any(gaps)  # If all differences are 0, the runs are probably identical.
     }
     found = {}
     for name, gaps in first.items():
@@ -99,7 +99,7 @@ def _polygamma(order: int, x: float) -> float:
     while x < 12:
         steps += (1 / x, -1 / x**2, 2 / x**3)[order]
         x += 1
-    inverse = 1 / x  # its powers cannot overflow
+    inverse = 1 / x  # Its powers cannot overflow.
     first = (math.log(x), inverse, -(inverse**2))[order]
     second = (-inverse / 2, inverse**2 / 2, -(inverse**3))[order]
     series = 0.0

@@ -44,7 +44,7 @@ GENERATORS = {
     24: "+++++-+-++--++--+-+----",
     36: "-+-+++---+++++-+++--+----+-+-++--+-",
 }
-LARGEST = 512  # a design has at most this many runs, because nobody trains more
+LARGEST = 512  # A design has at most this many runs, because nobody trains more.
 HIGH, LOW = -1, +1
 
 
@@ -210,8 +210,7 @@ def design(factors: int, *, foldover: bool = True) -> Design:
     h = hadamard_matrix(order)
     if not foldover:
         return Design(h, tuple(range(1, factors + 1)), is_folded=False)
-    # In the folded matrix, the constant column of h distinguishes a run from its mirror image. It is used last, only
-    # if the other columns are not enough.
+    # The constant column of h distinguishes a run from its mirror image, so it is used last.
     return Design(np.block([[h, h], [-h, h]]), tuple([*range(1, order), 0][:factors]), is_folded=True)
 
 

@@ -30,8 +30,7 @@ from cpdrun.study.formats import Choice
 
 GROUPS = ("precision", "recipe", "sync", "compressor")  # Choices of these groups may name formats.
 RECIPE, PRECISION = "recipe", "precision"
-# The config section of the compressor. A run without this section uses no compressor, and the group `compressor` has no
-# effect on it.
+# A run without this config section uses no compressor.
 COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")

@@ -184,7 +184,7 @@ def _as_listed(key: str) -> tuple:
     of sums comes last, because it tells the least.
     """
     section, last = key.split(".")[0], key.rpartition(".")[2]
-    section = "precision" if section in OF_RECIPES else section  # recipes set the section `precision`
+    section = "precision" if section in OF_RECIPES else section  # Recipes set the section `precision`.
     return (
         section,
         key not in (section, RECIPE),
@@ -216,7 +216,10 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     try:
         row["run:state"] = state_of(run)
         config = read_config(run)
-        row |= as_now({key: value for key, value in _flat(config) if _is_used(key, config)})
+        # Without APS, the settings of the scaling rule have no effect.
+        row |= as_now(
+            {key: value for key, value in _flat(config) if config.get("aps") or key.split(".")[0] != SCALING}
+        )
         row[SEED] = _whole(row.get(SEED))
         row["run:edited"] = _is_edited(run, config)
         if isinstance(row.get("format"), str):
@@ -293,15 +296,10 @@ def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
         return digest is not None
 
 
-def _is_used(key: str, config: dict[Any, Any]) -> bool:
-    """Return True if a key has an effect. Without APS, the settings of the scaling rule have none."""
-    return bool(config.get("aps")) or key.split(".")[0] != SCALING
-
-
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if name.startswith(_RECORD):  # a foreign config may have a key that looks like a column of the record
+        if name.startswith(_RECORD):  # A foreign config may have such a key.
             continue
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")
@@ -309,11 +307,9 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
-# These entries of env.json get no column, because digests in other columns identify what they describe, or because they
-# need not be compared.
+# These entries of env.json get no column: other columns contain digests of what they describe, or nobody compares them.
 _DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
-# CODE is the prefix of the columns that contain the digests of modules. The name of the module follows the prefix. DATA
-# is the column with the digest of the data.
+# CODE and a module's name give the column with the module's digest. DATA is the column with the digest of the data.
 CODE, DATA = ("env:code:", "env:data_sha256")
 
 
@@ -368,7 +364,11 @@ def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
     if SCRIPT_PATH not in done.columns:
         return []
     done = done[done[SCRIPT_PATH].notna()]
-    keys = [key for key in config_keys(done) if _may_matter(key)]
+    keys = [
+        key
+        for key in config_keys(done)
+        if not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
+    ]
     metrics = [column for column in done.columns if column.startswith("metric:")]
     if done.empty or not metrics:
         return []
@@ -378,10 +378,6 @@ def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
     ]
     asked = [key for key in keys if key == SEED or key.startswith(SCRIPT_ARGS)]
     return [setting for key in asked if (setting := _ignored_setting(key, rows)) is not None]
-
-
-def _may_matter(key: str) -> bool:
-    return not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
 
 
 def _ignored_setting(

@@ -234,12 +234,12 @@ def _count(value: Any) -> int:
     return int(value) if _number(value) > 0 else 0
 
 
-# Up to this relative error of the sum, rounding does not harm a run. For comparison: e4m3 with APS and 8 workers has an
-# error of 0.056, and its results equal those of fp32.
+# Up to this relative error of the sum, rounding is harmless. Even e4m3 with APS and 8 workers, with an error of 0.056,
+# has the results of fp32.
 HARMFUL_SUM_ERROR = 0.05
-MANY_UNDERFLOW = 0.2  # if a larger share of the gradients becomes 0, underflow is the main cause
-SOME_OVERFLOW = 1e-4  # the limit is small because a single infinity spoils a whole step of its layer
-NEARLY_ALL = 0.9  # if a larger share becomes 0, the sum is wrong, even if its error looks small
+MANY_UNDERFLOW = 0.2  # If a larger share of the gradients becomes 0, underflow is the main cause.
+SOME_OVERFLOW = 1e-4  # The limit is small because a single infinity spoils a whole step of its layer.
+NEARLY_ALL = 0.9  # If a larger share becomes 0, the sum is wrong, even if its error looks small.
 
 
 class Cause(StrEnum):

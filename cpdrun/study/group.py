@@ -34,8 +34,7 @@ _COMPRESSORS = {
     "PowerSGD": "PowerSGD",
     "Sign": "sign",
 }
-# The class of the compressor that rounds messages. With local steps, it does not count as a compressor: the workers'
-# updates are summed in the run's format, as gradients are without local steps.
+# This compressor rounds messages. With local steps, it is no compressor: updates are summed in the run's format.
 _IN_FORMAT = "Rounded"
 _PLAIN = ("fp32", "bf16", "fp16")  # A platform's all_reduce can sum these formats.
 

@@ -78,14 +78,15 @@ def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Face
         is_inside = group.case is None and of.is_of_gradients and of.has_value
         keys = {name: group.keys[name] for name in (of_all if is_inside else axes)}
         found.setdefault(tuple(map(identity, keys.values())), Facet(keys, [])).groups.append(group)
-    without = {name for group in groups if group.is_baseline for name in axes if _is_anothers(name, group)}
+    without = {
+        name
+        for group in groups
+        if group.is_baseline
+        for name in axes
+        if name.split(".")[0] == INGREDIENTS and pd.isna(group.keys[name])
+    }
     crossed = [name for name in axes if name in of.elsewhere or name in without]
     return _lend(list(found.values()), crossed) if crossed else list(found.values())
-
-
-def _is_anothers(axis: str, group: Group) -> bool:
-    """Return True if an axis is a setting of a recipe's ingredient that the group lacks."""
-    return axis.split(".")[0] == INGREDIENTS and pd.isna(group.keys[axis])
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
@@ -137,11 +138,14 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
     done = {_seed(row): row for row in finished}
     ended = list(done.values())
     diverged = {
-        seed for seed, row in done.items() if row["run:status"] == "diverged" or _not_finite(row, metric)
+        seed
+        for seed, row in done.items()
+        if row["run:status"] == "diverged" or metric.removeprefix("metric:") in row["run:not_finite"]
     }
     by_seed = {seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])}
     failures = {_seed(row): row["run:failure"] for row in rows if row["run:failure"] is not None}
     failures |= dict.fromkeys(done.keys() - by_seed.keys() - diverged, Failure.UNKNOWN)
+    case = rows[0].get(CASE)
     return Group(
         keys={name: rows[0][name] for name in names},
         by_seed=by_seed,
@@ -153,7 +157,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         runs=[RunDir(Path(row["run:path"])) for row in ended],
         diverged_seeds=frozenset(diverged),
         failures={seed: failure for seed, failure in failures.items() if seed not in by_seed},
-        lengths={seed: int(row["run:length"]) for seed, row in done.items() if _is_length(row["run:length"])},
+        lengths={seed: int(row["run:length"]) for seed, row in done.items() if pd.notna(row["run:length"])},
         fingerprints={
             s: row["run:fingerprint"] for s, row in done.items() if isinstance(row["run:fingerprint"], str)
         },
@@ -163,14 +167,9 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         ),
         axis=of,
         method=method_of(rows[0]),
-        rounds=_of_case(rows[0]) if of.of_cases else None,
+        rounds=None if not of.of_cases or pd.isna(case) else choices.of_case(str(case), rows[0]),
         products=next((found for row in ended if isinstance(found := row.get("run:products"), dict)), None),
     )
-
-
-def _of_case(row: dict[str, Any]) -> formats.Choice | None:
-    case = row.get(CASE)
-    return None if case is None or case != case else choices.of_case(str(case), row)
 
 
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -203,14 +202,6 @@ def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     ]
     is_read_alike = [not done or read_by(row) in done for row in rows]
     return failed[[a and b for a, b in zip(counts, is_read_alike, strict=True)]]
-
-
-def _not_finite(row: dict[str, Any], metric: str) -> bool:
-    return metric.removeprefix("metric:") in row["run:not_finite"]
-
-
-def _is_length(value: Any) -> bool:
-    return value is not None and value == value  # pandas may store a missing value as NaN
 
 
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:

@@ -19,8 +19,7 @@ from cpdrun.study.metric import Metric, guess
 
 DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
 DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
-# A margin must be at most this share of the baseline's improvement. With a larger margin, a format that hardly learned
-# could pass.
+# A margin above this share of the baseline's improvement would let a format pass that hardly learned.
 LARGEST_SHARE = 0.5
 
 

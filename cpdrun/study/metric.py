@@ -175,8 +175,7 @@ class Metric:
 
 # If the metric's worst value is unknown, a diverged run counts as worse than the baseline by this many margins.
 TOLERANCES = 10
-# Older records lack the number of classes. For them, this number is assumed, only to find baselines that may not have
-# learned.
+# This number is assumed for older records, only to find baselines that may not have learned.
 CLASSES_IF_UNKNOWN = 10
 
 

@@ -106,7 +106,8 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
         baseline = given if is_whole else {**USUAL, **given}
         if FORMAT in baseline:  # A baseline {format: bf16} means bf16 without APS.
             is_scaled = {} if SCALING in baseline else {APS: False}
-            baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
+            fmt = formats.parse(baseline[FORMAT])
+            baseline = is_scaled | baseline | ({} if fmt is None else {FORMAT: fmt.name})
     else:
         found, is_widest = baseline_value(values[key], given.get(key))
         raw = next(
@@ -208,11 +209,6 @@ def _as_named(key: str, value: Any) -> Any:
     if key == FORMAT and is_own(value):
         return formats.Recorded.of(value, format_facts(value))
     return FP32 if key == choices.RECIPE and value is None else value
-
-
-def _canonical(name: Any) -> Any:
-    fmt = formats.parse(name)
-    return name if fmt is None else fmt.name
 
 
 def _flat(run: PlannedRun) -> dict[str, Any]:

@@ -180,13 +180,9 @@ def _own_value(study: Study, run: RunDir, row: dict[str, Any]) -> tuple[float, i
     """Return a run's value and None, or its latest value and epoch if it has not ended."""
     if row.get("run:state") == State.DONE:
         return _value(row, study.metric.name), None
-    return _latest(study, run)
-
-
-def _latest(study: Study, run: RunDir) -> tuple[float, int | None]:
-    for row in reversed(rows_of(run)):
-        if (value := row.metrics.get(study.metric.name)) is not None:
-            return value, row.epoch
+    for epoch in reversed(rows_of(run)):
+        if (value := epoch.metrics.get(study.metric.name)) is not None:
+            return value, epoch.epoch
     return math.nan, None
 
 
@@ -211,7 +207,7 @@ def _value(row: dict[str, Any], metric: str) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-LEAST_GAIN = 0.2  # an improvement must regain at least this share of the quality that the run lost
+LEAST_GAIN = 0.2  # An improvement must regain this share of the quality that the run lost.
 IGNORED = ("observe",)  # These settings change no result.
 # If one of these keys changed, other changed keys are not listed, because they follow from it.
 _SUFFICIENT = ("format", "aps", "recipe")

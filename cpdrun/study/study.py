@@ -30,7 +30,7 @@ class BaselineFlaw(StrEnum):
     NO_VALUE = "no value"  # The baseline's runs have finished, but their records lack the metric.
     NOT_FINISHED = "not finished"
     DID_NOT_LEARN = "did not learn"
-    # The records lack the number of classes, so whether the baseline learned is unknown, and its accuracy is low.
+    # The accuracy is low, and the records lack the number of classes.
     UNKNOWN_CLASSES = "unknown classes"
 
 

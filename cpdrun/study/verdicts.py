@@ -32,7 +32,7 @@ class Kind(StrEnum):
     REFUTED = "refuted"
 
 
-# The keys are kinds. A verdict has the same text as its kind, so it can be looked up too.
+# The keys are kinds. Verdicts can be looked up too, because they have the same texts.
 MARKS: dict[str, str] = {Kind.CERTIFIED: "✓", Kind.OPEN: "?", Kind.NOT_TESTED: "=", Kind.REFUTED: "✗"}
 
 

@@ -14,7 +14,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cpdrun.errors import UserError
@@ -178,7 +178,7 @@ def judge_ideas(
             prior = stated_prior(question) or _pooled(ideas, number, question)
             ideas[number] = replace(ideas[number], prior=prior)
         decisions, also = _decide(ideas, changed, question, now)
-        lines = [] if agreed else [_header(now)]
+        lines = [] if agreed else [{KIND: HEADER, "version": VERSION} | asdict(now)]
         lines += [_line(idea) for number, idea in sorted(ideas.items()) if idea != known.get(number)]
         _append(fd, content, lines)
     kept = [idea.name for idea in ideas.values() if idea.is_kept]
@@ -359,16 +359,6 @@ def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, 
             f"{path} is damaged: a line lacks what cpdrun judge writes. Start another file."
         ) from None
     return settings, ideas
-
-
-def _header(settings: SessionSettings) -> dict[str, Any]:
-    return {
-        KIND: HEADER,
-        "version": VERSION,
-        "confidence": settings.confidence,
-        "planned": settings.planned,
-        "lower_is_better": settings.lower_is_better,
-    }
 
 
 def _line(idea: Idea) -> dict[str, Any]:
