@@ -408,7 +408,7 @@ def _range(likely: int) -> PairsRange:
 def _looks(
     gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield (n, mean, spread) of the first n pairs, for every n for which an e-value can be computed."""
+    """Yield (n, mean, spread) of the first n pairs, for every n that allows an e-value."""
     for n in range(1, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
         if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):

@@ -1,4 +1,4 @@
-"""Rules for failed runs in a comparison, and the confidence limit of a failure rate.
+"""Define how failed runs count in a comparison, and bound a failure rate.
 
 `compare_runs` applies these rules for searches, reports, claims, and imported results:
 

@@ -261,11 +261,11 @@ def read_starts(block: object) -> tuple[Start, ...]:
 def _roots(
     ladder: AskedLadder, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the widths whose new hypotheses begin a sequence, with their portion of the ladder's share.
+    """Return the widths whose new hypotheses begin a sequence, each with its part of the ladder's weight.
 
     Args:
         ladder: The ladder.
-        known: The recorded hypothesis of each candidate by width, or None.
+        known: The recorded hypothesis of each candidate by width. None if there is none.
         opened: The names of all candidates that open a recorded hypothesis.
     """
     found = {}

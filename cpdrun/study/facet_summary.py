@@ -20,7 +20,7 @@ ORDER = ("sync.order", "sync.group_size")
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of facets whose ladder of one scaling has one kind of answer.
+    """In how many facets the ladder of a gradient scaling has one kind of answer.
 
     Attributes:
         kind: The kind of the answer.

@@ -31,7 +31,7 @@ class Recorded(str):
 
         Args:
             name: The name of the format in the config.
-            facts: The content of format.json, {name, bits, exponent_bits}. Ignored if None or of another name.
+            facts: The content of format.json, {name, bits, exponent_bits}. It is ignored if it has another name.
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:

@@ -129,7 +129,9 @@ def _margin(
         improvement = math.nan
     if isinstance(asked, str):
         if metric.is_fraction:
-            return _no_margin(f"{name} is a share, and {asked} of it could mean two things: type points")
+            return _no_margin(
+                f"{name} is a share, so {asked} is ambiguous. Type the margin in points, such as 0.5"
+            )
         if is_default and math.isnan(improvement):
             return _no_margin(
                 f"nobody typed a margin, and {name} was logged only once, so that {baseline}'s improvement is unknown "

@@ -1,9 +1,9 @@
-"""Define the class `Metric`: a metric's direction and display, and its value for a model that learned nothing.
+"""Define the class `Metric`: a metric's direction, its display, and the value of a model that learned nothing.
 
-A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of 1
-/ K and a cross-entropy of ln K. A run learned if
+A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of
+1/K and a cross-entropy of ln K. A run learned if
 
-- its accuracy is at least 2 / K, or at least a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1); or
+- its accuracy is at least 2/K, or at least a tenth of the way from 1/K to 1 (Cohen's kappa of 0.1); or
 - its loss is below 95 % of a guessing model's loss.
 
 These thresholds are heuristic, but most runs are far from them.
@@ -57,8 +57,8 @@ class Metric:
         ways = {measure.higher_is_better: run for run, measure in by_run.items()}
         if len(ways) > 1:
             raise ReportError(
-                f"the runs do not agree which way of {name} is better: higher says {ways[True]}, lower {ways[False]}; "
-                f"correct `measures` in the done.json of either, or report the two sweeps separately"
+                f"the runs disagree about whether higher values of {name} are better: {ways[True]} says yes, "
+                f"{ways[False]} says no; correct `measures` in one done.json, or report the two sweeps separately"
             )
         return cls(name, next(iter(by_run.values()), None))
 

@@ -195,7 +195,9 @@ def _check(key: str, names: Sequence[Any]) -> None:
     if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
         return
     if is_own(wrong[0]):
-        raise ConfigError(f"{key}={wrong[0]}: search a format of your own with format=, not with {key}=")
+        raise ConfigError(
+            f"{key}={wrong[0]}: a format of your own can only be searched with format=, not with {key}="
+        )
     try:
         parse_any(wrong[0])
     except ValueError as error:

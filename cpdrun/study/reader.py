@@ -127,7 +127,8 @@ def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) 
     about = Metric(name, MEASURES[way]) if way else Metric.of(name, done)
     if not about.is_known and "script.path" in done.columns:
         raise ReportUsageError(
-            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
+            f"the runs do not say which values of {name!r} are better; type --metric {name}:min if smaller ones are, "
+            f"or --metric {name}:max"
         )
     return about, usual
 

@@ -137,7 +137,7 @@ def _judged(study: Study, comparison: RunComparison, row: dict[str, Any]) -> Run
 
 
 def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
-    """Return a facet's baseline, or one of a facet that differs only in how gradients are summed."""
+    """Return a facet's baseline, or that of a facet that differs only in how gradients are summed."""
     if facet is None or facet.baseline is not None:
         return None if facet is None else facet.baseline
     for other in study.facets:
