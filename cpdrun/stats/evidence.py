@@ -201,7 +201,7 @@ def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float
 def critical_statistic(
     pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
-    """Return the smallest T with an e-value of at least 1 / alpha, or infinity if there is none.
+    """Return the smallest T whose e-value is at least 1 / alpha. Infinity if there is none.
 
     Args:
         pairs: The number of pairs.
@@ -231,7 +231,7 @@ def half_width(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> float:
-    """Return the half width of a confidence interval, or infinity if no distance is enough.
+    """Return the half width of a confidence interval. Infinity if no distance is enough.
 
     At this distance of the mean from a boundary, the e-value is 1 / alpha, and T equals the critical statistic c. It is
     c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is known.
@@ -366,7 +366,7 @@ def pairs_needed(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> int | None:
-    """Return the total number of pairs that decides the verdict if mean and spread stay the same.
+    """Return how many pairs decide the verdict if mean and spread do not change.
 
     About half of all searches need more pairs than this.
 
@@ -381,7 +381,7 @@ def pairs_needed(
         equal_effect: As for `log_evidence`.
 
     Returns:
-        The number of pairs. None if `most` are not enough, or if `distance` or `spread` is 0 or not finite.
+        The total number of pairs. None if `most` are not enough, or if `distance` or `spread` is 0 or not finite.
     """
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None

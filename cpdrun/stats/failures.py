@@ -96,10 +96,13 @@ class FailureCounts:
         return self.errors + self.stopped_early + self.unknown
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper confidence limit of the failure rate as a share, or None without ended runs.
+        """Return the upper confidence limit of the failure rate, as a share.
 
         Args:
             confidence: The one-sided confidence in percent.
+
+        Returns:
+            The limit, or None if no run has ended.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 
@@ -125,7 +128,7 @@ class Compared:
 
 
 def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
-    """Return the values to compare and the candidate's failures, by the rules of this module.
+    """Apply the rules of this module to a candidate and its baseline.
 
     A failure is not counted against the candidate if the baseline's run of the same seed failed, unless both diverged.
     """
@@ -154,10 +157,11 @@ def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
 
 
 def full_length(lengths: Iterable[int]) -> int:
-    """Return the length of a complete run, given those of the baseline's runs, or 0 without any.
+    """Return the length of a complete run, given the lengths of the baseline's runs.
 
     This is the length of more than half of them. If there is no such length, the program seems to decide for each run
     when to stop. A run is then incomplete only if it is shorter than all of them, so the smallest length is returned.
+    Without lengths, the result is 0.
     """
     counts = Counter(lengths)
     if not counts:
@@ -200,7 +204,7 @@ FEWEST_SEEDS = 2  # A single equal run may be chance.
 
 
 def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
-    """Return True if two cells share at least two seeds and are equal on all shared seeds.
+    """Return True if two cells share at least two seeds and agree on all of them.
 
     Args:
         ours: The fingerprints of the first cell's runs, keyed by seed.
@@ -211,7 +215,7 @@ def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
 
 
 def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
-    """Return the names of cells whose runs are identical, in lists of at least two.
+    """Return the names of identical cells, in lists of at least two.
 
     Args:
         cells: The fingerprints of the runs, keyed by cell name and seed.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExampleError:
-    """The mean difference in accuracy, and its error due to the choice of the test examples.
+    """A mean difference in accuracy, with its error due to the test examples.
 
     Attributes:
         mean: The mean of the differences over all seeds and examples.
@@ -37,7 +37,7 @@ class ExampleError:
     lasting: float
 
     def on_another_test_set(self, confidence: float) -> tuple[float, float]:
-        """Return a prediction interval for the mean of the same runs on another test set of this size.
+        """Return a prediction interval for the same runs on another test set of this size.
 
         Both test sets are random, so the variance is twice the squared standard error. Both ends are NaN if the
         standard error is 0, because equal answers contain no information about the spread.

@@ -173,9 +173,10 @@ class Ledger:
     def _find(
         self, metric: str, candidate: str, baseline: str, above: Sequence[Sequence[str]]
     ) -> Hypothesis | None:
-        """Return the recorded hypothesis with the largest weight that a question may reuse, or None.
+        """Return the recorded hypothesis that a question may reuse, or None.
 
-        Its gate must be empty, or certain to be passed when all widths `above` are certified.
+        Its gate must be empty, or certain to be passed when all widths `above` are certified. Of several, the one with
+        the largest weight is returned.
 
         Args:
             metric: The name of the metric.
@@ -261,12 +262,15 @@ def read_starts(block: object) -> tuple[Start, ...]:
 def _roots(
     ladder: AskedLadder, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the widths whose new hypotheses begin a sequence, each with its part of the ladder's weight.
+    """Return the widths that begin a sequence of new hypotheses.
 
     Args:
         ladder: The ladder.
         known: The recorded hypothesis of each candidate by width. None if there is none.
         opened: The names of all candidates that open a recorded hypothesis.
+
+    Returns:
+        The share of each sequence in the ladder's weight, keyed by the index of the width.
     """
     found = {}
     for i, there in enumerate(known):

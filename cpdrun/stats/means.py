@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return True for an int or a float, including NaN and infinity, but not for a bool."""
+    """Return True for ints and floats, including NaN and infinity. A bool is no number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -59,9 +59,9 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the keys whose chosen value is an end of the tried numbers, beyond which a better one may lie.
+    """Yield the keys whose chosen value is the smallest or largest tried number.
 
-    Example: ("optim.lr", "largest").
+    A better value may lie beyond it. Example: ("optim.lr", "largest").
 
     Args:
         chosen: The chosen value of each key.

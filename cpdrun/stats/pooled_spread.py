@@ -90,10 +90,10 @@ def _log_bias(degrees: float) -> float:
 
 
 def _polygamma(order: int, x: float) -> float:
-    """Return the digamma function (order 0) or its first or second derivative at x > 0, to about 1e-13.
+    """Return the digamma function (order 0) or a derivative of it (1 or 2) at x > 0.
 
-    The recurrence raises x to at least 12, where the asymptotic series is accurate (Abramowitz and Stegun, 6.3.18,
-    6.4.12, and 6.4.13). Importing scipy.special takes longer than judging a candidate.
+    The relative error is about 1e-13. The recurrence raises x to at least 12, where the asymptotic series is accurate
+    (Abramowitz and Stegun, 6.3.18, 6.4.12, and 6.4.13). Importing scipy.special takes longer than judging a candidate.
     """
     steps = 0.0
     while x < 12:

@@ -47,7 +47,7 @@ def plain(text: str) -> str:
 
 
 def short(name: object, most: int = 14) -> str:
-    """Shorten a name for a plot by removing its middle, because long names usually differ at their ends.
+    """Shorten a name by removing its middle, because long names usually differ at their ends.
 
     Args:
         name: The name.
@@ -272,7 +272,7 @@ def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 
 
 def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
-    """Return the baseline's value on an axis, and whether it was chosen only as the widest value.
+    """Return the baseline's value on an axis, and whether it is merely the widest value.
 
     Args:
         values: The values of the axis.

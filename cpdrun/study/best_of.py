@@ -50,7 +50,7 @@ def tuned_axes(study: Study) -> list[str]:
 
 
 def best_of(study: Study) -> list[Best]:
-    """Return the best groups of each combination of the other axes, or an empty list if no axis is tuned."""
+    """Return the best groups of each combination of the axes that are not tuned."""
     axes = tuned_axes(study)
     families: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets if axes else []:

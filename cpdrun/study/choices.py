@@ -43,7 +43,7 @@ def section_of(group: str) -> str:
 
 
 def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:
-    """Return a choice of a group with its bit width.
+    """Return one choice of a config group, with its bit width.
 
     Args:
         name: The name of the choice.
@@ -94,7 +94,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a recipe with the bits of the narrowest format of activations or gradients in products.
+    """Return a recipe with the bits of its narrowest format of activations or gradients.
 
     Args:
         name: The name of the recipe.
@@ -159,7 +159,7 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a list from a config, which `collect` stores as JSON text, or () for other values."""
+    """Return a list from a config, or () for other values. `collect` stores lists as JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -175,7 +175,7 @@ def _number_of_bits(value: Any) -> int | float | None:
 
 
 def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
-    """Return True if the compressor sends only some of the values, so that it has no bit width."""
+    """Return True if the compressor drops some values, so that it has no bit width."""
     return any(
         key.rpartition(".")[2] == "keep" and value is not None and value == value
         for key, value in _section(row, group)
@@ -262,7 +262,7 @@ def _typed(row: Mapping[str, Any], group: str) -> str | None:
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:
-    """Return the last typed choice of a group, which takes effect, or None if there is none.
+    """Return the last typed choice of a group, or None. Only the last one takes effect.
 
     Args:
         words: The overrides from the command line.

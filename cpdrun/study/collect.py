@@ -69,7 +69,10 @@ AS_FORMAT = "as format"  # This placeholder replaces the value of a key that alw
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
-    """Return the table of runs: one row per run directory, even if the run is unfinished or unreadable."""
+    """Return the table of runs, with a row for every run directory.
+
+    Unfinished and unreadable runs have rows, too.
+    """
     names = sweep_names(sweeps)
     rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
@@ -117,7 +120,7 @@ def config_keys(runs: pd.DataFrame) -> list[str]:
 
 
 def other_axes(runs: pd.DataFrame) -> list[str]:
-    """Return the config keys that differ between runs, except the core axes, the seed, and display keys.
+    """Return the config keys that differ between runs, without core axes and seed.
 
     A key is left out if another listed key determines it, such as `model.depth` if only `model._target_` changes it, or
     if it always equals the format, as in `model.errors: ${format}`. For named cases, the key of the case comes first,
@@ -173,7 +176,10 @@ def identity(value: Any) -> str:
 
 
 def may_be_axis(key: str) -> bool:
-    """Return True if `other_axes` may list a config key: it is part of a run's identity, but no core axis or seed."""
+    """Return True if `other_axes` may list a config key.
+
+    The key must be part of a run's identity, but no core axis or seed.
+    """
     return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 
@@ -288,7 +294,7 @@ def _impossible(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
-    """Return True if the hash of a run's config differs from the one in the folder's name."""
+    """Return True if a run's config does not match the hash in the folder's name."""
     digest = _HASH.search(run.name)
     try:
         return digest is not None and digest[1] != identity_hash(config)

@@ -159,7 +159,11 @@ def mixed_code(study: Study) -> list[str]:
 
 
 def _manifests(sweeps: Sequence[SweepDir]) -> tuple[dict[str, dict[str, Any]], list[tuple[str, str]]]:
-    """Return the readable manifests keyed by sweep, and the paths of newer ones, each with the error."""
+    """Read the manifests of the sweeps.
+
+    Returns:
+        The readable manifests keyed by sweep, and the path of each newer manifest with the error.
+    """
     found, newer = {}, []
     for name, sweep in sweep_names(sweeps).items():
         try:
@@ -242,7 +246,7 @@ def _processors(study: Study) -> list[tuple[str, int]]:
 
 
 def _versions(done: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Return the software properties that differ between runs, with the number of runs of each value."""
+    """Count the runs of each value of the software properties that differ."""
     found = {}
     for column in done.columns:
         if column.startswith("env:") and column not in (*_ANY_MACHINE, *_PROCESSOR):

@@ -6,11 +6,11 @@ An order of summation defines which gradients are added to which, and when.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cpdrun.study import formats
 from cpdrun.study.collect import identity
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.grouping import sortable
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import Kind
 
@@ -20,7 +20,7 @@ ORDER = ("sync.order", "sync.group_size")
 
 @dataclass(frozen=True)
 class KindCount:
-    """In how many facets the ladder of a gradient scaling has one kind of answer.
+    """The number of facets whose ladders have a given kind of answer.
 
     Attributes:
         kind: The kind of the answer.
@@ -81,7 +81,10 @@ def scalings(study: Study) -> list[str]:
 
 
 def sends_alike(study: Study) -> bool:
-    """Return True if the groups of each facet send equally many bytes, as only other tensors vary."""
+    """Return True if the groups of each facet send equally many bytes.
+
+    This happens if the formats of other tensors than gradients vary.
+    """
     return not study.bits_axis.is_of_gradients and all(
         len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
         for facet in study.facets
@@ -90,16 +93,12 @@ def sends_alike(study: Study) -> bool:
 
 def sort_facets(facets: Collection[Facet]) -> list[Facet]:
     """Return facets sorted by the number of workers and the longest series of additions."""
-    return sorted(facets, key=lambda each: (_sortable(each.keys.get("world_size")), longest_chain(each)))
+    return sorted(facets, key=lambda each: (sortable(each.keys.get("world_size")), longest_chain(each)))
 
 
 def longest_chain(facet: Facet) -> float:
     """Return the number of rounded additions in the facet's longest series, or 0 if unknown."""
     return max((group.longest_chain for group in facet.groups if group.longest_chain > 0), default=0)
-
-
-def _sortable(value: object) -> tuple[Any, ...]:
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
 # ---- orders of summation

@@ -92,7 +92,10 @@ class EpochStatistics:
 
 
 class Summary:
-    """Statistics over several parts: their means, and the smallest `low` and the largest `high` of any part."""
+    """Statistics over several parts, such as layers.
+
+    They are means, except `low` and `high`, which are the smallest and the largest exponent of any part.
+    """
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -295,9 +298,9 @@ def exponent_range(name: str) -> tuple[int, int] | None:
 def represented_binades(
     statistics: GradientStatistics, name: str, workers: int, *, scaled: bool
 ) -> tuple[float, float] | None:
-    """Return how many powers of two of the gradients a format represents, and how many there are.
+    """Return how many powers of two the gradients span, and how many the format represents.
 
-    Both are means over layers and epochs. The result is None if they are unknown.
+    Both are means over layers and epochs. The represented number comes first. The result is None if they are unknown.
 
     Args:
         statistics: The gradient statistics of a run.

@@ -1,7 +1,8 @@
-"""Define `Group` (runs that differ only in their seed), `Facet` (groups that are compared), and `Method`.
+"""Define `Group`, `Facet`, and `Method`.
 
-A method is how workers exchange gradients: in which format, with which compressor, and how often. A ladder consists of
-the candidates of a facet that share a gradient scaling, sorted by bit width.
+The runs of a group differ only in their seed. The groups of a facet are compared with each other. A method is how
+workers exchange gradients: in which format, with which compressor, and how often. A ladder consists of the candidates
+of a facet that share a gradient scaling, sorted by bit width.
 """
 
 import math
@@ -101,7 +102,7 @@ def _settings(config: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 
 def _compressor_words(kind: str | None) -> str:
-    """Return the paper's name of a compressor class, or else the words of the class name.
+    """Return the paper's name of a compressor class, or the words of the class name.
 
     Example: `SignSGD` gives `sign SGD`.
     """
@@ -270,7 +271,7 @@ class Group:
 
     @property
     def longest_chain(self) -> float:
-        """The largest number of rounded additions in series from a worker's gradient to the sum. NaN if unknown."""
+        """The largest number of rounded additions in series from a gradient to the sum. NaN if unknown."""
         return self.figures["longest_chain"]
 
 

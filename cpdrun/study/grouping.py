@@ -90,9 +90,9 @@ def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Face
 
 
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
-    """Give each facet without a baseline the one of a facet that differs only in the axes `crossed`.
+    """Give each facet without a baseline the baseline of a similar facet.
 
-    Facets that contain only a lent baseline are dropped.
+    The facets may differ only in the axes `crossed`. Facets that contain only a lent baseline are dropped.
     """
 
     def rest(facet: Facet) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
     groups = [_group(rows, names, metric, of) for rows in members.values()]
 
     def for_reading(group: Group) -> tuple:
-        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
+        rest = tuple(sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
         return (*rest, *formats.widest_first(group.format), group.aps)
 
     return sorted(groups, key=for_reading)
@@ -218,7 +218,8 @@ def _seed(row: dict[str, Any]) -> Any:
     return row["run:name"] if row[SEED] is None else row[SEED]
 
 
-def _sortable(value: Any) -> tuple:
+def sortable(value: Any) -> tuple:
+    """Return a sort key of config values: numbers by size, then other values by their text."""
     if isinstance(value, int | float):
         return (0, value, "")
     return (1, 0, identity(value))

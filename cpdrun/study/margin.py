@@ -38,7 +38,7 @@ class Course:
     source: str = ""
 
     def improvement(self, metric: Metric) -> float:
-        """Return how much better the final value is than the untrained one, or NaN if it is unknown."""
+        """Return how much better the final value is than the untrained one. NaN if unknown."""
         return (self.final - self.untrained) * (1 if metric.higher_is_better else -1)
 
 
@@ -184,7 +184,7 @@ def _short(value: float) -> str:
 
 
 def _floor(value: float) -> float:
-    """Round down to three significant digits, so that the shown margin is the one that is used."""
+    """Round down to three significant digits, so that the shown margin is the used one."""
     if not (value > 0 and math.isfinite(value)):
         return value
     exact = Decimal(repr(value))

@@ -26,7 +26,7 @@ def by_setting(study: Study) -> list[Facet]:
 
 
 def is_of_method(axis: str) -> bool:
-    """Return True if an axis belongs to the communication method, like the format and the named case."""
+    """Return True if an axis belongs to the communication method. The format and the case do."""
     return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
 
 
@@ -87,7 +87,7 @@ def fewest_bits(study: Study) -> list[FewestBits]:
 
 
 def _has_methods(facet: Facet) -> bool:
-    """Return True if a facet compares named cases, or other methods than formats with and without APS."""
+    """Return True if a facet compares more than formats with and without APS."""
     families = {group.method.family for group in facet.groups if not group.is_baseline}
     return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
 

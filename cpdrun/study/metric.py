@@ -180,7 +180,7 @@ CLASSES_IF_UNKNOWN = 10
 
 
 def guess(metric: Metric, classes: float) -> float:
-    """Return the metric of a model that guesses, in the stored unit, or NaN if it is unknown.
+    """Return the metric of a model that guesses, in the stored unit. NaN if unknown.
 
     Args:
         metric: The metric.
@@ -240,5 +240,5 @@ def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: 
 
 
 def _decimals(size: float) -> int:
-    """Return the number of decimals that show a positive number's first digit, and 0 for other numbers."""
+    """Return how many decimals show a positive number's first digit. 0 for other numbers."""
     return -math.floor(math.log10(size)) if size > 0 and math.isfinite(size) else 0

@@ -1,4 +1,4 @@
-"""Find the Pareto front of metric against cost, its knee, and the differences that the seeds resolve."""
+"""Find the Pareto front of metric against cost, and its knee."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _ABOVE = 1e-9
 
 @dataclass(frozen=True)
 class Front:
-    """The Pareto front of a facet: groups that no other group beats in both cost and metric.
+    """The groups of a facet that no other group beats in both cost and metric.
 
     Attributes:
         groups: The groups of the front, cheapest first. The last one has the best metric.
@@ -37,7 +37,7 @@ class Front:
     like_knee: list[Group] = field(default_factory=list)
 
     def times_less(self, group: Group) -> tuple[float, Group]:
-        """Return how many times less a group costs than the front's dearest group, and that group."""
+        """Return how many times less a group costs than the dearest group, and the latter."""
         dearest = max(self.groups, key=lambda each: self.cost[each])
         return self.cost[dearest] / self.cost[group], dearest
 
@@ -69,10 +69,10 @@ def differs(study: Study, one: Group, other: Group) -> bool:
 
 
 def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
-    """Return the costs of a facet's groups that have a value, and why some are unknown.
+    """Return the known costs of a facet's groups, and why others are unknown.
 
     Args:
-        facet: The facet.
+        facet: The facet. Groups without a value of the metric are ignored.
         find: The function that finds the costs of groups.
     """
     return find([group for group in facet.all_groups if group.values])

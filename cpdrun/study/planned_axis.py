@@ -54,7 +54,7 @@ class PlannedAxis:
         return named_value(run, self.key)
 
     def is_baseline(self, run: PlannedRun) -> bool:
-        """Return True if a run has the baseline's format, with or without scaling, so that it is no candidate."""
+        """Return True if a run has the baseline's format, with or without scaling."""
         if self.key not in self.baseline or any(
             not formats.same(value_text(run, key), self.baseline[key])
             for key in self.held
@@ -118,7 +118,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
 
 
 def named_value(run: PlannedRun, key: str) -> str:
-    """Return a run's value on an axis: the name of a format, a group's choice, or a case."""
+    """Return a run's value on an axis: a format, a group's choice, or a case."""
     if key == CASE:
         return choices.of_case(str(run.config[CASE]), _flat(run))
     if key in choices.GROUPS:
@@ -182,7 +182,7 @@ def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _choices(first: Plan, group: str) -> list[str]:
-    """Return the distinct choices of a group, or an empty list if they all round the same."""
+    """Return the distinct choices of a group. Empty if they all round the same."""
     rows = [_flat(run) for run in first.runs]
     names = [str(value_text(run, group)) for run in first.runs]
     found = choices.of_rows(rows, names, group)

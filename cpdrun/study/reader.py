@@ -102,7 +102,7 @@ def read_study(
 
 
 def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
-    """Return the compared metric, and the name of the metric that is compared if the user types none.
+    """Return the compared metric, and the name of the default metric.
 
     Args:
         typed: The metric that the user typed, optionally with `:min`, `:max`, or `:share`.

@@ -11,7 +11,7 @@ from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
-    """Return the rows of a run's curve, or an empty list if the file cannot be read.
+    """Return the rows of a run's curve. Empty if the file cannot be read.
 
     If a script logged no epochs, `EpochRow.epoch` contains the step, or else the row's number.
     """
@@ -75,7 +75,7 @@ class Observed:
 
 
 def read_observed(run: RunDir) -> Observed | None:
-    """Return the observed tensors of a run, or None if the file is missing, damaged, or has another layout."""
+    """Return the observed tensors of a run, or None if they cannot be read."""
     try:
         arrays = read_arrays(run.observed)
         said = json.loads(arrays["about"].tobytes())

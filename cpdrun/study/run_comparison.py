@@ -40,7 +40,7 @@ TUNABLES = {
 
 
 def tunable(key: str) -> str | None:
-    """Return the setting to which a dotted key belongs, or None if changing it makes another training."""
+    """Return the setting to which a dotted key belongs. None for keys that define the training."""
     return TUNABLES.get(key) or TUNABLES.get(key.split(".")[0])
 
 
@@ -154,7 +154,7 @@ def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
 
 
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
-    """Return a run's row of the table of runs, or {} if the study lacks the run."""
+    """Return a run's row of the table of runs. Empty if the study lacks the run."""
     here = run.path.resolve()
     rows = as_rows(study.runs[study.runs["run:name"] == run.name])
     return next((row for row in rows if Path(row["run:path"]).resolve() == here), {})
@@ -177,7 +177,7 @@ def _facet(study: Study, row: dict[str, Any], group: Group | None) -> Facet | No
 
 
 def _own_value(study: Study, run: RunDir, row: dict[str, Any]) -> tuple[float, int | None]:
-    """Return a run's value and None, or its latest value and epoch if it has not ended."""
+    """Return a run's value. If the run has not ended, return its latest value and the epoch."""
     if row.get("run:state") == State.DONE:
         return _value(row, study.metric.name), None
     for epoch in reversed(rows_of(run)):
@@ -194,7 +194,7 @@ def _baseline(study: Study, fp32: Group, seed: Any) -> tuple[RunDir | None, bool
 
 
 def _against(fp32: Group, baseline: RunDir | None, seed: Any, study: Study, epoch: int | None) -> float:
-    """Return the baseline's value to compare with: in this epoch, or of this seed, or the mean of all runs."""
+    """Return the baseline's value in this epoch, or of this seed, or the mean of all runs."""
     if epoch is not None and baseline is not None:
         then = (row.metrics.get(study.metric.name) for row in rows_of(baseline) if row.epoch == epoch)
         value = next(then, None)
@@ -294,7 +294,7 @@ def _format_bits(neighbor: Neighbor) -> float | None:
 
 
 def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
-    """Remove neighbors with narrower formats, and all with wider formats but the narrowest of these."""
+    """Remove neighbors with narrower formats, and keep only the narrowest with a wider format."""
     wider = [(bits, i) for i, one in enumerate(found) if (bits := _format_bits(one) or 0) > own_bits]
     narrowest = found[min(wider)[1]] if wider else None
     return [

@@ -242,7 +242,10 @@ def _whole(seeds: object) -> tuple[int, ...]:
 
 
 def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
-    """Return the readable runs of a sweep in cells, whose runs differ only in tuned values and seed."""
+    """Sort the readable runs of a sweep into cells.
+
+    The runs of a cell differ only in tuned values and seed.
+    """
     own = runs[(runs["run:sweep"] == sweep) & runs["run:problem"].isna()]
     own = own.assign(**{key: own.get(key) for key in (*CORE_AXES, SEED, *tune.values)})
     masked = _masked(own, tune, pd.Series(True, index=own.index))
@@ -276,7 +279,7 @@ def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.Data
 
 
 def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
-    """Return the arm that the search chooses for a cell, or None while it needs further runs."""
+    """Return the arm that the search chooses for a cell. None while runs are missing."""
     arms = tune.arms()
     if len(arms) == 1:
         return arms[0]
@@ -305,7 +308,7 @@ def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
 
 
 def _value(row: Row, metric: Metric) -> float | None:
-    """Return a run's metric: NaN if it diverged or failed, None if it lacks the metric."""
+    """Return a run's metric. NaN if the run diverged or failed, None if it lacks the metric."""
     if row["run:state"] != State.DONE or row.get("run:status") == "diverged":
         return math.nan
     value = row.get(f"metric:{metric.name}", math.nan)

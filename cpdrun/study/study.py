@@ -1,4 +1,4 @@
-"""Define the class `Study`: the runs of one report, sorted into groups and facets, with their verdicts.
+"""Define the class `Study`: the runs of one report with their groups, facets, and verdicts.
 
 All parts of a report are computed from its study. `cpdrun.study.reader` creates it.
 """
@@ -88,7 +88,7 @@ class Study:
 
     @cached_property
     def facets(self) -> list[Facet]:
-        """The facets: lists of groups with the same values on `facet_axes`, which are compared with each other."""
+        """The facets. The groups of a facet have the same values on `facet_axes`."""
         return make_facets(self.groups, self.facet_axes, self.bits_axis)
 
     # ---- baselines and verdicts
@@ -104,7 +104,7 @@ class Study:
         return self.metric.show_tolerance(self.tolerance)
 
     def baseline_problem(self, facet: Facet) -> BaselineProblem | None:
-        """Return why a facet's baseline cannot be used for a comparison, or None if it can."""
+        """Return why a facet's baseline cannot be used, or None if it can."""
         fp32, baseline, metric = facet.fp32, facet.baseline, self.metric
         if fp32 is not None and fp32.diverged:
             return BaselineProblem(BaselineFlaw.DIVERGED, fp32)
@@ -131,12 +131,12 @@ class Study:
         return verdict is not False
 
     def may_be_within(self, group: Group) -> bool:
-        """Return True if a group may be within the margin: all its runs succeeded, and it learned."""
+        """Return True if all runs of a group succeeded and it learned, so it may be within the margin."""
         failed = self.failures(group).failed or group.diverged or group.gave_up_seeds
         return bool(group.values) and not failed and self.learnt(group)
 
     def failures(self, group: Group) -> FailureCounts:
-        """Return how many runs of a group failed, or zeros if the group is not compared with a baseline."""
+        """Return how many runs of a group failed. Zeros if the group is not compared with a baseline."""
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 

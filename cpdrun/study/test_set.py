@@ -1,4 +1,4 @@
-"""Compute the error of a group's gap that is due to the choice of the test examples."""
+"""Compute the error of a gap that is due to the choice of the test examples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from cpdrun.study.study import Study
 
 @dataclass(frozen=True)
 class FiniteTestSet:
-    """The error of a candidate's gap that is due to the test examples, in shares such as 0.01.
+    """A candidate's gap with its error due to the test examples, in shares such as 0.01.
 
     Attributes:
         samples: The number of examples in the test set.
@@ -32,7 +32,7 @@ class FiniteTestSet:
 
 
 def finite_test_set(study: Study, group: Group) -> FiniteTestSet | None:
-    """Return the error of a candidate's gap that is due to the choice of the test examples.
+    """Return a candidate's gap with its error due to the choice of the test examples.
 
     The result is None if the group has no baseline, if `Study.may_be_within` excludes it, or if not all runs of its
     pairs recorded their answers to the same test set.

@@ -167,7 +167,7 @@ def baseline_mean(table: Table, question: JudgeQuestion) -> float:
 
 
 def checked_margin(table: Table, question: JudgeQuestion) -> float:
-    """Return the margin in the metric's unit, after checking that it makes sense for the table.
+    """Return the margin in the metric's unit. Refuse one that makes no sense for the table.
 
     Raises:
         UserError: Every candidate or no candidate could pass, the margin is a percentage of 0, or the baseline has no
@@ -302,7 +302,7 @@ def judge_pairs(
 
 
 def _as_baseline(runs: Runs) -> Runs:
-    """Return the baseline's runs with diverged runs marked as failed, so that their pairs are left out."""
+    """Mark the baseline's diverged runs as failed, so that their pairs are left out."""
     lost = {seed: Failure.ERROR for seed, value in runs.values.items() if math.isnan(value)}
     values = {seed: value for seed, value in runs.values.items() if seed not in lost}
     return Runs(values, {**runs.failures, **lost})

@@ -224,7 +224,7 @@ def _decide(
 
 
 def _evidence_now(judged: JudgedArm) -> float:
-    """Return the natural logarithm of an idea's e-value after all pairs so far, at least 0.
+    """Return the natural logarithm of an idea's e-value after all pairs, at least 0.
 
     Failed runs bar the idea, which gives 0. The largest e-value over time would not be valid (`cpdrun.stats.online`).
     """
@@ -260,7 +260,7 @@ def _recorded(pairs: Pairs) -> dict[Seed, float | None]:
 
 
 def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
-    """Return the pairs in the order in which they are judged: earlier pairs first, in their old order.
+    """Sort pairs in the order in which they are judged: earlier pairs come first.
 
     Raises:
         UserError: A pair that was judged before is missing or has changed.
@@ -328,7 +328,10 @@ def _content(fd: int, path: str) -> bytes:
 
 
 def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, Idea]]:
-    """Return the settings of a session file, None for a new file, and its latest ideas keyed by number.
+    """Read the settings and the latest ideas from a session file.
+
+    Returns:
+        The settings, or None for a new file, and the ideas keyed by number.
 
     Raises:
         UserError: The file is not a session, has another version, or is damaged.

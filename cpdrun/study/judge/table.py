@@ -1,8 +1,8 @@
-"""Read a table of training results: CSV (commas, semicolons, or tabs), JSON lines, or a JSON list.
+"""Read a table of training results.
 
-An arm is a set of runs that are compared as a whole, such as the baseline or a candidate. In a long table, each row
-contains an arm, a seed, and a value. In a wide table, every column but the seeds is an arm. Texts in a column of
-values:
+Supported files are CSV (commas, semicolons, or tabs), JSON lines, and a JSON list. An arm is a set of runs that are
+compared as a whole, such as the baseline or a candidate. In a long table, each row contains an arm, a seed, and a
+value. In a wide table, every column but the seeds is an arm. Texts in a column of values:
 
 - An empty cell, null, "failed", "crashed", and similar texts mark a failed run.
 - "inf" and "diverged" mark a diverged run.
@@ -132,7 +132,7 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
 
 
 def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
-    """Return one unit in the last digit of the value with the most decimals, or 0 without numbers."""
+    """Return one unit in the last digit of the value with the most decimals."""
     exponents = []
     for _, row in rows:
         for column in columns:
@@ -288,7 +288,10 @@ def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed
 
 
 def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | None:
-    """Return a run's value: NaN if it diverged, a Failure if it failed, None if it was not made."""
+    """Return the value in a cell.
+
+    NaN means that the run diverged, a Failure that it failed, and None that it was not made.
+    """
     text = _label(cell)
     word = text.lower()
     if word == NOT_MADE:
