@@ -43,12 +43,6 @@ class EndedRuns:
         return Runs(values, failures, self.lengths.get(name, {}), self.gave_up.get(name, set()))
 
     def compared(self, name: str, baseline: str, aside: Collection[int] = ()) -> Compared:
-        """Pair the runs of a candidate's cell with those of a baseline's cell.
-
-        Args:
-            name: The name of the candidate's cell.
-            baseline: The name of the baseline's cell.
-            aside: Seeds whose runs are ignored.
-        """
+        """Pair the runs of a candidate's cell with a baseline's cell. Seeds in `aside` are ignored."""
         sides = (self.runs(name), self.runs(baseline))
         return compare_runs(*(runs.without(aside) if aside else runs for runs in sides))

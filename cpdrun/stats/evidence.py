@@ -203,11 +203,7 @@ def critical_statistic(
 ) -> float:
     """Return the smallest T whose e-value is at least 1 / alpha. Infinity if there is none.
 
-    Args:
-        pairs: The number of pairs.
-        alpha: The error probability.
-        prior_degrees: The degrees of freedom of the prior.
-        equal_effect: As for `log_evidence`.
+    The arguments are those of `log_evidence`.
     """
     enough = _enough(alpha)
     most = math.sqrt(pairs)
@@ -234,14 +230,8 @@ def half_width(
     """Return the half width of a confidence interval. Infinity if no distance is enough.
 
     At this distance of the mean from a boundary, the e-value is 1 / alpha, and T equals the critical statistic c. It is
-    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is known.
-
-    Args:
-        pairs: The number of pairs n.
-        spread: The standard deviation of single differences, rounding included.
-        alpha: The error probability.
-        prior: The prior for the standard deviation.
-        equal_effect: As for `log_evidence`.
+    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is known. Here,
+    `spread` is the standard deviation of single differences, rounding included.
     """
     critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
     if math.isinf(prior.degrees):

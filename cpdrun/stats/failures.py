@@ -96,13 +96,9 @@ class FailureCounts:
         return self.errors + self.stopped_early + self.unknown
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper confidence limit of the failure rate, as a share.
+        """Return the upper confidence limit of the failure rate as a share. None without ended runs.
 
-        Args:
-            confidence: The one-sided confidence in percent.
-
-        Returns:
-            The limit, or None if no run has ended.
+        The confidence is one-sided and in percent.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 
@@ -176,15 +172,10 @@ def stopped_early(runs: Runs, full: int) -> set[Any]:
 
 
 def most_failing(failed: int, samples: int, ci: float) -> float:
-    """Return the one-sided upper confidence limit of a failure rate.
+    """Return the one-sided upper confidence limit of a failure rate, given the confidence in percent.
 
     This is the exact limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in
     the case of the binomial", Biometrika 26 (1934). For 0 of n failures, it is about 3 / n at 95 % (the rule of three).
-
-    Args:
-        failed: The number of failures.
-        samples: The number of trials.
-        ci: The confidence in percent.
     """
     if failed >= samples:
         return 1.0
@@ -204,22 +195,13 @@ FEWEST_SEEDS = 2  # A single equal run may be chance.
 
 
 def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
-    """Return True if two cells share at least two seeds and agree on all of them.
-
-    Args:
-        ours: The fingerprints of the first cell's runs, keyed by seed.
-        theirs: The fingerprints of the second cell's runs, keyed by seed.
-    """
+    """Return True if two cells share at least two seeds, and their fingerprints agree on all of them."""
     shared = ours.keys() & theirs.keys()
     return len(shared) >= FEWEST_SEEDS and all(ours[seed] == theirs[seed] for seed in shared)
 
 
 def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
-    """Return the names of identical cells, in lists of at least two.
-
-    Args:
-        cells: The fingerprints of the runs, keyed by cell name and seed.
-    """
+    """Return lists of identical cells, given the fingerprints of each cell's runs by seed."""
     groups: list[list[str]] = []
     for name, fingerprints in cells.items():
         same = next((group for group in groups if are_identical(cells[group[0]], fingerprints)), None)

@@ -40,10 +40,8 @@ class ExampleError:
         """Return a prediction interval for the same runs on another test set of this size.
 
         Both test sets are random, so the variance is twice the squared standard error. Both ends are NaN if the
-        standard error is 0, because equal answers contain no information about the spread.
-
-        Args:
-            confidence: The confidence as a share, such as 0.95.
+        standard error is 0, because equal answers contain no information about the spread. The confidence is a share,
+        such as 0.95.
         """
         if not self.standard_error > 0:
             return math.nan, math.nan

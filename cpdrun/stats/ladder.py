@@ -91,7 +91,7 @@ def judge_ladders(
         metric: The name of the metric.
         margin: How much worse is still good enough, in the unit of the differences.
         alpha: The error probability of the whole ledger.
-        ledger: The ledger of the hypotheses that were tested before.
+        ledger: The hypotheses that were tested before.
         resolution: The smallest step between two values of the metric, in the unit of the differences.
 
     Returns:

@@ -129,13 +129,9 @@ class Ledger:
         return max(0.0, 1 - math.fsum(each.weight for each in self.hypotheses if not each.opened_by))
 
     def ask(self, metric: str, ladders: Sequence[AskedLadder]) -> list[list[list[Hypothesis]]]:
-        """Return the hypotheses of a question: for each ladder, those of each width.
+        """Return the hypotheses of a question, by ladder and width.
 
         Recorded hypotheses are reused. New ones get their weights here, but only `merged` adds them to a ledger.
-
-        Args:
-            metric: The name of the metric.
-            ladders: The ladders of the question.
         """
         found = [
             [
@@ -175,14 +171,8 @@ class Ledger:
     ) -> Hypothesis | None:
         """Return the recorded hypothesis that a question may reuse, or None.
 
-        Its gate must be empty, or certain to be passed when all widths `above` are certified. Of several, the one with
-        the largest weight is returned.
-
-        Args:
-            metric: The name of the metric.
-            candidate: The name of the candidate.
-            baseline: The name of the baseline.
-            above: The candidates of the wider widths in the same sequence.
+        Its gate must be empty, or certain to be passed when all wider widths of the same sequence (`above`) are
+        certified. Of several, the one with the largest weight is returned.
         """
         about = metric, candidate, baseline
         known = [
@@ -231,11 +221,9 @@ class Ledger:
 
     @classmethod
     def read(cls, block: object, family: object = None) -> "Ledger":
-        """Read the ledger from a sweep.yaml. Unreadable parts are ignored, because it may come from anyone.
+        """Read the keys `ledger` and, in older files, `family` of a sweep.yaml.
 
-        Args:
-            block: The value of the key `ledger`.
-            family: The value of the key `family` in an older sweep.yaml.
+        Unreadable parts are ignored, because the file may come from anyone.
         """
         block, family = (each if isinstance(each, Mapping) else {} for each in (block, family))
         rows, cells = block.get("hypotheses"), block.get("cells")

@@ -62,10 +62,6 @@ def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iter
     """Yield the keys whose chosen value is the smallest or largest tried number.
 
     A better value may lie beyond it. Example: ("optim.lr", "largest").
-
-    Args:
-        chosen: The chosen value of each key.
-        tried: The values that were tried for each key.
     """
     for key, value in chosen.items():
         values = tried.get(key, ())

@@ -29,14 +29,10 @@ PLANNED_SHARE = 0.8
 
 
 def share(number: int, planned: int) -> float:
-    """Return an idea's share of the error probability.
+    """Return an idea's share of the error probability. The first idea has number 1.
 
     The first `planned` ideas share PLANNED_SHARE equally. Every further lot of `planned` ideas shares half of what is
     left.
-
-    Args:
-        number: The number of the idea, starting at 1.
-        planned: The number of planned ideas.
     """
     lot = (number - 1) // planned
     of_lot = PLANNED_SHARE if lot == 0 else (1 - PLANNED_SHARE) * 0.5**lot
@@ -46,22 +42,16 @@ def share(number: int, planned: int) -> float:
 def required_log_evidence(number: int, kept: int, alpha: float, planned: int) -> float:
     """Return the natural logarithm of the e-value that an idea needs to be kept.
 
-    Args:
-        number: The number of the idea, starting at 1.
-        kept: The number of kept ideas, including this one.
-        alpha: The allowed false discovery rate.
-        planned: The number of planned ideas.
+    It depends on the idea's number, and on the number of kept ideas including this one. `alpha` is the allowed false
+    discovery rate.
     """
     return -math.log(alpha * share(number, planned) * kept)
 
 
 def kept_ideas(log_evidence: Mapping[int, float], alpha: float, planned: int) -> set[int]:
-    """Return the numbers of the ideas that online e-BH keeps.
+    """Return the numbers of the ideas that online e-BH keeps at the false discovery rate `alpha`.
 
-    Args:
-        log_evidence: The natural logarithm of each idea's e-value, keyed by the idea's number.
-        alpha: The allowed false discovery rate.
-        planned: The number of planned ideas.
+    The evidence is the natural logarithm of each idea's e-value, keyed by the idea's number.
     """
     for kept in range(len(log_evidence), 0, -1):
         found = {

@@ -29,7 +29,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
-    """Return a prior for a cell's standard deviation, estimated from other cells.
+    """Return a prior for a cell's standard deviation, from those of other cells.
 
     Args:
         cells: The standard deviation of each other cell, and its degrees of freedom.

@@ -123,14 +123,11 @@ class Effects:
     method: str
 
     def bound(self, low: Sequence[int], confidence: float) -> float:
-        """Return an upper confidence limit for the total cost of setting some factors low.
+        """Return an upper confidence limit for the total cost of setting the factors `low` low.
 
         It assumes additive effects. The estimates are uncorrelated, so the noise of their sum grows with the square
-        root of their number. A negative effect counts as 0, so that noise that looks like a gain offsets no cost.
-
-        Args:
-            low: The indices of the factors that are set to their low level.
-            confidence: The one-sided confidence in percent.
+        root of their number. A negative effect counts as 0, so that noise that looks like a gain offsets no cost. The
+        confidence is one-sided and in percent.
         """
         costs = math.fsum(max(0.0, self.factors[i].mean) for i in low)
         return costs + self.margin(len(low), confidence)
@@ -145,11 +142,7 @@ def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> flo
 
     It is the t quantile times the square root of the sum of the squared standard errors, with the degrees of freedom of
     F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
-    (1946). Without any error, it is 0.
-
-    Args:
-        parts: The effects of each experiment, and how many of them are part of the sum.
-        confidence: The one-sided confidence in percent.
+    (1946). Each part is an experiment with the number of its effects in the sum.
     """
     squares = [(count * of.error**2, of.degrees) for of, count in parts]
     variance = math.fsum(square for square, _ in squares)

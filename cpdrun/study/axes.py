@@ -47,12 +47,7 @@ def plain(text: str) -> str:
 
 
 def short(name: object, most: int = 14) -> str:
-    """Shorten a name by removing its middle, because long names usually differ at their ends.
-
-    Args:
-        name: The name.
-        most: The largest number of characters.
-    """
+    """Shorten a name to `most` characters by removing its middle. Long names often differ at their ends."""
     text = plain(str(name))
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
@@ -90,11 +85,7 @@ def axis_text(value: Any) -> str:
 def hybrid(config: Mapping[str, Any]) -> str:
     """Describe the layers and epochs whose gradients are exchanged in fp32 (`full_precision`).
 
-    Args:
-        config: The run's settings, keyed by dotted key.
-
-    Returns:
-        The text, such as `the first 2 epochs`, or "" if there are none.
+    Example: `the first 2 epochs`. The text is empty if there are none.
     """
     layers = str(config.get("full_precision.layers") or "")
     first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
@@ -165,12 +156,9 @@ class BitsAxis:
         return f"{name} {text}" if text.startswith("with") else f"{name} with {text}"
 
     def is_baseline(self, keys: Mapping[str, Any], name: Any, *, is_case: bool) -> bool:
-        """Return True if a group is the baseline.
+        """Return True if a group with these values is the baseline.
 
-        Args:
-            keys: The group's values, keyed by axis.
-            name: The group's value on this axis, or the case's name.
-            is_case: Whether the group is a named case.
+        `name` is the group's value on this axis, or the name of its case.
         """
         if any(not formats.same(keys[key], value) for key, value in self.elsewhere.items()):
             return False
@@ -274,9 +262,7 @@ def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
     """Return the baseline's value on an axis, and whether it is merely the widest value.
 
-    Args:
-        values: The values of the axis.
-        asked: The requested value. None for the value that rounds nothing, or the widest value if every value rounds.
+    If no value is asked for, it is the value that rounds nothing, or the widest value if every value rounds.
     """
     if asked is not None:
         return next((value for value in values if formats.same(value, asked)), asked), False

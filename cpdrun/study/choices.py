@@ -56,14 +56,10 @@ def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str]
 
 
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
-    """Return a named case with its bit width.
+    """Return a named case with its bit width, given the settings of one of its runs.
 
     This is the width of the case's recipe if it has one that rounds. Otherwise, it is the widest format that the case
     rounds to, including gradients between workers.
-
-    Args:
-        name: The name of the case.
-        config: The settings of a run of the case, keyed by dotted key.
     """
     recipe = choice(name, config, RECIPE)
     if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
@@ -79,12 +75,7 @@ def bits_choice(value: Any) -> Choice:
 
 
 def widest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a choice with the bits of its widest format.
-
-    Args:
-        name: The name of the choice.
-        values: Settings keyed by dotted key. Some may be a format or a number of bits.
-    """
+    """Return a choice with the bits of its widest format among some settings."""
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     kept = [one for one in found if not one[0]] or found
     if not kept:
@@ -94,12 +85,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a recipe with the bits of its narrowest format of activations or gradients.
-
-    Args:
-        name: The name of the recipe.
-        values: The settings of the recipe, keyed by dotted key.
-    """
+    """Return a recipe with the bits of its narrowest format of activations or gradients."""
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
     if not read:
@@ -205,12 +191,8 @@ def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str)
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
     """Add columns for the choices of config groups to the table of runs.
 
-    Args:
-        runs: The runs, as `collect` returns them.
-
-    Returns:
-        The runs with a column of Choices for each group whose choices differ in what they round. Varying numbers of
-        bits become Choices, too.
+    A group gets a column of Choices if its choices differ in what they round. Varying numbers of bits become Choices,
+    too.
     """
     if runs.empty:
         return runs
@@ -262,12 +244,7 @@ def _typed(row: Mapping[str, Any], group: str) -> str | None:
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:
-    """Return the last typed choice of a group, or None. Only the last one takes effect.
-
-    Args:
-        words: The overrides from the command line.
-        group: The config group.
-    """
+    """Return the last typed choice of a group, or None. Only the last one takes effect."""
     found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
     return found[-1] if found else None
 

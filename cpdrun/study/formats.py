@@ -27,11 +27,9 @@ class Recorded(str):
 
     @classmethod
     def of(cls, name: str, facts: dict[str, Any] | None) -> "Recorded":
-        """Create a recorded format.
+        """Create a recorded format from its name and format.json, {name, bits, exponent_bits}.
 
-        Args:
-            name: The name of the format in the config.
-            facts: The content of format.json, {name, bits, exponent_bits}. It is ignored if it has another name.
+        The bit widths are ignored if format.json is missing or has another name.
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:

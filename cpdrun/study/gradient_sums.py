@@ -24,12 +24,7 @@ FLAT_UP_TO = 8
 
 
 def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
-    """Return the largest number of rounded additions in series, or None for an unknown order.
-
-    Args:
-        sync: The config section `sync`.
-        workers: The number of workers.
-    """
+    """Return the largest number of rounded additions in series, or None for an unknown order."""
     order = sync.get("order")
     if order in ("rank", "ring"):
         return workers - 1
@@ -174,11 +169,7 @@ class GradientStatistics(Summary):
         return sorted(self.layers, key=lambda one: (-_known(one.sum_error), -_known(one.underflow)))[:most]
 
     def by_epoch(self, figure: Callable[[EpochStatistics], float]) -> dict[int, float]:
-        """Return the mean of a statistic over the layers, keyed by epoch. Unknown values are left out.
-
-        Args:
-            figure: The function that returns the statistic of a layer in one epoch.
-        """
+        """Return the mean of a statistic over the layers, keyed by epoch. Unknown values are left out."""
         rows = [row for layer in self.layers for row in layer.epochs]
         epochs = sorted({row.epoch for row in rows})
         means = {epoch: mean_of_known(figure(row) for row in rows if row.epoch == epoch) for epoch in epochs}

@@ -69,11 +69,7 @@ class Method:
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """Return the communication method of a run.
-
-    Args:
-        config: The run's settings, keyed by dotted key.
-    """
+    """Return the communication method of a run, given its settings keyed by dotted key."""
     name, aps = str(config.get("format")), bool(config.get("aps"))
     fmt = formats.parse(name)
     if fmt is not None and fmt.is_fp32:

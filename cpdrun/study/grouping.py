@@ -62,15 +62,10 @@ def _is_of_cases(groups: list[Group], key: str) -> bool:
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """Sort groups into facets by their values on `axes`.
+    """Sort groups into facets by their values on `axes`, which `facet_axes` returns.
 
     Facets with different values on an axis share a baseline if the user fixed the baseline's value on it, or if the
     axis is a setting of a recipe's ingredient that the baseline lacks.
-
-    Args:
-        groups: The groups of the study.
-        axes: The keys that distinguish facets, as `facet_axes` returns them.
-        of: The axis of bits.
     """
     found: dict[tuple[str, ...], Facet] = {}
     of_all = [name for name in axes if name not in (FORMAT, APS)]

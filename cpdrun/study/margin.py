@@ -45,11 +45,7 @@ class Course:
 def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Course:
     """Return the metric of a run before and after training.
 
-    Args:
-        run: The run. Its log is read if the number of classes is unknown.
-        metric: The metric.
-        final: The final value of the metric.
-        classes: The number of classes. NaN if it is unknown.
+    The run's log is read if the number of classes is unknown (NaN).
     """
     by_chance = guess(metric, classes)
     if math.isfinite(by_chance):

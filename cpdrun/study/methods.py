@@ -34,9 +34,6 @@ def reference(facet: Facet) -> Group | None:
     """Return the baseline of a setting, or None if no baseline has a value.
 
     A plain sum without compression or APS is preferred.
-
-    Args:
-        facet: A facet that `by_setting` returned.
     """
     found = [group for group in facet.all_groups if group.is_baseline and group.values]
     return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)

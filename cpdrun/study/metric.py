@@ -45,10 +45,6 @@ class Metric:
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
         """Create a metric with the direction and unit that the runs declare.
 
-        Args:
-            name: The name of the metric.
-            runs: The runs, as `collect` returns them.
-
         Raises:
             ReportError: The runs declare different directions.
         """
@@ -143,11 +139,7 @@ class Metric:
         return ("\N{MINUS SIGN}" if value < 0 else "+") + self.show(abs(value))
 
     def show_tolerance(self, shown: float) -> str:
-        """Return a margin as text, such as `0.5 points`, or `the margin` for NaN.
-
-        Args:
-            shown: The margin in the unit in which values are shown.
-        """
+        """Return a margin as text, such as `0.5 points`, or `the margin` for NaN."""
         if math.isnan(shown):
             return "the margin"
         unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
@@ -180,12 +172,7 @@ CLASSES_IF_UNKNOWN = 10
 
 
 def guess(metric: Metric, classes: float) -> float:
-    """Return the metric of a model that guesses, in the stored unit. NaN if unknown.
-
-    Args:
-        metric: The metric.
-        classes: The number of classes. NaN if it is unknown.
-    """
+    """Return the metric of a model that guesses, in the stored unit. NaN if unknown."""
     name = metric.name.lower()
     if not (math.isfinite(classes) and classes > 1):
         return math.nan
@@ -201,13 +188,7 @@ def guess(metric: Metric, classes: float) -> float:
 def learnt(metric: Metric, value: float, classes: float) -> bool | None:
     """Return True if a value is clearly better than a guess, by the rules of this module.
 
-    Args:
-        metric: The metric.
-        value: The run's value in the stored unit.
-        classes: The number of classes. NaN if it is unknown.
-
-    Returns:
-        The answer, or None if the value of a guess is unknown or `value` is not finite.
+    The result is None if a guess is unknown or the value is not finite. Values are in the stored unit.
     """
     by_chance = guess(metric, classes)
     if not (math.isfinite(by_chance) and math.isfinite(value)):
@@ -218,16 +199,10 @@ def learnt(metric: Metric, value: float, classes: float) -> bool | None:
 
 
 def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: float) -> float:
-    """Return the value that a diverged run counts as.
+    """Return the value that a diverged run counts as, in the stored unit.
 
     This is 0 for a fraction, and a guess for a loss. If a guess is unknown, it is the baseline's mean made worse by
     TOLERANCES margins.
-
-    Args:
-        metric: The metric.
-        classes: The number of classes. NaN if it is unknown.
-        baseline: The values of the baseline's runs.
-        tolerance: The margin in the stored unit.
     """
     if metric.is_fraction:
         return 0.0

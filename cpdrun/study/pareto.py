@@ -43,12 +43,7 @@ class Front:
 
 
 def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
-    """Return the Pareto front of the groups that trained successfully.
-
-    Args:
-        study: The study.
-        costs: The cost of each group whose cost is known.
-    """
+    """Return the Pareto front of the groups that trained successfully, given all known costs."""
     trained = [group for group in costs if study.may_be_within(group)]
     sign = 1.0 if study.metric.higher_is_better else -1.0
     points = [(costs[group], sign * group.mean) for group in trained]
@@ -71,9 +66,7 @@ def differs(study: Study, one: Group, other: Group) -> bool:
 def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
     """Return the known costs of a facet's groups, and why others are unknown.
 
-    Args:
-        facet: The facet. Groups without a value of the metric are ignored.
-        find: The function that finds the costs of groups.
+    Groups without a value of the metric are ignored.
     """
     return find([group for group in facet.all_groups if group.values])
 
@@ -81,11 +74,7 @@ def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
 def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Found]]) -> list[dict[str, Any]]:
     """Return the Pareto front and its knee for each facet and kind of cost, as plain values.
 
-    A facet whose groups all cost the same has no entry for that kind of cost.
-
-    Args:
-        study: The study.
-        costs: The functions that find the costs of groups, keyed by the kind of cost.
+    `costs` contains a function that finds costs for each kind. A facet whose groups all cost the same has no entry.
     """
     rows: list[dict[str, Any]] = []
     for facet in study.facets:
@@ -127,15 +116,13 @@ def front(points: Sequence[Point]) -> list[int]:
 def knee(points: Sequence[Point]) -> int | None:
     """Return the index of the front's knee, or None if no point lies above the chord.
 
-    The chord connects the ends of the front, and the knee is furthest above it. Quality and the logarithm of the cost
-    are scaled to 0 to 1. Costs are compared as ratios, so their logarithm is used.
+    The points are sorted, cheapest first. The chord connects the ends of the front, and the knee is furthest above it.
+    Quality and the logarithm of the cost are scaled to 0 to 1. Costs are compared as ratios, so their logarithm is
+    used.
 
     This is the maximum of the difference curve of Satopaa, Albrecht, Irwin, and Raghavan, "Finding a 'Kneedle' in a
     Haystack" (ICDCS workshops 2011, section III), without smoothing. It is also the point with the greatest distance
     from the chord, as in Das, "On characterizing the 'knee' of the Pareto curve" (Structural Optimization 18, 1999).
-
-    Args:
-        points: The points of the front, cheapest first. Fewer than three have no knee.
     """
     if len(points) < 3 or points[0][0] == points[-1][0] or points[0][1] == points[-1][1]:
         return None

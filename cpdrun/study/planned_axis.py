@@ -139,12 +139,7 @@ def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRu
     """Return the settings that identify the baseline, under the keys of run records.
 
     Records contain the name of a group's choice only if the group is the axis of bits. For other groups, the result has
-    each setting of the group's section in which the baseline differs from another run.
-
-    Args:
-        axis: The axis, with its baseline.
-        against: A run of the baseline.
-        others: The other runs.
+    each setting of the group's section in which the baseline's run differs from another run.
     """
     found: dict[str, Any] = {}
     ours, theirs = _flat(against), [_flat(run) for run in others]

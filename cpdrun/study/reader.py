@@ -104,12 +104,6 @@ def read_study(
 def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
     """Return the compared metric, and the name of the default metric.
 
-    Args:
-        typed: The metric that the user typed, optionally with `:min`, `:max`, or `:share`.
-        question: The question of the search that made the runs.
-        done: The finished runs.
-        where: The names of the sweeps, for error messages.
-
     Raises:
         ReportUsageError: No finished run has the metric, or a script's metric has no known direction.
     """

@@ -86,12 +86,7 @@ class RunComparison:
 
 
 def compare_run(study: Study, run: RunDir) -> RunComparison:
-    """Compare a run with its baseline.
-
-    Args:
-        study: The study of the run's sweep, possibly together with others.
-        run: The run.
-    """
+    """Compare a run with its baseline."""
     row = row_of(study, run)
     group = next((group for group in study.groups if _has(group, run)), None)
     facet = _facet(study, row, group)
@@ -112,13 +107,7 @@ def compare_run(study: Study, run: RunDir) -> RunComparison:
 
 
 def compare_row(study: Study, row: dict[str, Any], other: RunComparison) -> RunComparison:
-    """Compare a finished run with the baseline value of another run.
-
-    Args:
-        study: The study.
-        row: The finished run's row of the table of runs.
-        other: The comparison of the other run with its baseline.
-    """
+    """Compare a finished run, given by its row, with the baseline value of another run."""
     return _judged(study, replace(other, value=_value(row, study.metric.name), epoch=None, group=None), row)
 
 
@@ -237,11 +226,6 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
 
     Neighbors with narrower formats are left out. Of those with wider formats, only the narrowest is returned. Neighbors
     within the margin come first, then those without a wider format, then those that lost least.
-
-    Args:
-        study: The study of the run's sweep.
-        run: The run.
-        comparison: The comparison of the run with its baseline.
     """
     keys = [*CORE_AXES, *study.axes]
     runs = study.runs

@@ -58,11 +58,6 @@ class Asked:
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
     """Return the baseline's values that the user typed, or else those of the search.
 
-    Args:
-        runs: The runs, as `collect` returns them.
-        typed: The values that the user typed, keyed by config key. None if none were typed.
-        question: The question in sweep.yaml.
-
     Raises:
         ReportUsageError: No run has one of the typed keys or one of the typed values.
     """
@@ -195,13 +190,7 @@ class Tuned:
 
 
 def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
-    """Return the runs with the tuning of their searches.
-
-    Args:
-        runs: The runs, as `collect` returns them.
-        sweeps: The sweeps of the runs.
-        metric: The metric by which the searches chose.
-    """
+    """Return the runs with the tuning of their searches, which chose values by `metric`."""
     by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
     if not by_sweep:
         return Tuned(runs)
@@ -257,13 +246,7 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
 
 
 def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
-    """Replace tuned values, and values that always equal them, by a placeholder.
-
-    Args:
-        rows: Rows of the table of runs.
-        tune: The tuning.
-        which: For each row, whether to replace its values.
-    """
+    """Replace tuned values, and values that always equal them, by a placeholder in the rows `which`."""
     masked = rows.copy()
     for key in tune.values:
         if key in rows.columns:

@@ -71,9 +71,6 @@ class RunResults:
     def take(self, key: RunKey) -> bool:
         """Read the result of a run unless it was read before. Return True if there is one.
 
-        Args:
-            key: The name of the run's cell, and its seed.
-
         Raises:
             ConfigError: The first result lacks the requested metric.
         """
@@ -137,16 +134,10 @@ class RunResults:
         return Metric(name, None if direction is None else MEASURES[direction])
 
     def course(self, name: str, values: Mapping[int, float]) -> Course | None:
-        """Return the metric before and after training, from a cell's finite run with the lowest seed.
+        """Return the metric before and after training of a cell's first run with a finite value.
 
-        Only one run is used, so that further seeds do not change the margin.
-
-        Args:
-            name: The name of the cell.
-            values: The cell's values, keyed by seed.
-
-        Returns:
-            The values, or None if no run has a finite one.
+        This is the run with the lowest seed, so that further seeds do not change the margin. The result is None without
+        such a run.
         """
         seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
         if seed is None or self.compared is None:

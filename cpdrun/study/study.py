@@ -146,12 +146,7 @@ class Study:
         return judged.judgement if judged is not None and judged.judgement.pairs else None
 
     def answer(self, facet: Facet, strategy: str) -> LadderAnswer:
-        """Return the answer of one of a facet's ladders.
-
-        Args:
-            facet: The facet.
-            strategy: The label of the ladder, as in `Facet.ladders`.
-        """
+        """Return the answer of the facet's ladder with this label (`Facet.ladders`)."""
         return answer_ladder(facet.ladders.get(strategy, []), self.judged, self.tolerance / self.metric.scale)
 
     @cached_property
@@ -170,9 +165,8 @@ class Study:
     ) -> dict[Group, Judged]:
         """Return the verdict on each candidate of some ladders, which share the error probability.
 
-        Args:
-            ladders: The baseline and the candidates of each ladder.
-            asked: The question with the ledger of earlier hypotheses and the starts of ladders. None for neither.
+        Each ladder is a baseline with its candidates. `asked` has the ledger of earlier hypotheses and the starts of
+        ladders.
         """
         samples = self.samples(*(group for _, groups in ladders for group in groups)) if ladders else math.nan
         margin, alpha, asked = self.tolerance / self.metric.scale, 1 - self.ci / 100, asked or Asked()

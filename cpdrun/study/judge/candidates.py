@@ -52,8 +52,7 @@ class Boundary:
     def margin(self, reference: float) -> float:
         """Return the margin in the metric's unit. A required improvement is a negative margin.
 
-        Args:
-            reference: The baseline's mean or the target, to which a percentage refers.
+        A percentage refers to the `reference`, which is the baseline's mean or the target.
         """
         size = self.number / 100 * abs(reference) if self.is_relative else self.number
         return -size if self.is_improvement and size else size
@@ -277,16 +276,7 @@ def judge_pairs(
     errors: ErrorProbabilities,
     prior: SpreadPrior,
 ) -> JudgedArm:
-    """Return the verdict on one candidate's pairs.
-
-    Args:
-        candidate: The name of the candidate's arm.
-        pairs: The candidate's pairs.
-        question: The user's request. Only its resolution is used.
-        margin: The margin in the metric's unit.
-        errors: The allowed error probabilities of the verdict.
-        prior: The prior for the standard deviation of a difference.
-    """
+    """Return the verdict on one candidate's pairs. Of the question, only the resolution is used."""
     judgement = judge(
         list(pairs.gaps.values()),
         margin,

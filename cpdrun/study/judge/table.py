@@ -83,15 +83,7 @@ class Table:
         return [value for value in found if math.isfinite(value)]
 
     def find(self, arm: str, what: str) -> Runs:
-        """Return the runs of an arm.
-
-        Args:
-            arm: The name of the arm.
-            what: The role of the arm for the error message, such as "baseline".
-
-        Raises:
-            UserError: The table has no such arm.
-        """
+        """Return the runs of an arm, or raise a UserError that names its role, such as "baseline"."""
         if arm not in self.arms:
             there = ", ".join(self.arms)
             raise UserError(
