@@ -59,7 +59,9 @@ def test_less_is_better_and_the_curve_is_over_steps(here):
 
 def test_a_metric_of_unsaid_direction_is_asked_for(here):
     sweep = made(["format=fp32,e4m3"], by_format)
-    with pytest.raises(ReportUsageError, match="--metric reward:min if smaller ones are, or --metric reward:max"):
+    with pytest.raises(
+        ReportUsageError, match="--metric reward:min if smaller ones are, or --metric reward:max"
+    ):
         read_study([sweep], metric="reward")
     assert read_study([sweep], metric="reward:max").metric.higher_is_better
     assert not read_study([sweep], metric="reward:min").metric.higher_is_better
