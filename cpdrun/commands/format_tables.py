@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpdrun.config.uses import uses
+from cpdrun.report.render import join_first
 from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import widen
 
@@ -217,12 +218,7 @@ def _used(used: Sequence[str]) -> str:
     for path in used:
         group, _, name = path.rpartition("/")
         groups.setdefault(f"{group}: " if group else "", []).append(name)
-    more = {
-        group: f" and {len(names) - MOST_NAMED} more" for group, names in groups.items() if names[MOST_NAMED:]
-    }
-    return "; ".join(
-        f"{group}{', '.join(names[:MOST_NAMED])}{more.get(group, '')}" for group, names in groups.items()
-    )
+    return "; ".join(group + join_first(names, most=MOST_NAMED) for group, names in groups.items())
 
 
 def _value_lines(values: Sequence[float], bits: int) -> Iterator[str]:

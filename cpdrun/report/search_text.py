@@ -31,13 +31,7 @@ from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin
 from cpdrun.search.ladders import Candidate, Ladder, LadderState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question, key_of
-from cpdrun.search.results import (
-    MissingPrediction,
-    Results,
-    SearchResult,
-    baseline_labels,
-    tuned_arms,
-)
+from cpdrun.search.results import MissingPrediction, Results, SearchResult, baseline_labels, tuned_arms
 from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width

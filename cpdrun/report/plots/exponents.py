@@ -156,12 +156,7 @@ def _format_bars(axes: Axes, names: list[str]) -> None:
         bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
         hover(bar, f"{name}: from 2^{low} to below 2^{high + 1}")
         axes.annotate(
-            short(name),
-            (high, i),
-            (2, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=FIGURE_SIZE,
+            short(name), (high, i), (2, 0), textcoords="offset points", va="center", fontsize=FIGURE_SIZE
         )
     axes.set_yticks([])
     axes.tick_params(axis="x", length=0, labelbottom=False)
