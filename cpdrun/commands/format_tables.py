@@ -93,13 +93,9 @@ def list_formats(output: Output) -> None:
 
 
 def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, has_more: bool) -> None:
-    """Print the properties of a format.
+    """Print the properties of a format, and the values of its codes if any are given.
 
-    Args:
-        output: The output of the command.
-        fmt: The format.
-        values: The value of each code; empty to print none.
-        has_more: Whether --values would print values that are not printed now.
+    `has_more` says whether --values would print values that are not printed now.
     """
     known, used = facts(fmt), uses(fmt)
     shown = [written(value) for value in values] or None

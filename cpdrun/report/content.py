@@ -67,14 +67,9 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table with files of its own.
+    """A table with files of its own, as numbers and as text, with sentences about it.
 
-    Attributes:
-        name: The stem of the file names.
-        title: The heading on the page.
-        numbers: The table as numbers.
-        shown: The table as text.
-        sentences: The sentences to print with the table.
+    `name` is the stem of the file names, and `title` the heading on the page.
     """
 
     name: str
