@@ -93,8 +93,16 @@ def test_kernels_that_are_shared(launched, kernels, name, rounding, overflow):
         for shift in (0, -140):
             for thread in 3 * [*range(256)]:
                 kernels.be_thread(thread, 256)
-                pack = getattr(kernels, f"pack_{cuda.way(rule, fmt)}")
-                pack(address(terms[0]), address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), *how)
+                pack = getattr(kernels, f"pack_{cuda.mode_name(rule, fmt)}")
+                pack(
+                    address(terms[0]),
+                    address(data),
+                    c_longlong(n),
+                    c_uint(fmt.spec),
+                    how[0],
+                    c_int(shift),
+                    *how[1:],
+                )
             assert torch.equal(data, custom_fp.pack(terms[0], fmt, shift=shift, **words)), shift
 
 

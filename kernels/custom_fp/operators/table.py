@@ -18,7 +18,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulator import read as read_accumulator
-from custom_fp.accumulators import at_once
+from custom_fp.accumulators import fused_sum
 from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
@@ -277,25 +277,25 @@ def accumulate(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Work:
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
-    at_once.check_order(order, width, kahan, len(tensors))
-    if order != at_once.SEQUENTIAL:
-        at_once.check_narrow(tensors)
+    fused_sum.check_order(order, width, kahan, len(tensors))
+    if order != fused_sum.SEQUENTIAL:
+        fused_sum.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
     check_knows("accumulate", type(fmt))
     rule = _rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
         terms = [*map(as_source, tensors)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _on(first, fmt, "accumulate")(terms, fmt, kahan, _drawn(rule), out)
         else:
-            at_once.accumulate(terms, fmt, width, _drawn(rule), out)
+            fused_sum.accumulate(terms, fmt, width, _drawn(rule), out)
 
     return [(first.shape, torch.float32)], first, fill
 
@@ -315,7 +315,7 @@ def accumulate_packed(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Work:
     fmt = read(fmt)
@@ -324,15 +324,15 @@ def accumulate_packed(
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)
-    at_once.check_order(order, width, kahan, len(payloads))
+    fused_sum.check_order(order, width, kahan, len(payloads))
     first = payloads[0]
 
     def fill(out: Tensor) -> None:
         terms = [*map(dense, payloads)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _on(first, fmt, "accumulate_packed")(terms, fmt, n, kahan, _drawn(rule), out)
         else:
-            at_once.accumulate_packed(terms, fmt, n, width, _drawn(rule), out)
+            fused_sum.accumulate_packed(terms, fmt, n, width, _drawn(rule), out)
 
     return [(first.shape, torch.uint8)], first, fill
 
