@@ -461,7 +461,7 @@ def _is_worse(study: Study, group: Group) -> bool:
     """
     gap = study.against_baseline(group)
     if gap is None:
-        return group.diverged > 0 or group.gave_up > 0
+        return group.diverged > 0 or bool(group.gave_up_seeds)
     return not study.may_be_within(group) or -gap.mean * study.metric.scale > study.tolerance
 
 

@@ -133,7 +133,7 @@ def test_pack(kernels, name, rounding, overflow):
     for x, *_ in rows(n, fmt):
         for shift in (0, 5, -140):
             data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
-            common = (address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), how)
+            common = (address(data), c_longlong(n), c_uint(fmt.spec), how, c_int(shift))
             # three times: in the next turn a thread finds what those after it put into shared memory, random bits
             # and then codes
             for thread in 3 * [*range(256)]:

@@ -283,9 +283,9 @@ template <Mode mode> struct Arithmetic<mode, float> {
 // body(arithmetic) of the format
 template <Mode mode, class Body> CFP_FN void with_arithmetic(const Spec& spec, RoundingMode rounding, const Body& body) {
     if (mode != stochastic && is_narrow(spec))
-        body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, how));
+        body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, rounding));
     else
-        body(Arithmetic<mode, double>(spec, how));
+        body(Arithmetic<mode, double>(spec, rounding));
 }
 
 template <class Any>
