@@ -1,7 +1,7 @@
 """Forecast variants of one observed run, for `cpdrun predict RUN`.
 
-Variants differ from the run in their format, their gradient scaling, or other settings of how gradients are summed. A
-ladder consists of the variants that differ only in their format, from most bits to fewest.
+Variants differ from the run in their format, gradient scaling, or other settings of the sum of gradients. Those that
+differ only in their format form a ladder.
 """
 
 import itertools
@@ -32,26 +32,24 @@ USUAL: Mapping[str, list[Any]] = {
     FORMAT: ["fp16", "bf16", "e5m2", "e4m3", "e3m4", "e3m2", "e2m3", "e4m1", "e3m1", "e3m0", "e2m1"],
     APS: [False, True],
 }
-# The keys that may vary. The gradients of the single workers, which were observed, do not depend on them.
+# The keys that may vary, because the observed gradients of single workers do not depend on them.
 SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
-MAX_VARIANTS = 2_000  # the largest number of variants in one prediction
+MAX_VARIANTS = 2_000  # the maximum in one prediction
 TOLERANCE = "search.tolerance="
 
 
 def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderForecast], str]:
-    """Return forecasts for variants of an observed run, and the margin.
+    """Forecast variants of an observed run.
 
     If variants were trained in the same sweep with the same seed, their outcomes improve the forecasts.
 
     Args:
         run: The observed run.
-        words: The overrides from the command line, such as format=e4m3,e5m2. Each names a setting and the values that
-            it takes. Without a format, the formats in USUAL are used. Without aps and scaling, the values of aps in
-            USUAL are used. The override `search.tolerance=` sets the margin. Without it, the margin is the metric's
-            default.
+        words: Command-line overrides, such as "format=e4m3,e5m2". Without `format`, or without `aps` and `scaling`, the
+            values in USUAL are used. `search.tolerance=` sets the margin; its default is that of the metric.
 
     Returns:
-        One ladder for each combination of the settings other than the format, and the margin as text.
+        A ladder for each combination of the settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -84,16 +82,16 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderFor
 
 
 def _metric(run: RunDir) -> Metric:
-    """Return the metric by which the run is compared with others. If the run recorded none, it is test accuracy."""
+    """Return the metric that the run is judged by. The default is test accuracy."""
     done = run.result()
     judge = (done.judge if done else None) or "test_accuracy"
     return Metric(judge, done.measures.get(judge) if done else None)
 
 
 def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Subject]) -> dict[str, Outcome]:
-    """Return the outcomes of the variants that were trained in the run's sweep, keyed by the subject's name.
+    """Return the outcomes of variants that the run's sweep contains, keyed by subject name.
 
-    Each outcome is based on one pair: the trained variant, and the run itself as the baseline.
+    An outcome is based on one pair: the trained variant and the observed run.
     """
     done = run.result()
     baseline = None if done is None else done.metrics.get(metric.name)
@@ -113,15 +111,14 @@ def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Sub
 
 
 def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, float]:
-    """Return the margin, in the unit in which the metric is shown, and its strictness.
+    """Return the margin in the displayed unit, and its strictness.
 
-    A margin in percent refers to the run's own final value or improvement, because the run is the baseline of its
-    variants.
+    A margin in percent refers to the observed run, which is the baseline of its variants.
 
     Args:
         run: The observed run.
         metric: The metric.
-        words: The overrides that set the margin. The last one applies.
+        words: The overrides that set the margin. The last one wins.
     """
     done = run.result()
     classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
@@ -137,12 +134,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield (ladder label, subject) for each variant.
-
-    Args:
-        config: The configuration of the run.
-        words: The overrides from the command line.
-    """
+    """Yield the ladder label and the subject of each variant."""
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -162,11 +154,7 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
 
 
 def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
-    """Check that a key may vary, and that its values are valid scaling rules if it is `scaling`.
-
-    Raises:
-        ConfigError: The key may not vary, is unknown, or has no value, or a scaling rule does not exist.
-    """
+    """Raise ConfigError if a key may not vary or if a scaling rule does not exist."""
     if typed.deletes or not typed.values:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
@@ -188,11 +176,11 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return (ladder label, subject) for one variant.
+    """Return the ladder label and the subject of one variant.
 
     Args:
         config: The configuration of the run.
-        point: The values in which the variant differs from the run, keyed by dotted key.
+        point: The values that differ from the run, keyed by dotted key.
         varies: The keys whose values the label shows.
         composer: The composer of the project's configuration.
     """
@@ -221,15 +209,7 @@ def _variant(
 
 
 def _rule(config: Mapping[str, Any], scaled: object) -> str | None:
-    """Return the name of the scaling rule for a variant, or None if the variant keeps the run's rule.
-
-    Args:
-        config: The configuration of the run.
-        scaled: The variant's value of `aps`.
-
-    Raises:
-        ConfigError: `scaled` is not a bool.
-    """
+    """Return the scaling rule that `scaled`, the variant's `aps`, requires. None keeps the run's rule."""
     if not isinstance(scaled, bool):
         raise ConfigError(f"aps={typed_form(scaled)}: must be true or false")
     if scaled == bool(config[APS]):

@@ -1,4 +1,4 @@
-"""Simulate a format, a scaling rule, and a reduction order on the gradients that workers exchange.
+"""Simulate how a configuration rounds and adds the workers' gradients.
 
 Legend: N workers, n sampled elements of a layer.
 """
@@ -35,24 +35,22 @@ from cpdrun.whatif.simulate.worker_sums import (
 
 # The syncs that add gradients with a `Sum`.
 SYNCS_WITH_SUMS = ("AllReduceSync", "decoded", "ShardedSync")
-# A function that computes the effects on one role in one step. It takes the step and the statistics of each layer, and
-# it returns one `LayerEffect` for each layer.
+# Simulates one role at one step: given the step and each layer's statistics, it returns each layer's effect.
 RoleSimulator = Callable[[int, Mapping[str, TensorStatistics]], "list[LayerEffect]"]
 
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """The effects of rounding one layer's tensor, for one role (such as gradients) and one step.
+    """The effect of rounding one layer's tensor, for one role and step.
 
     Attributes:
         format: The name of the format.
-        shift: The exponent of the scale 2^shift by which values are multiplied before rounding. For gradients, the
-            mean exponent over workers.
+        shift: The exponent of the scale 2^shift before rounding. For gradients, the mean over workers.
         error: The rounding-error statistics.
-        exact: Whether `error` is exact. If false, it is an approximation or computed from samples.
-        total: The accuracy of the sum over workers; None for roles other than gradient.
-        lost: The number of nonzero updates that leave the weight unchanged, and the number of all nonzero updates. Both
-            are extrapolated from the sample to the layer. None for roles other than update.
+        exact: Whether `error` is exact, not approximated or computed from samples.
+        total: The accuracy of the sum over workers, for gradients only.
+        lost: The number of lost updates (nonzero updates that leave the weight unchanged) and of nonzero updates, both
+            extrapolated from the sample to the layer. For updates only.
     """
 
     format: str
@@ -64,7 +62,7 @@ class LayerEffect:
 
 
 def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
-    """Return the statistics over all parts together, keyed by name. Undefined statistics are NaN."""
+    """Return the statistics over all parts together. Undefined statistics are NaN."""
     found = reduce(add, [part.error for part in parts]).figures()
     totals = [part.total for part in parts if part.total is not None]
     if totals:
@@ -106,7 +104,7 @@ class GradientSimulator:
     def of(
         cls, observation: Observation, config: Mapping[str, Any], uncovered: list[str]
     ) -> GradientSimulator | None:
-        """Create an instance for a resolved config. If its sync does not add gradients with a `Sum`, return None.
+        """Create a simulator, or return None if the config's sync does not add gradients with a `Sum`.
 
         Args:
             observation: The observed tensors.
@@ -233,11 +231,6 @@ class GradientSimulator:
 
 
 def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Return log2(the config's loss scale / the observed run's loss scale).
-
-    Args:
-        about: The properties of the observed run (`Observation.about`).
-        config: The resolved configuration.
-    """
+    """Return log2(the config's loss scale / the observed run's loss scale)."""
     setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
     return log2_of(setting) - round(math.log2(about.get("loss_scale", 1.0)))
