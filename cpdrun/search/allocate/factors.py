@@ -1,20 +1,18 @@
-"""The factors of a screen: the layers of the model, their groups, and config values for the levels of factors.
+"""Group the layers of a model into factors, and turn levels of factors into config values.
 
-A screen finds the parts of a model that need more bits. A role is a kind of tensor, such as weight or gradient. A
-factor is one role of a group of layers. It has a high level and one or more low levels, and all layers of the group
-have the same level.
+A role is a kind of tensor: weight, input, output_gradient, or gradient (between workers). A factor is one role of a
+group of layers, such as `blocks.0 weight`. It has a high level and one or more low levels.
 
-By default, the groups are the first layer, each stage, and the last layer. A stage consists of the layers whose names
-agree up to and including the first number (`blocks.0`, `layer1.0`, `features.2`). Neighboring groups are merged until
-there are at most `most_factors` factors. A layer that multiplies nothing joins the group of the layer before it,
-because it has no products and its gradients are small.
+The default groups are the first layer, each stage, and the last layer. A stage consists of the layers whose names agree
+up to the first number (`blocks.0`, `layer1.0`, `features.2`). Neighboring groups are merged until there are at most
+`most_factors` factors. A layer without matrix products, such as a norm, joins the group of the layer before it.
 
-Config values select the levels. They are the values of a case of an experiment:
+A run's levels are set by config values:
 
 - Gradients between workers: the run's format is the low format, and `full_precision.layers` names the layers that are
   exchanged in fp32 (the hybrid scheme of arXiv 1911.08907).
-- Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other layers. The other
-  layers are the high layers or, if no layer is high, the layers at the most common level.
+- Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other layers. These are
+  the high layers or, if there are none, the layers at the most common level.
 """
 
 import glob
@@ -47,15 +45,15 @@ Levels = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that has parameters itself, not only in submodules.
+    """A module with parameters of its own.
 
     Attributes:
         name: The name of the module.
-        kind: The name of the module's class.
-        parameters: The numbers of values, keyed by the full name of the parameter.
-        multiplies: Whether the module is a Linear or Conv layer.
-        macs: The number of multiplications in the forward product for one sample.
-        input_gradient: Whether the backward pass computes a gradient of the module's input.
+        kind: The name of its class.
+        parameters: The number of values of each parameter.
+        multiplies: Whether it is a Linear or Conv layer.
+        macs: The multiplications of the forward product for one sample.
+        input_gradient: Whether the backward pass computes a gradient of its input.
     """
 
     name: str
@@ -67,12 +65,12 @@ class Layer:
 
     @property
     def values(self) -> int:
-        """The total number of parameter values."""
+        """The number of parameter values."""
         return sum(self.parameters.values())
 
 
 def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
-    """Build a run's model in a separate process and return its layers, in the order of the modules.
+    """Build a run's model in a separate process, and return its layers in order.
 
     Raises:
         UserError: The model or the data cannot be built.
@@ -104,7 +102,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Factor:
-    """A role of a group of layers. All layers of the group have the same level of this role.
+    """A role of a group of layers.
 
     Attributes:
         group: The index of the group.
@@ -119,10 +117,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class Screen:
-    """What a screen varies.
+    """The layers, groups, and factors of a screen.
 
     Attributes:
-        settings: The settings in the `screen:` block.
+        settings: The settings in the `screen:` section.
         groups: The groups of layers.
         factors: The factors.
         layers: All layers of the model.
@@ -134,15 +132,15 @@ class Screen:
     layers: Sequence[Layer]
 
     def by_place(self, levels: Levels) -> dict[tuple[int, str], int]:
-        """Return the levels keyed by (index of the group, role). Factors that are not listed are high."""
+        """Return the levels keyed by (index of the group, role)."""
         return {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
 
 
 def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
-    """Return the groups of layers: those of `screen.groups`, or the default groups.
+    """Return the groups in `screen.groups`, or the default groups.
 
     Raises:
-        ConfigError: A group in `screen.groups` gets no layer, or no layer of the model has any of the roles.
+        ConfigError: A group gets no layer, or no layer of the model has any of the roles.
     """
     if asked.groups is not None:
         return _typed(layers, asked.groups)
@@ -166,9 +164,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
 
 
 def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
-    """Return the factors, sorted by group.
-
-    A group without Linear and Conv layers has only the role `gradient`.
+    """Return the factors, sorted by group. Groups without Linear and Conv layers have only the role `gradient`.
 
     Raises:
         ConfigError: There are more factors than `screen.most_factors`.
@@ -188,7 +184,7 @@ def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Fact
 
 
 def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[LayerGroup]:
-    """Put each layer into the first group with a pattern that matches its name. Other layers are in no group."""
+    """Put each layer into the first group with a matching pattern, if any."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
         names = (name for name, own in patterns.items() if any(fnmatchcase(layer.name, each) for each in own))
@@ -210,10 +206,9 @@ def _stage(name: str) -> str:
 
 
 def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]]:
-    """Merge neighboring groups until at most `most` groups are left.
+    """Merge neighboring groups until at most `most` are left, smallest pair first.
 
-    Each step merges the pair of neighbors with the fewest layers. The first and the last group are left out until only
-    three groups remain.
+    The first and the last group stay separate while there are more than three groups.
     """
     found = [list(members) for _, members in cells]
     while len(found) > most:
@@ -226,8 +221,7 @@ def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]
 def _name(members: Sequence[Layer]) -> str:
     """Return a name for a group.
 
-    The name is the layers' longest common prefix if that has at least two parts, such as `blocks.0`. Otherwise, it
-    consists of the names of the first and the last layer.
+    This is the layers' common prefix if it has at least two parts, such as `blocks.0`, otherwise "FIRST to LAST".
     """
     if len(members) == 1:
         return members[0].name
@@ -239,10 +233,9 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """Return all layers of the group whose leading layers are in `cell`.
+    """Return all layers of the group with these leading layers.
 
-    A layer that does not lead has no matrix multiplication, such as a normalization layer. It belongs to the group of
-    the preceding leading layer or, if there is none, to the first group.
+    A layer that does not lead, such as a norm, follows the leading layer before it, or the first one.
 
     Args:
         cell: The group's leading layers.
@@ -263,11 +256,11 @@ def _with_followers(
 
 @dataclass(frozen=True)
 class Cases(Screen):
-    """The cases of a screen, which turn levels of factors into config values.
+    """A converter from levels of factors to config values.
 
     Attributes:
-        base: The config values of all cases, including the baseline.
-        aps: Whether low gradients use APS, or None for the experiment's own setting.
+        base: The config values of all runs, including the baseline.
+        aps: Whether low gradients use APS. None keeps the experiment's setting.
         kept: The experiment's own patterns in `full_precision.layers`.
         rules: The experiment's own precision rules.
     """
@@ -278,12 +271,12 @@ class Cases(Screen):
     rules: Sequence[Mapping[str, Any]]
 
     def baseline(self) -> Values:
-        """Return the values of the baseline: no precision rules of the screen, and fp32 if gradients are screened."""
+        """Return the values of the baseline: no rules of the screen, and fp32 if gradients are screened."""
         plain = {"format": FP32, "aps": False} if GRADIENT in self.settings.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
-        """Return the values of a run with these levels. Factors that are not listed are high."""
+        """Return the values of a run with these levels."""
         found = self.baseline()
         at = self.by_place(levels)
         if GRADIENT in self.settings.roles:
@@ -317,10 +310,10 @@ class Cases(Screen):
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
         """Yield the precision rules for the given levels. Roles with equal rules share one rule.
 
-        Rules for specific layers come first. A rule for all other layers (`*`) follows, unless these are in fp32.
+        Rules for named layers come first, then a rule for all other layers (`*`) unless these are in fp32.
 
         Args:
-            at: The levels, keyed by (index of the group, role). Pairs that are not listed are high.
+            at: The levels keyed by (index of the group, role).
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]
