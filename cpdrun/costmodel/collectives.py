@@ -157,46 +157,25 @@ class _Link:
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of the direct exchange, with each worker on a separate machine."""
-    if workers == 1:
-        return 0.0
-    shard = values / workers
-    segments = math.ceil(shard / SEGMENT_VALUES)
-    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
-    link, clock = _Link(network), 0.0
-    at_owners, at_all = [0.0] * segments, [0.0] * segments
-
-    def send(t: int) -> float:
-        nonlocal clock
-        clock += (workers - 1) * network.message_s
-        return link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
-
-    for i in range(segments + 2 * LAG):
-        if (t := i) < segments:
-            clock += workers * sizes[t] * codec.pack_s
-            at_owners[t] = send(t)
-        if 0 <= (t := i - LAG) < segments:
-            clock = max(clock, at_owners[t]) + sizes[t] * (workers * codec.add_s + codec.sum_s)
-            at_all[t] = send(t)
-        if 0 <= (t := i - 2 * LAG) < segments:
-            clock = max(clock, at_all[t]) + workers * sizes[t] * codec.unpack_s
-    return clock
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: workers * size * codec.pack_s,
+        lambda size: size * (workers * codec.add_s + codec.sum_s),
+        lambda size: workers * size * codec.unpack_s,
+    )
 
 
 def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of a direct reduce-scatter, the first half of the direct exchange.
 
     It consists of stage A and the additions of stage B. Each worker sends (N-1)/N b bytes. Sums stay in float32 with
-    their
-    owners, as sharded training requires.
+    their owners, as sharded training requires.
     """
-
-    def pack_s(size: float) -> float:
-        return workers * size * codec.pack_s
-
-    def add_s(size: float) -> float:
-        return workers * size * codec.add_s
-
-    return _half_s(values, workers, codec, network, pack_s, add_s)
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: workers * size * codec.pack_s,
+        lambda size: workers * size * codec.add_s,
+    )
 
 
 def all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
@@ -204,42 +183,42 @@ def all_gather_s(values: float, workers: int, codec: Codec, network: Network) ->
 
     Each owner packs its shard and sends it to all workers, which unpack it. Each worker sends (N-1)/N b bytes.
     """
-
-    def pack_s(size: float) -> float:
-        return size * codec.pack_s
-
-    def unpack_s(size: float) -> float:
-        return workers * size * codec.unpack_s
-
-    return _half_s(values, workers, codec, network, pack_s, unpack_s)
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: size * codec.pack_s,
+        lambda size: workers * size * codec.unpack_s,
+    )
 
 
-def _half_s(
-    values: float,
-    workers: int,
-    codec: Codec,
-    network: Network,
-    before_s: Callable[[float], float],
-    after_s: Callable[[float], float],
+def _pipeline_s(
+    values: float, workers: int, codec: Codec, network: Network, *stages_s: Callable[[float], float]
 ) -> float:
-    """Return the seconds of one half of the direct exchange.
+    """Return the seconds of a pipeline of stages, such as stages A, B, and C of the direct exchange.
 
-    For each segment, a worker computes for `before_s` and sends a message to every other worker. LAG segments later, it
-    computes for `after_s` on the received messages. Both are functions of the number of a shard's values in the
-    segment.
+    Each stage but the last sends a message to every other worker, which the next stage waits for.
+
+    Args:
+        values: The number of values, n.
+        workers: The number of workers, N.
+        codec: The codec of the messages.
+        network: The network.
+        stages_s: The seconds that each stage computes, as a function of the segment's values in one shard.
     """
     if workers == 1:
         return 0.0
     shard = values / workers
     segments = math.ceil(shard / SEGMENT_VALUES)
-    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
-    link, clock, arrived = _Link(network), 0.0, [0.0] * segments
-    for i in range(segments + LAG):
-        if (t := i) < segments:
-            clock += before_s(sizes[t]) + (workers - 1) * network.message_s
-            arrived[t] = link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
-        if 0 <= (t := i - LAG) < segments:
-            clock = max(clock, arrived[t]) + after_s(sizes[t])
+    link, clock = _Link(network), 0.0
+    arrived = [[0.0] * segments for _ in stages_s]
+    for i in range(segments + LAG * (len(stages_s) - 1)):
+        for stage, compute_s in enumerate(stages_s):
+            if not 0 <= (t := i - LAG * stage) < segments:
+                continue
+            size = min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES)
+            clock = max(clock, arrived[stage][t]) + compute_s(size)
+            if stage + 1 < len(stages_s):
+                clock += (workers - 1) * network.message_s
+                arrived[stage + 1][t] = link.send(clock, (workers - 1) * codec.packed_bytes(size))
     return clock
 
 

@@ -17,7 +17,7 @@ from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
-from cpdrun.search.results import Results, sweep_record
+from cpdrun.search.results import Results, observed_runs, sweep_record
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
@@ -59,7 +59,7 @@ class RunQueue:
     def next_jobs(self, most: int | None, *, ahead: bool) -> list[Job]:
         """Return the next runs as jobs, list them in sweep.yaml, and count them as in flight."""
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
-        observed = self.results.observed_runs
+        observed = observed_runs(self.results)
         runs = [question.cells[name][seed] for name, seed in keys]
         runs = [
             with_observation(run) if key in observed else run for run, key in zip(runs, keys, strict=True)

@@ -133,7 +133,7 @@ class Results(RunResults):
         waiting = replace(known or ladder, is_ordered=False, is_started=known is not None)
         if self.chosen.get(ladder.baseline, ladder.baseline) in self.question.tuning.arms:
             return waiting  # a prediction needs the baseline's arm, which is not chosen yet
-        first = self._observed_run(ladder.baseline)
+        first = observed_run(self, ladder.baseline)
         if first is None:
             return known or ladder
         if not self.ended.has(first):
@@ -149,29 +149,6 @@ class Results(RunResults):
         started = self.starts.of(predicted) or start_at(predicted, predicted_width(predicted), first[1])
         return self._ordered.setdefault(ladder.label, started)
 
-    def _observed_run(self, named: str) -> RunKey | None:
-        """Return the run that predictions read: the baseline's first run that has not failed.
-
-        None if the baseline is still being tuned or was given up, or if all its runs failed.
-        """
-        baseline, tuning = self.chosen.get(named, named), self.question.tuning
-        if baseline in tuning.arms or baseline in self.ended.given_up:
-            return None
-        of_tuning = tuning.seeds if tuning.runs(named) else ()
-        seeds = (*of_tuning, *range(self.question.settings.most_seeds))
-        failed = self.ended.failures.get(baseline, {})
-        return next(((baseline, seed) for seed in seeds if seed not in failed), None)
-
-    @property
-    def observed_runs(self) -> set[RunKey | None]:
-        """The runs to observe for predictions: one of each baseline, or of each arm while it is tuned.
-
-        None is included if a baseline has no such run.
-        """
-        tuning, baselines = self.question.tuning, {ladder.baseline for ladder in self.question.ladders}
-        arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
-        return {*map(self._observed_run, baselines), *((arm, tuning.seeds[0]) for arm in arms)}
-
     @property
     def chosen(self) -> dict[str, str]:
         """The chosen arm of each tuned cell."""
@@ -182,16 +159,6 @@ class Results(RunResults):
         """Return the metric of a cell's runs by seed, without tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
-
-    def gaps(self) -> dict[str, list[float]]:
-        """Return the differences of each candidate's pairs, keyed by the candidate's cell."""
-        rules, found = self.rules(), {}
-        for candidate in (c for ladder in self.question.ladders for width in ladder.widths for c in width):
-            pairs = self.ended.compared(candidate.name, candidate.baseline)
-            found[candidate.name] = differences(
-                pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
-            )
-        return found
 
     def is_identical(self, candidate: Candidate) -> bool:
         """Return True if the runs of a candidate and its baseline are equal bit for bit."""
@@ -210,6 +177,41 @@ class Results(RunResults):
     def answerable_states(self) -> list[LadderState]:
         """Return the ladders whose candidates can be compared with their baseline."""
         return [state for state in self.states() if not baseline_problem(self, state.ladder.baseline)]
+
+
+def observed_run(results: Results, baseline: str) -> RunKey | None:
+    """Return the run that predictions read: the baseline's first run that has not failed.
+
+    None if the baseline is still being tuned or was given up, or if all its runs failed.
+    """
+    name, tuning = results.chosen.get(baseline, baseline), results.question.tuning
+    if name in tuning.arms or name in results.ended.given_up:
+        return None
+    of_tuning = tuning.seeds if tuning.runs(baseline) else ()
+    seeds = (*of_tuning, *range(results.question.settings.most_seeds))
+    failed = results.ended.failures.get(name, {})
+    return next(((name, seed) for seed in seeds if seed not in failed), None)
+
+
+def observed_runs(results: Results) -> set[RunKey | None]:
+    """Return the runs to observe for predictions: one of each baseline, or of each arm while it is tuned.
+
+    None is included if a baseline has no such run.
+    """
+    tuning, baselines = results.question.tuning, {ladder.baseline for ladder in results.question.ladders}
+    arms = {arm for name in baselines for arm in tuning.arms.get(name, ())}
+    return {*(observed_run(results, name) for name in baselines), *((arm, tuning.seeds[0]) for arm in arms)}
+
+
+def pair_differences(results: Results) -> dict[str, list[float]]:
+    """Return the differences of each candidate's pairs, keyed by the candidate's cell."""
+    rules, found = results.rules(), {}
+    for candidate in (c for ladder in results.question.ladders for width in ladder.widths for c in width):
+        pairs = results.ended.compared(candidate.name, candidate.baseline)
+        found[candidate.name] = differences(
+            pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
+        )
+    return found
 
 
 def baseline_problem(results: Results, baseline: str) -> str | None:

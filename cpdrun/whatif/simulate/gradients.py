@@ -76,7 +76,7 @@ def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class GradientSimulator:
-    """Compute the effects of one configuration on the gradients that workers exchange.
+    """Simulate how one configuration rounds and adds the workers' gradients.
 
     Call the instance once for each step, in ascending order, because `multi_step` accumulates the steps.
 
@@ -84,7 +84,7 @@ class GradientSimulator:
         reduction: The settings of the sum over workers, without error feedback.
         rule: The scaling rule; None if gradients are not scaled.
         full: The parameters and epochs whose gradients are exchanged in full precision.
-        places: The index of each parameter, keyed by the parameter's name.
+        places: The index of each parameter, keyed by name.
         steps_per_epoch: The number of steps per epoch.
         seed: The seed of stochastic rounding.
         loss_shift: log2(the config's loss scale / the observed run's loss scale).
@@ -148,7 +148,7 @@ class GradientSimulator:
         )
 
     def __call__(self, step: int, layers: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
-        """Return the effects on the gradient of each layer in one step, in the order of `layers`."""
+        """Return the effect on each layer's gradient in one step, in the order of `layers`."""
         in_full = [self.full.covers(self.places[name], step // self.steps_per_epoch) for name in layers]
         found: dict[str, LayerEffect] = {}
         for full in (False, True):
@@ -181,53 +181,57 @@ class GradientSimulator:
         parts = []
         for p, s in enumerate(statistics):
             of_groups = [(shifts[j][p], len(group)) for j, group in enumerate(groups)]
-            whole, is_exact = self._rounded(reduction, s, of_groups)
+            whole, is_exact = _rounding_error(reduction, s, of_groups, self.loss_shift, self.seed)
             n = values[p].shape[1]
             weighed = totals[p].times(s.numel / n) if n else totals[p]
             mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
             parts.append(LayerEffect(reduction.fmt.name, mean, whole, is_exact, weighed))
         return parts
 
-    def _rounded(
-        self, reduction: Sum, statistics: TensorStatistics, of_groups: Sequence[tuple[int, int]]
-    ) -> tuple[RoundingError, bool]:
-        """Compute the rounding-error statistics of the workers' gradients for one layer.
 
-        One table contains the gradients of all workers together. If groups of workers have different shifts, each shift
-        is applied to the whole table, and the results are weighted by the groups' shares of the workers. Then the
-        statistics are not exact.
+def _rounding_error(
+    reduction: Sum,
+    statistics: TensorStatistics,
+    of_groups: Sequence[tuple[int, int]],
+    loss_shift: int,
+    seed: int,
+) -> tuple[RoundingError, bool]:
+    """Compute the rounding error of the workers' gradients for one layer.
 
-        Args:
-            reduction: The settings of the sum over workers for this layer.
-            statistics: The observed gradients of the layer.
-            of_groups: The shift and the number of workers of each group in the first level of the reduction order.
+    One table contains the gradients of all workers. If groups have different shifts, each shift is applied to the whole
+    table, and the results are weighted by the sizes of the groups.
 
-        Returns:
-            The statistics, and whether they are exact.
-        """
-        if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
-            workers = sum(n for _, n in of_groups)
-            by_shift: dict[int, int] = {}
-            for shift, n in of_groups:
-                by_shift[shift] = by_shift.get(shift, 0) + n
-            found = [
-                rounding_error_of(statistics, reduction.fmt, shift + self.loss_shift).times(n / workers)
-                for shift, n in by_shift.items()
-            ]
-            narrow = reduction.fmt.mantissa_bits <= 10 or reduction.fmt == FP32
-            return reduce(add, found), len(by_shift) == 1 and narrow
-        x_Nxn = torch.from_numpy(np.array(statistics.samples["values"]))
-        shifts = [shift + self.loss_shift for shift, n in of_groups for _ in range(n)]
-        key = (self.seed, "observed")
-        largest = getattr(reduction.fmt, "max", math.inf)
-        weight = statistics.numel / max(1, x_Nxn.shape[1])
-        found = []
-        for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
-            rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.draw(*key, w)), -shift)
-            found.append(
-                rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift))
-            )
-        return reduce(add, found).times(weight), False
+    Args:
+        reduction: The settings of the sum over workers.
+        statistics: The observed gradients of the layer.
+        of_groups: The shift and the number of workers of each group in the first level of the reduction order.
+        loss_shift: log2 of the factor by which the observed gradients are multiplied.
+        seed: The seed of stochastic rounding.
+
+    Returns:
+        The rounding error, and whether it is exact.
+    """
+    if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
+        workers = sum(n for _, n in of_groups)
+        by_shift: dict[int, int] = {}
+        for shift, n in of_groups:
+            by_shift[shift] = by_shift.get(shift, 0) + n
+        found = [
+            rounding_error_of(statistics, reduction.fmt, shift + loss_shift).times(n / workers)
+            for shift, n in by_shift.items()
+        ]
+        narrow = reduction.fmt.mantissa_bits <= 10 or reduction.fmt == FP32
+        return reduce(add, found), len(by_shift) == 1 and narrow
+    x_Nxn = torch.from_numpy(np.array(statistics.samples["values"]))
+    shifts = [shift + loss_shift for shift, n in of_groups for _ in range(n)]
+    key = (seed, "observed")
+    largest = getattr(reduction.fmt, "max", math.inf)
+    weight = statistics.numel / max(1, x_Nxn.shape[1])
+    found = []
+    for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
+        rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.draw(*key, w)), -shift)
+        found.append(rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+    return reduce(add, found).times(weight), False
 
 
 def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
