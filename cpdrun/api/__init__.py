@@ -130,8 +130,7 @@ def predict(
     """Rank formats by how likely they are to fail, from one observed baseline run (`cpdrun predict`).
 
     `cpdrun.predict(exp="digits_bits")` trains the baseline if needed, and observes its gradients, weights, and
-    activations.
-    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` uses a run that was observed before.
+    activations. `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` uses a run that was observed before.
 
     Args:
         words: Overrides as they are typed on the command line. The name or folder of an observed run comes first.
@@ -166,8 +165,8 @@ def judge(
         margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
         better_by: How much better than the baseline an arm must be. Give either this or `margin`.
         lower_is_better: True for losses, errors, and times.
-        options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst,
-            confidence, session, ideas, idea.
+        options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst, confidence,
+            session, ideas, idea.
     """
     given = _given(baseline=baseline, target=target, margin=margin, better_by=better_by)
     given |= _given(lower_is_better=lower_is_better)

@@ -18,8 +18,7 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Ma
     """Return the command-line arguments that are equivalent to the given Python arguments.
 
     A keyword that is not an option becomes `key=value` if the command takes keys of the configuration. The command
-    itself
-    checks the keys.
+    itself checks the keys.
 
     Args:
         parser: The parser of the command.
@@ -116,8 +115,7 @@ def _plain(value: Any) -> Any:
     """Convert a value to plain Python data.
 
     NumPy's and torch's numbers and arrays become numbers and lists. A number format becomes its name, and any other
-    object,
-    such as a path, becomes text.
+    object, such as a path, becomes text.
     """
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -20,8 +20,7 @@ def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.Dat
     """Return a DataFrame with one row per run of the given sweeps, finished or not.
 
     Every key of the configuration is a column, such as `format`, `aps`, `seed`, or `model.width`. Columns from the
-    record
-    have a prefix:
+    record have a prefix:
 
     - `metric:` metrics, such as `metric:test_accuracy` (float; NaN if a run does not have it);
     - `wire:` bytes that workers send;
@@ -52,8 +51,7 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         name: The name of a plot in `cpdrun.plots()`, such as "accuracy_vs_bits".
         results_dir: The results directory.
         question: Options of the report: metric, ci, tolerance, and baseline, as for `cpdrun.report`, where `tolerance`
-            is
-            called `tol`.
+            is called `tol`.
 
     Raises:
         UserError: The plot is unknown, or the runs lack the data that it needs.

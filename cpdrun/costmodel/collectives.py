@@ -2,12 +2,11 @@
 
 Ring, tree, and hierarchical all-reduce follow the alpha-beta model: a sequence of hops. Libraries split a hop's message
 so that arithmetic overlaps with the transfer, so a hop takes the longer of the two. Each formula counts what the
-busiest
-worker does.
+busiest worker does.
 
 In the direct exchange, every worker sends shard r of its packed gradient to worker r, which adds the N shards and sends
-the sum to all workers. Each worker sends 2 (N-1)/N b bytes, as in a ring, but pays the latency 2 times instead of
-2 (N-1) times. In return, every processor handles N-1 messages per segment and stage, each of which takes message_s.
+the sum to all workers. Each worker sends 2 (N-1)/N b bytes, as in a ring, but pays the latency 2 times instead of 2
+(N-1) times. In return, every processor handles N-1 messages per segment and stage, each of which takes message_s.
 Thakur, Rabenseifner, and Gropp (2005), section 4.3, call this pairwise exchange; here, all messages are in flight at
 once.
 
@@ -19,8 +18,7 @@ segment t while the previous stage works on segment t + LAG:
     C  unpack the segment of every shard            needs B's messages of this segment from all workers
 
 All workers do the same work at the same time, so simulating one worker's clock suffices. The loop mirrors `_pipeline`
-in
-cpdrun.comm's exchange, but adds up times instead of doing the work.
+in cpdrun.comm's exchange, but adds up times instead of doing the work.
 
 Legend: N workers, n values, k bits per value, b = n k/8 bytes, alpha the latency and overhead of a message in seconds,
 beta the seconds per byte, T segments.
@@ -37,9 +35,8 @@ def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Ne
     """Return the seconds of a ring reduce-scatter, (N-1) (alpha + b/N beta).
 
     In each of N-1 hops, every worker sends a chunk of n/N values to the next worker, which adds its own rounded and
-    packed
-    values. No algorithm sends fewer than (N-1)/N b bytes per worker (Patarasuk and Yuan, "Bandwidth optimal all-reduce
-    algorithms for clusters of workstations", JPDC 69, 2009, section 4).
+    packed values. No algorithm sends fewer than (N-1)/N b bytes per worker (Patarasuk and Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations", JPDC 69, 2009, section 4).
     """
     chunk = values / workers
     wire_s = network.wire_s(codec.packed_bytes(chunk))
@@ -71,8 +68,7 @@ def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float
 
     Gradients are added on the way up a binomial tree, and the sum is sent back down (Thakur, Rabenseifner, and Gropp,
     "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). Few
-    messages,
-    each with the whole gradient, suit small gradients best.
+    messages, each with the whole gradient, suit small gradients best.
     """
     if workers == 1:
         return 0.0

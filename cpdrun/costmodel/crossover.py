@@ -214,8 +214,7 @@ def steps_to(study: Study, group: Group, against: Group | None) -> float:
 
     Returns:
         The mean over the group's runs. NaN if there is no reference, or if a run failed, did not learn, has no curve,
-        or
-        does not reach the goal.
+        or does not reach the goal.
     """
     if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan

@@ -9,8 +9,7 @@ the median over its repetitions, and the maximum over ranks is reported, because
 exchange whose time the model predicts is never run.
 
 The second command measures compressors in one process. CONFIGS.json contains {compressor_key: resolved config}, all
-with
-the same model. OUT.json gets the fields of a `Codec` for each config. They are averages over the model's values,
+with the same model. OUT.json gets the fields of a `Codec` for each config. They are averages over the model's values,
 because a compressor's time depends on the layer sizes. Gradients are normal with a standard deviation of 1e-3. The time
 of error feedback, two passes over memory, is included only if the sync itself applies it, as PowerSGD does.
 
@@ -212,8 +211,8 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
     """Measure the network between the ranks (`Network`). All ranks must call this together.
 
     Every rank sends to the next rank while it receives from the previous one. The bandwidth is the slope of the line
-    through
-    the times of two volumes. If the line's intercept is below the latency, the link let a burst through at full speed.
+    through the times of two volumes. If the line's intercept is below the latency, the link let a burst through at full
+    speed.
     """
     small, large = (torch.zeros(2, 16, size, dtype=torch.uint8, device=device) for size in (8, CHUNK))
 

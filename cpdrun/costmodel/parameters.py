@@ -33,16 +33,14 @@ class Network:
     A message of n bytes occupies the sender's processor for message_s, and arrives latency_s + n / bandwidth after it
     leaves. This is the model of Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), with
     alpha = latency_s and 1/beta = bandwidth. message_s is the overhead o of LogP (Culler et al., PPoPP 1993), which
-    every
-    message pays even if several are in flight.
+    every message pays even if several are in flight.
 
     Attributes:
         latency_s: The latency of a message, in seconds.
         bandwidth_bytes_per_s: The bandwidth of a link, in bytes per second.
         message_s: The processor time of a message, in seconds.
         burst_bytes: The bytes that an idle link lets through at once, or 0 without a token bucket. This is the depth of
-            the
-            bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991).
+            the bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991).
     """
 
     latency_s: float
@@ -64,8 +62,7 @@ class Codec:
     """The processor time that a worker spends on encoding and adding, in seconds per value.
 
     For a compressor, these are averages over a model's values. `pack_s` is the time to compress a value, and `unpack_s`
-    the
-    time to decode and add one.
+    the time to decode and add one.
 
     Attributes:
         bits: The bits of a packed value.

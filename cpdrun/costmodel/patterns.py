@@ -15,8 +15,8 @@ All patterns assume:
 - The exchange does not overlap with the forward or backward pass.
 - With an exchange every H steps, each step takes 1/H of its time.
 
-Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s,
-o message_s, beta seconds per byte.
+Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s, o
+message_s, beta seconds per byte.
 """
 
 from collections.abc import Callable
@@ -102,8 +102,7 @@ def _messages_s(what: Exchange, network: Network, others: int | None = None) -> 
 
     D is `others`, by default N-1. A worker compresses all layers, sends its message to D workers, waits for theirs, and
     decodes all D+1 messages, one after the other (cpdrun.comm, `wire/messages.py`). A message of M bytes makes S = D M,
-    so
-    the time grows with N, unlike that of a sharded exchange.
+    so the time grows with N, unlike that of a sharded exchange.
     """
     D = what.workers - 1 if others is None else others
     wire_s = network.latency_s + D * network.message_s + _wire_s(what.bytes_of_one, network)
@@ -119,10 +118,8 @@ def _sharded_s(what: Exchange, network: Network) -> float:
     """Return the seconds of a direct reduce-scatter of gradients and a direct all-gather of weights.
 
     The optimizer's step between them is not included. Of the S bytes, the weights take S_w = (N-1)/N n k_w/8 with k_w
-    bits
-    per weight, and the gradients take the rest. Weights are assumed to be gathered once per step: neither resharding
-    after
-    the forward pass nor prefetching is covered.
+    bits per weight, and the gradients take the rest. Weights are assumed to be gathered once per step: neither
+    resharding after the forward pass nor prefetching is covered.
     """
     N, n, gather = what.workers, what.values, what.gather or what.codec
     share = (N - 1) / N * n / 8  # the bytes that a worker sends in one half per bit of a value

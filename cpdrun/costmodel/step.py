@@ -36,8 +36,7 @@ class Setup:
         algorithm: One of ALGORITHMS.
         aps: Whether workers agree on APS scales before each exchange.
         overlap: Whether buckets are exchanged during the backward pass, as in a DDP script, without check_s. If false,
-            all
-            layers are exchanged after the backward pass, as in cpdrun's training loop.
+            all layers are exchanged after the backward pass, as in cpdrun's training loop.
         shared_processor: Whether the backward pass and the codec share one processor, as on a CPU with one thread per
             worker.
         group_size: The number of workers in a group, for algorithm=hierarchical.
@@ -141,10 +140,9 @@ def exchange(setup: Setup, values: int) -> float:
 def _overlapped(setup: Setup) -> StepCost:
     """Return the cost of a step in which exchanges overlap with the backward pass.
 
-    A bucket's exchange starts when the bucket is full and the previous exchange has ended:
-    end_i = max(ready_i, end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The
-    backward
-    pass takes the same time for every value. With one shared processor, a step takes at least its total processor time.
+    A bucket's exchange starts when the bucket is full and the previous exchange has ended: end_i = max(ready_i,
+    end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The backward pass takes the
+    same time for every value. With one shared processor, a step takes at least its total processor time.
     """
     work = setup.work
     ready_s = end_s = work.forward_s

@@ -44,8 +44,7 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
     """Predict the chance that each candidate of a ladder fails, and sort each width by it.
 
     The chance is the mean over the prior of the network's sensitivity (the level in `cpdrun.whatif.forecast`). Results
-    of
-    candidates are not used, because the start must not depend on the pairs that are tested.
+    of candidates are not used, because the start must not depend on the pairs that are tested.
 
     Args:
         question: The question of the search.
@@ -120,10 +119,8 @@ def choose_starts(question: Question) -> Starts:
     """Return how the ladders of a search start.
 
     sweep.yaml decides if it records the same search, unless the user typed `search.start`. Otherwise, the settings
-    decide.
-    All ladders start at their widest width if `search.most_seeds` leaves no seed for a prediction, or if the runs
-    cannot be
-    observed.
+    decide. All ladders start at their widest width if `search.most_seeds` leaves no seed for a prediction, or if the
+    runs cannot be observed.
     """
     asked, before = question.settings, _recorded_starts(question)
     by = asked.start if before is None or KEY in map(key_of, question.typed) else before.by
@@ -145,10 +142,8 @@ def starts_record(by: str, ladders: Sequence[Ladder], arms: Mapping[str, Sequenc
     """Return the entry `start` of sweep.yaml, which records the known starts.
 
     Each item has the ladder's label (`chain`), the bit width of the start, the seed that no pair uses, and the
-    candidates'
-    cells, by which a report recognizes the ladder. A tuned cell is listed as its arms. If all ladders start at their
-    widest
-    width, there is no entry.
+    candidates' cells, by which a report recognizes the ladder. A tuned cell is listed as its arms. If all ladders start
+    at their widest width, there is no entry.
     """
     if by == WIDEST:
         return {}

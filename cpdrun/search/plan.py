@@ -71,8 +71,7 @@ class NextCandidate:
         low: The lower end of the confidence interval of the difference; None if it has no lower end.
         high: The upper end of the confidence interval of the difference; None if it has no upper end.
         sure_certified: The confidence, in percent, at which the evidence so far would certify the candidate. It takes
-            the
-            candidate's share of the error probability into account.
+            the candidate's share of the error probability into account.
         sure_refuted: The confidence, in percent, at which the evidence so far would refute the candidate.
         more: The number of further pairs that will likely decide the candidate; None if unknown.
         more_range: The range that contains this number in 80 % of searches; None if `more` is None.
@@ -133,7 +132,8 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         words: The command-line overrides, for `SearchPlan.command`.
     """
     states = results.answerable_states()
-    needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
+    inputs = states, results.ended, set[RunKey](), results.rules(), results.question.tuning
+    needed, every = (list(wanted_runs(*inputs, ahead=ahead)) for ahead in (False, True))
     seconds = {name: _seconds(results, name) for name in {name for name, _ in every}}
     runs = [_next_run(results, states, key, {*every}, seconds[key[0]], key not in needed) for key in every]
     runs = list(_within(runs, budget))
@@ -155,11 +155,6 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         candidates=[_next_candidate(results, *row, coming) for row in rows if row[0].label in labels],
         command=command,
     )
-
-
-def _wanted(results: Results, states: Sequence[LadderState], *, ahead: bool) -> list[RunKey]:
-    tuning = results.question.tuning
-    return list(wanted_runs(states, results.ended, set(), results.rules(), tuning, ahead=ahead))
 
 
 def _next_run(
@@ -198,8 +193,7 @@ def _evidence_on(
 
     Returns:
         The candidates that the run belongs to. Then, for a baseline run, the candidates of each ladder with a planned
-        or
-        ended run of the same seed, or else the ladder's active candidate.
+        or ended run of the same seed, or else the ladder's active candidate.
     """
     name, seed = key
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
@@ -309,12 +303,10 @@ class CostForecast:
         tuning_runs: The number of tuning runs that are still needed.
         noise: The noise of a paired difference. If it is unknown, `pairs` is empty, and `runs` and `seconds` are None.
         pairs: For each multiple of the margin in TOLERANCES, the number of pairs that will likely decide a width with
-            one
-            format; None if it exceeds `most_pairs`.
+            one format; None if it exceeds `most_pairs`.
         most_pairs: The maximum number of pairs that is considered.
         runs: The number of runs that are still needed, including tuning; None if `search.most_seeds` pairs are likely
-            too
-            few.
+            too few.
         seconds: The seconds until all those runs have ended; None if unknown.
     """
 
@@ -353,8 +345,8 @@ def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
     """Return the noise of a paired difference, if known.
 
     This is the pooled standard deviation over candidates with two pairs or more that are not refuted. If there are
-    none, it
-    is sqrt(2) times the deviation of a baseline's runs, a rough estimate that ignores the common seed of a pair.
+    none, it is sqrt(2) times the deviation of a baseline's runs, a rough estimate that ignores the common seed of a
+    pair.
     """
     known = [
         (judgement.pairs - 1, judgement.deviation)
@@ -377,8 +369,7 @@ def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
     """Return the number of tuning runs that are still needed.
 
     Each ladder is assumed to tune its baseline, its active candidate, and the first format of each narrower width,
-    unless it
-    has moved above its start.
+    unless it has moved above its start.
     """
     tuning, cells = results.question.tuning, set[str]()
     for state in states:
@@ -394,8 +385,7 @@ def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) 
     """Return the number of runs that are still needed, or None if `search.most_seeds` pairs are likely too few.
 
     The first format of each width is assumed to be as good as the baseline. At the narrowest of several widths,
-    FIRST_PAIRS
-    pairs are assumed to decide each format.
+    FIRST_PAIRS pairs are assumed to decide each format.
     """
     rules, runs, longest = results.rules(), _tuning_runs(results, states), 0
     for state in states:

@@ -2,9 +2,8 @@
 
 A cell is a combination of values of all axes except the seed. The axis of bits is the axis whose values name formats:
 `format` if the experiment has it, otherwise another axis such as precision.weights, or a config group such as
-precision.
-Cells that differ only on this axis form a ladder, and so does each case of an experiment with `case`. The question of a
-search is the set of its candidates, their baselines, and its settings.
+precision. Cells that differ only on this axis form a ladder, and so does each case of an experiment with `case`. The
+question of a search is the set of its candidates, their baselines, and its settings.
 
 A candidate's baseline is the cell with the values of `search.baseline`, and with the candidate's values on all other
 axes. With tuned keys, each cell is replaced by its arms: one cell for each combination of the tuned values.
@@ -111,8 +110,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
     Raises:
         ConfigError: The overrides are wrong, a seed was typed, the baseline is not a cell of the experiment, or there
-            is no
-            candidate.
+            is no candidate.
     """
     keys = list(map(key_of, texts))
     if SEED in keys:
@@ -238,8 +236,7 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
     """Group candidates by bit width, most bits first.
 
     Without a prediction, the format with the widest range comes first within a width, and the choice of a config group
-    that
-    rounds the least.
+    that rounds the least.
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):

@@ -27,18 +27,15 @@ def wanted_runs(
     """Yield the runs to start next, most useful first, each run once.
 
     Ladders take turns, pair by pair. Each has one active candidate. Its pairs come first: FIRST_PAIRS, then as many as
-    the
-    results so far suggest.
+    the results so far suggest.
 
     Further runs only keep idle cores busy: the first pairs of the next narrower format, and further seeds of the active
     candidate. If the active candidate looks bad, another format of the same width replaces the narrower one, or else a
     format of the next wider width. A candidate looks bad if its mean difference is worse than the margin or, with fewer
-    than
-    two pairs, if it is predicted to fail.
+    than two pairs, if it is predicted to fail.
 
     With tuned keys, a cell first runs its arms on the tuning seeds, but only when the ladder has reached the cell.
-    Tuning a
-    narrower format ahead of time would be wasted if the active candidate is refuted.
+    Tuning a narrower format ahead of time would be wasted if the active candidate is refuted.
 
     Args:
         states: The verdicts on all ladders.
@@ -89,8 +86,7 @@ def _further(
     """Yield the runs that only keep idle cores busy.
 
     The active candidate gets at most as many further seeds as it already has, plus FIRST_PAIRS, because idle cores are
-    no
-    reason to waste compute.
+    no reason to waste compute.
     """
     ladder, frontier = state.ladder, state.frontier
     if state.active is None or frontier is None or not ladder.may_try(frontier):
@@ -113,8 +109,7 @@ def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[C
     """Return the candidates of the width that will likely be tested after `frontier`, if any.
 
     This is the next wider width if the present one looks bad and is not below the start, or the next narrower width if
-    it
-    looks good and is not above the start.
+    it looks good and is not above the start.
     """
     if looks_bad:
         following = frontier - 1 if frontier <= ladder.start else -1

@@ -188,7 +188,7 @@ def _forecast(
     """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`."""
     if not to_run:
         return
-    counts = Counter(WORDS.get(state, str(state)) for state in _states(found, to_run))
+    counts = Counter(WORDS.get(state, str(state)) for state in (found.states[run.name] for run in to_run))
     counted = ", ".join(f"{count} {word}" for word, count in counts.items())
     slots = _at_once(sweep, to_run, options)
     seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots or 1)
@@ -293,7 +293,3 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     return (
         class_name(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else shown(value)
     )
-
-
-def _states(found: RunStates, runs: Sequence[PlannedRun]) -> list[State]:
-    return [found.states[run.name] for run in runs]

@@ -198,13 +198,13 @@ def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator
         keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.
         configs: The resolved configs of all runs.
     """
-    keys = [key for key in dict.fromkeys(keys) if _is_of_rule(key) or any(has_key(c, key) for c in configs)]
+    # The configs of runs without scaling have no keys of a scaling rule.
+    keys = [
+        key
+        for key in dict.fromkeys(keys)
+        if key.startswith("scaling.") or any(has_key(config, key) for config in configs)
+    ]
     for rule in RULES:
         given = [key for key in keys if rule.covers(key)]
         if given and not any(rule.used(config) for config in configs):
             yield rule.line(given, configs)
-
-
-def _is_of_rule(key: str) -> bool:
-    """Return True for keys of a scaling rule, which the configs of runs without scaling lack."""
-    return key.startswith("scaling.")

@@ -66,8 +66,8 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
     """Write sweep.yaml with the overrides, axes, and runs of a sweep.
 
     Runs that another command has created in the folder stay listed. So do the settings of the last search, which a
-    report
-    uses, except those that this sweep was given. If the file already lists all runs, only these settings are updated.
+    report uses, except those that this sweep was given. If the file already lists all runs, only these settings are
+    updated.
 
     Args:
         sweep: The planned sweep.

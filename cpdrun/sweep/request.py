@@ -93,8 +93,7 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
         composer: The composer of the configuration.
         texts: The overrides as typed.
         of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe lacks are then ignored,
-            because
-            they belong to the candidates' recipes.
+            because they belong to the candidates' recipes.
 
     Raises:
         ConfigError: A key, a choice, or a case is unknown, an axis is not allowed, or there are too many runs.
@@ -265,8 +264,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
     """Return the axes and the experiment's exclusions.
 
     A typed axis replaces the experiment's axis of the same key, or comes after the others. A key with a single typed
-    value
-    is not an axis.
+    value is not an axis.
     """
     if not isinstance(block, Mapping):
         raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")

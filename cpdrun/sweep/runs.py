@@ -37,8 +37,7 @@ class PlannedRun:
 
     Attributes:
         name: The name of the run's folder, which depends only on the config. A folder that a former version created
-            under
-            another name keeps it.
+            under another name keeps it.
         config: The resolved config.
         overrides: The command-line overrides that produce the config.
     """
@@ -225,8 +224,7 @@ def _config(
     """Return the unresolved config of one combination of the axes' values.
 
     First, groups are chosen, then single values are set. In both steps, the case comes first, then the command line,
-    then
-    the axes. Later values override earlier ones.
+    then the axes. Later values override earlier ones.
     """
     case = request.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))

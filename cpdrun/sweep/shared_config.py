@@ -103,8 +103,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
     """Yield a line with the megabytes that a worker sends per step for a million gradients.
 
     Reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each gradient. There is no line if a run has
-    one
-    worker or another kind of sync. The user's own formats are left out.
+    one worker or another kind of sync. The user's own formats are left out.
     """
     configs = [run.config for run in sweep.runs]
     if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):

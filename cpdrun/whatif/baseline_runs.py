@@ -185,8 +185,7 @@ def trained_outcomes(
 
     Args:
         gaps: The differences from the baseline for each candidate, one per pair, in the metric's stored unit. Positive
-            is
-            better.
+            is better.
         tolerance: The margin in the metric's stored unit. If it is not positive, no outcome is returned.
         scale: The factor from the stored unit to the displayed unit, which the outcomes use.
     """

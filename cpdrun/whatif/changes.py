@@ -75,8 +75,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
     """Return changes of the formats that a worker uses in its own computation.
 
     With precision rules, each change puts one role, the first layer, or the last layer in bf16. Without rules, the
-    changes
-    put one role in bf16, scale each tensor, or make weight updates more precise.
+    changes put one role in bf16, scale each tensor, or make weight updates more precise.
     """
     precision = config.get("precision") or {}
     if precision.get("rules"):

@@ -1,8 +1,7 @@
 """Measure a run's rounding errors, and those with changes of its configuration, on observed tensors.
 
 `cpdrun.whatif.effects` computes the effects in a process that has torch. The error of the sum of gradients is split
-into
-three parts by removing two causes, one after the other:
+into three parts by removing two causes, one after the other:
 
     range      The reduction of the error with 8 exponent bits and the same mantissa bits, so that practically no value
                underflows or overflows.
@@ -53,7 +52,7 @@ class Counterfactual:
     @property
     def role(self) -> str:
         """The role whose tensors have the largest damage."""
-        return max(ROLES, key=lambda role: damage(self.own, role))
+        return max(ROLES, key=lambda role: role_damage(self.own, role))
 
 
 def observed_run_for(
@@ -62,9 +61,8 @@ def observed_run_for(
     """Select the observed run on whose tensors a configuration is simulated.
 
     The baseline run of the comparison is preferred, then observed runs of earlier predictions, then other baseline
-    runs.
-    They must have the same model, data, and workers. The run itself comes last, because its own rounding changed its
-    tensors. Returns None if no such run was observed.
+    runs. They must have the same model, data, and workers. The run itself comes last, because its own rounding changed
+    its tensors. Returns None if no such run was observed.
     """
     first = [comparison.baseline] if comparison.baseline is not None else []
     others = (
@@ -103,12 +101,11 @@ def compute_counterfactual(
     return Counterfactual(observed, known[OWN], changed, _parts(known), uncovered)
 
 
-def damage(forecast: Forecast, role: str) -> float:
+def role_damage(forecast: Forecast, role: str) -> float:
     """Return the damage to the tensors of a role, in [0, 1]. Unknown damage is 0.
 
     This is the share of lost updates for the role update. For other roles, it is 1 minus the cosine between the exact
-    and
-    the rounded tensor.
+    and the rounded tensor.
     """
     figures = forecast.figures(role)
     if role == UPDATE:

@@ -71,8 +71,7 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
     """Return -log10(margin / range of the metric), the strictness of a margin.
 
     The range extends from random guessing to a perfect value. It is 1 for a fraction, and if the value of random
-    guessing
-    is unknown.
+    guessing is unknown.
 
     Args:
         metric: The metric that the margin belongs to.

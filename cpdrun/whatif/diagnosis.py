@@ -37,8 +37,8 @@ from cpdrun.whatif.changes import Change, changes_of_products, changes_of_sums
 from cpdrun.whatif.counterfactual import (
     Counterfactual,
     compute_counterfactual,
-    damage,
     observed_run_for,
+    role_damage,
     strictness_for,
 )
 from cpdrun.whatif.damage import GRADIENT, UPDATE, number
@@ -70,8 +70,7 @@ class Fix:
     Attributes:
         words: The command-line overrides, such as "aps=true".
         basis: How the effect is known: `measured` in a finished run with the same seed, `observed` (simulated on
-            observed
-            tensors), or `estimated` from recorded exponents.
+            observed tensors), or `estimated` from recorded exponents.
         figure: The statistic that improves: a share, a ratio, or a count.
         before: The statistic without the change; NaN if unknown.
         after: The statistic with the change; NaN if unknown.
@@ -136,7 +135,7 @@ def diagnose(run: RunDir) -> Diagnosis:
     study = _read_study(run.sweep)
     comparison = compare_run(study, run) if study is not None else _ALONE
     counterfactual, problem = _counterfactual(study, run, comparison, config, reason)
-    fixes = [] if study is None else measured_fixes(_neighbors(study, run, comparison), reason)
+    fixes = _measured_fixes(study, run, comparison, reason)
     fixes += _computed_fixes(config, reason, counterfactual, {fix.words for fix in fixes})
     is_worse = comparison.verdict is RunVerdict.WORSE
     if not is_worse and (comparison.verdict is not RunVerdict.OPEN or is_script(config)):
@@ -175,12 +174,16 @@ def _read_study(sweep: SweepDir) -> Study | None:
         return None
 
 
-def _neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
-    """Return the neighbors that are better than the run. A baseline has none."""
-    if comparison.verdict is RunVerdict.BASELINE:
+def _measured_fixes(study: Study | None, run: RunDir, comparison: RunComparison, reason: Reason) -> list[Fix]:
+    """Return a fix for each neighbor that is better than the run. A baseline has none."""
+    if study is None or comparison.verdict is RunVerdict.BASELINE:
         return []
-    found = find_neighbors(study, run, comparison)
-    return [one for one in found if is_improvement(study, comparison, one)]
+    before = reason.statistics.sum_error
+    return [
+        Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
+        for one in find_neighbors(study, run, comparison)
+        if is_improvement(study, comparison, one)
+    ]
 
 
 def _computed_fixes(
@@ -191,11 +194,11 @@ def _computed_fixes(
 ) -> list[Fix]:
     """Return fixes that no finished run has measured: simulated if possible, otherwise estimated."""
     if counterfactual is not None:
-        return [fix for fix in observed_fixes(counterfactual) if fix.words not in measured]
+        return [fix for fix in _observed_fixes(counterfactual) if fix.words not in measured]
     if not reason.statistics.layers or is_script(config):
         return []
     changes = [change for change in changes_of_sums(config) if change.words not in measured]
-    return estimated_fixes(reason, config, changes)
+    return _estimated_fixes(reason, config, changes)
 
 
 def _counterfactual(
@@ -205,8 +208,7 @@ def _counterfactual(
 
     Returns:
         The effects, or None for a baseline and if no run was observed. Then the error message if the simulation failed,
-        or
-        "".
+        or "".
     """
     if comparison.verdict is RunVerdict.BASELINE:
         return None, ""
@@ -233,16 +235,7 @@ def _layers_to_spare(reason: Reason) -> list[str]:
     return [one.name for one in reason.worst[:2]]
 
 
-def measured_fixes(neighbors: Sequence[Neighbor], reason: Reason) -> list[Fix]:
-    """Return a measured fix for each neighbor, which must be better than the run."""
-    before = reason.statistics.sum_error
-    return [
-        Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
-        for one in neighbors
-    ]
-
-
-def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
+def _observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
     """Return the changes that reduce the damage or the chance of failing, best first."""
     own = counterfactual.own
     gains = [(_gain(own, *changed), *changed) for changed in counterfactual.changes]
@@ -250,7 +243,7 @@ def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
     return [_observed_fix(own, change, forecast) for _, change, forecast in better]
 
 
-def estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
+def _estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
     """Return the changes that reduce errors according to the recorded exponents, best first."""
     fixes = [fix for change in changes for fix in _estimate(reason, config, change)]
     return sorted(fixes, key=_ratio, reverse=True)
@@ -284,9 +277,9 @@ def _gain(own: Forecast, change: Change, forecast: Forecast) -> float:
     if is_error_feedback(change):
         # Few steps were observed. Error feedback may improve others, so it stays as the last fix.
         gain = gain_over_steps(own, forecast)
-        return max(gain, SMALLEST_GAIN) if damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
+        return max(gain, SMALLEST_GAIN) if role_damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
     of_forecast = own.logit - forecast.logit if change.role == GRADIENT else 0.0
-    gain = damage(own, change.role) - damage(forecast, change.role)
+    gain = role_damage(own, change.role) - role_damage(forecast, change.role)
     if is_unbiased(change):
         gain = max(gain, gain_over_steps(own, forecast))
     return max(of_forecast, gain) if gain > MIN_DAMAGE_GAIN or of_forecast > MIN_LOGIT_GAIN else 0.0

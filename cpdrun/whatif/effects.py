@@ -75,8 +75,7 @@ def compute_effects(
         configs: Resolved configurations, keyed by any names. They may come from a record, so they are not trusted.
         sweep: The sweep that caches the effects. The default is the sweep of `run`.
         may_import: Formats and classes outside of cpdrun that may be imported, because the user typed their names or
-            the
-            directory that contains them.
+            the directory that contains them.
 
     Raises:
         NoEffectsError: A config names something else to import, or the process failed.
@@ -106,8 +105,7 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
     A search without effects would start at another bit width and record it, so a signal must not change the outcome.
     Therefore, the process runs in its own session, which Ctrl-C in the terminal does not reach, and is restarted once
-    if a
-    signal kills it.
+    if a signal kills it.
 
     Raises:
         NoEffectsError: The process failed.

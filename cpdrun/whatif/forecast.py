@@ -99,8 +99,7 @@ class Model:
         """Return the distribution of the level, given the outcomes of trained candidates.
 
         The likelihood of a level is c p + (1 - c) (1 - p) for a candidate with failure chance c, where p is the
-        predicted
-        chance at that level. An undecided outcome (c = 0.5) therefore leaves the distribution unchanged.
+        predicted chance at that level. An undecided outcome (c = 0.5) therefore leaves the distribution unchanged.
 
         Args:
             outcomes: The logit and the failure chance of each trained candidate.
@@ -150,8 +149,7 @@ def failure_chance(mean: float, deviation: float, pairs: int, spread: float, mar
     """Return the chance that the true mean gap is below -margin.
 
     The true mean is assumed to follow a t distribution around `mean` with pairs - 1 + PRIOR_PAIRS degrees of freedom
-    and
-    the squared scale `pooled_variance` / pairs. If the scale is 0, the chance is 0 or 1.
+    and the squared scale `pooled_variance` / pairs. If the scale is 0, the chance is 0 or 1.
 
     Args:
         mean: The mean of the candidate's gaps.

@@ -5,12 +5,10 @@ levels. A step lowers some factors by one level, and a screen measures the loss 
 becomes.
 
 The bound on the total loss is the sum of the measured effects, where negative effects count as 0, plus the noise of
-that
-sum (`cpdrun.stats.screening.joint_margin`). This assumes that effects add up; the search that follows tests it.
+that sum (`cpdrun.stats.screening.joint_margin`). This assumes that effects add up; the search that follows tests it.
 
 The noise depends only on how many factors take each step. For each combination of these counts, an integer program
-finds
-the cheapest allocation:
+finds the cheapest allocation:
 
 - Each group takes one combination of its factors' levels, which has a cost and a loss.
 - The number of factors that take each step is given.

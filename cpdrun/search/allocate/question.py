@@ -158,8 +158,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
     Raises:
         ConfigError: The overrides are wrong, an axis that is not about formats has several values, or an override sets
-            a
-            key that the screen sets itself.
+            a key that the screen sets itself.
         UserError: The layers of the model cannot be determined.
     """
     keys = {key_of(text): text.partition("=")[2] for text in texts}

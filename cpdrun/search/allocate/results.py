@@ -105,8 +105,7 @@ def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[floa
     """Return the margin in the metric's displayed unit.
 
     There may be no baseline run. A margin in percent then refers to the row with the fewest low factors whose first run
-    did
-    not diverge.
+    did not diverge.
 
     Raises:
         ConfigError: The margin is not valid.
@@ -226,8 +225,7 @@ class ScreenResult:
     """The results of a screen.
 
     Differences are in the metric's stored unit, and larger differences are worse. Without a finished round, the results
-    are
-    None.
+    are None.
 
     Attributes:
         sweep: The folder of the sweep.

@@ -208,8 +208,7 @@ def _rounded() -> Tensor:
     """Return the cells' rounded mantissas in the layout of the extension.
 
     Returns:
-        int32, in units of 2^-11: 4096 cells for m = 10, then 2048 merged cells for m = 9, down to 2 merged cells for
-        m = -1.
+        int32, in units of 2^-11: 4096 cells for m = 10, then 2048 merged cells for m = 9, down to 2 for m = -1.
     """
     _, q_CxS = roundings(torch.device("cpu"))
     found = []

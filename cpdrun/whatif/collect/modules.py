@@ -127,8 +127,7 @@ class OperandRecorder:
         """Stop recording, and return the tensors as {role: {layer: values}}.
 
         The roles are activation and output_gradient; a role without values is left out. If a layer was called several
-        times,
-        its tensors are flattened and concatenated.
+        times, its tensors are flattened and concatenated.
         """
         if self.handles:
             F.scaled_dot_product_attention = self.attention

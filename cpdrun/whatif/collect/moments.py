@@ -2,11 +2,10 @@
 
 A shift multiplies the tensor by a power of two before rounding.
 
-Let 2^k <= |x| < 2^(k+1). Rounding x to nearest even depends only on the mantissa u = |x| / 2^k and on the spacing
-2^(k - m') of the format's values in this binade: m' = m for normal values, and m' = m - (emin - k) for subnormal
-values,
-where m is the number of mantissa bits. A shift changes only k. Therefore, a few sums for each binade k and each m' in
--1 .. 10 determine the error for any scalar format with at most 10 mantissa bits, including saturation
+Let 2^k <= |x| < 2^(k+1), and let the format have m mantissa bits. Rounding x to nearest even depends only on the
+mantissa u = |x| / 2^k and on the spacing 2^(k-m') of the format's values in this binade: m' = m for normal values, and
+m' = m - (emin - k) for subnormal values. A shift changes only k. Therefore, a few sums for each binade k and each m'
+in -1 .. 10 determine the error for any scalar format with at most 10 mantissa bits, including saturation
 (`cpdrun.whatif.simulate.rounding_error`). If m' < -1, every value rounds to zero.
 
 Large tensors are counted in integer histograms (`cpdrun.whatif.collect.histogram`). Their sums are exact except for the

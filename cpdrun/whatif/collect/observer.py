@@ -35,8 +35,7 @@ def observed_steps(observe: int, steps: int) -> list[int]:
     """Return `observe` evenly spaced steps of a run with `steps` steps.
 
     The first and the last step are included. If the run has fewer steps, all of them are returned. If an argument is
-    below
-    1, the list is empty.
+    below 1, the list is empty.
     """
     if observe < 1 or steps < 1:
         return []
@@ -48,8 +47,7 @@ class Observer:
     """Observe the tensors of a run on one rank.
 
     The training loop calls `begin` before and `end` after each step, and `save_part` and `save` to write the
-    observation.
-    The learner calls `gradients` at each step.
+    observation. The learner calls `gradients` at each step.
 
     Args:
         config: The resolved configuration. `observe` is the number of steps to observe.
@@ -99,8 +97,7 @@ class Observer:
         """Prepare to start the run, or to resume it from `step`.
 
         At step 0, rank 0 deletes what an earlier attempt left. At a later step, it loads the observation of the earlier
-        steps.
-        If a file cannot be read, a message is printed, and its steps are lost.
+        steps. If a file cannot be read, a message is printed, and its steps are lost.
         """
         if not self.due or self.workers.rank != 0:
             return
@@ -129,8 +126,7 @@ class Observer:
 
         Args:
             stacks_WxP: For each of the P parameters, the gradients of this rank's W workers, divided by N, as a tensor
-                of
-                shape (W, ...).
+                of shape (W, ...).
         """
         if self.step is None:
             return
@@ -284,8 +280,7 @@ class Snapshot:
         """Return one layer's samples of this rank's workers (`TensorStatistics.samples`).
 
         `extremes` contains the element whose sum over all workers has the largest magnitude. After the first level,
-        simulated
-        reduction orders derive their shifts from it.
+        simulated reduction orders derive their shifts from it.
         """
         largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
         # Index with a tensor. An int would return a view of a buffer that later steps overwrite.

@@ -140,8 +140,7 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
     """Return the rounding-error statistics of values, given their rounded values.
 
     Zeros, inf, and NaN in `x` are ignored. An element counts as beyond the largest value if it rounds to inf or NaN, or
-    if
-    it exceeds `largest` and rounds to at least `largest`.
+    if it exceeds `largest` and rounds to at least `largest`.
 
     Args:
         x: The values, of any shape.

@@ -156,8 +156,7 @@ class _UpdateSimulator:
     """Simulate the rounding of updates, and count lost updates.
 
     Updates are rounded to the format of the optimizer's operations. They can be lost if weights are stored in a
-    narrower
-    format without a float32 master copy.
+    narrower format without a float32 master copy.
 
     Attributes:
         observation: The observed tensors, with the weights before each step.

@@ -6,8 +6,7 @@ settings have the same effect.
 A layer is scaled by 2^shift, which depends on the largest magnitude in the whole layer. For the first level of a
 reduction order, each worker's largest magnitude was observed. At later levels, only the sampled elements and the
 element whose sum over all workers is largest are known, and the shift follows from the largest of them. The scaling
-rule
-`aps_delayed` uses magnitudes of the same step, because the previous step was not observed.
+rule `aps_delayed` uses magnitudes of the same step, because the previous step was not observed.
 
 Legend: N workers, n sampled elements of a layer, P layers.
 """
@@ -83,8 +82,7 @@ class WorkerGradients:
         names: The names of the layers.
         values: The sampled elements of each layer, (N, n) float32.
         extremes: For each layer, the workers' values of the element whose sum over all workers has the largest
-            magnitude,
-            (N, 1) float32.
+            magnitude, (N, 1) float32.
         maxima: The largest finite magnitude of each worker in each layer, (N,) float32.
         numels: The number of elements of each layer.
         key: The random key for stochastic rounding, such as (seed, step).
@@ -106,8 +104,7 @@ class WorkerGradients:
         """Append each layer's extremes to its values, (N, n), so that later levels can choose shifts.
 
         Without a rule, there are no shifts. Then nothing is appended, because another element would change the blocks
-        of formats
-        with scales.
+        of formats with scales.
         """
         if rule is None:
             return [x_Nxn.contiguous() for x_Nxn in values]
