@@ -38,7 +38,7 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
     arguments.output = output
     code = arguments.run(arguments)
     if code == INTERRUPTED:
-        raise Stopped("stopped; what ran has been saved, and the same call continues from there")
+        raise Stopped("stopped. The results so far are saved, and the same call continues from there")
     return Answer(output.document(code))
 
 

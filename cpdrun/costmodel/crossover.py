@@ -183,12 +183,12 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
     """
     method, workers, values = group.method, group.keys.get("world_size"), group.figures["parameters"]
     if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
-        raise CalibrationError("its record lacks bytes a step, parameters or workers")
+        raise CalibrationError("its record lacks the bytes per step, the parameters, or the workers")
     if method.pattern is None:
-        raise CalibrationError("its config does not say how its workers exchange")
+        raise CalibrationError("its config does not determine how its workers exchange")
     if values != calibration.workload.values:
         raise CalibrationError(
-            f"the calibration is of a model of {calibration.workload.values:,} values, not {values:,.0f}"
+            f"the calibration is for a model with {calibration.workload.values:,} values, not {values:,.0f}"
         )
     neighbours = group.figures["neighbours"]
     what = Exchange(

@@ -152,7 +152,7 @@ class Calibration:
                 {key: _make(Codec, codec) for key, codec in values.get("compressors", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"not what `cpdrun doctor --calibrate` writes ({error})") from None
+            raise CalibrationError(f"not a calibration by `cpdrun doctor --calibrate` ({error})") from None
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:

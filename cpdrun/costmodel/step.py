@@ -66,7 +66,7 @@ class Setup:
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm={self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
         if self.workers < 1 or self.workers % self.group_size:
-            raise ValueError(f"workers={self.workers} with group_size={self.group_size}: not whole groups")
+            raise ValueError(f"workers={self.workers} is not a multiple of group_size={self.group_size}")
 
 
 @dataclass(frozen=True)

@@ -346,9 +346,11 @@ def _cost(value: Any, roles: Sequence[str]) -> str:
         )
     cost = value or (WIRE if of_wire else OPERATIONS)
     if cost == WIRE and not of_wire:
-        _refuse("screen.cost", value, f"no role changes it: {GRADIENT} is not among screen.roles")
+        _refuse("screen.cost", value, f"no role changes this cost: {GRADIENT} is not among screen.roles")
     if cost == OPERATIONS and not of_products:
-        _refuse("screen.cost", value, f"no role changes it: screen.roles has none of {', '.join(PRODUCTS)}")
+        _refuse(
+            "screen.cost", value, f"no role changes this cost: screen.roles has none of {', '.join(PRODUCTS)}"
+        )
     return cost
 
 
@@ -379,7 +381,7 @@ def _whole(key: str, value: Any, least: int, most: int | None = None) -> int:
 def _confidence(block: str, value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 50 <= value < 100):
-        _refuse(f"{block}.confidence", value, "must be per cent, from 50 to below 100")
+        _refuse(f"{block}.confidence", value, "must be a percentage, from 50 to below 100")
     return value
 
 

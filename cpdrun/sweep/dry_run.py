@@ -193,7 +193,7 @@ def _forecast(
     slots = _at_once(sweep, to_run, options)
     seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots or 1)
     if seconds is None:
-        yield f"{counted}; the time is known when one of them is done"
+        yield f"{counted}; the time is unknown until a run is done"
     else:
         at_once = f"with {slots} at once" if slots else "of computing in total"
         yield f"{counted}; about {duration(seconds)} {at_once}"
@@ -235,7 +235,7 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
     }
     formats = {f"format={run.config['format']}": None for run in sweep.runs if is_own(run.config["format"])}
     if names := [*targets, *formats]:
-        yield f"not imported or checked by a dry run, because they are your own: {', '.join(names)}"
+        yield f"a dry run neither imports nor checks your own code: {', '.join(names)}"
 
 
 def _scripts(

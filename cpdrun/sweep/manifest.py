@@ -187,5 +187,7 @@ def listed(directory: SweepDir) -> list[str]:
         return []
     runs = manifest.get("runs") if isinstance(manifest, Mapping) else None
     if not isinstance(runs, list):
-        raise ConfigError(f"{path} is not cpdrun's: move it away, or choose another folder with name=NAME")
+        raise ConfigError(
+            f"{path} was not written by cpdrun: move it away, or choose another folder with name=NAME"
+        )
     return [str(name) for name in runs]

@@ -143,7 +143,7 @@ def _require_known_keys(
     for place, keys, of_place in places:
         for key in keys:
             if not isinstance(key, str):
-                raise ConfigError(f"{place}: {key!r} is no key; a key is text")
+                raise ConfigError(f"{place}: the key {key!r} must be text")
             if key not in known and not has_key(of_place, key) and not (is_script and is_open(key)):
                 raise ConfigError(
                     f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
@@ -169,7 +169,7 @@ def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
         )
     if typed and section is None and (foreign := [key for key in body if key in NOT_OF_SCRIPTS]):
         raise ConfigError(
-            f"exp={named[-1]} is of cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
+            f"exp={named[-1]} is for cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
             f"or {EXPERIMENT}={named[-1]}"
         )
     return bool(typed) or section is not None
@@ -219,7 +219,7 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     section = t.key.split(".")[0]
     if t.key == SHORT_FORMS["metric"]:
         raise ConfigError(
-            "metric=NAME says which metric of a script decides, and there is no script. For an experiment, type "
+            "metric=NAME chooses the metric of a script, but there is no script. For an experiment, type "
             "search.metric=NAME"
         )
     near = did_you_mean(t.key, known)

@@ -272,7 +272,7 @@ def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str
             _set_tuned(config, t)
         elif t.key.split(".")[0] == block:
             if t.is_axis or not t.values:
-                raise ConfigError(f"{t.text!r}: a {block} has one value of each of its keys")
+                raise ConfigError(f"{t.text!r} must have one value, because a {block} has no axes")
             set_key(config, t.key, t.values[0])
     return config.get(block) or {}
 
@@ -362,7 +362,9 @@ def find_initial_weights(config: dict[str, Any]) -> None:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"init_from={config['init_from']}: {path} cannot be read: {reason}") from None
     if config["init_sha256"] not in (None, digest):
-        raise ConfigError(f"init_sha256={config['init_sha256']}: {path} has {digest}")
+        raise ConfigError(
+            f"init_sha256={config['init_sha256']} does not match: {path} has the digest {digest}"
+        )
     config["init_from"], config["init_sha256"] = str(path), digest
 
 

@@ -102,8 +102,7 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
     runs, names = list(served.values()), tuple(served)
     if is_script(runs[0].config):
         raise ConfigError(
-            "a script's run is observed only if you ask for it: cpdrun sweep script=... observe=16, then cpdrun "
-            "predict RUN for that run"
+            "a script is observed only on request. Run cpdrun sweep script=... observe=16, and then cpdrun predict RUN"
         )
     own = directory.prediction
     if steps is not None:

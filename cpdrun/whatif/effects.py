@@ -83,8 +83,7 @@ def compute_effects(
     foreign = [name for each in configs.values() for name in foreign_names(each) if name not in may_import]
     if foreign:
         raise NoEffectsError(
-            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data, so nothing that it names "
-            "is imported"
+            f"{run.path} names {foreign[0]}, which is not part of cpdrun. Nothing that a record names is imported"
         )
     sweep = sweep or run.sweep
     cache = sweep.effects(_digest(run.observed))

@@ -57,9 +57,7 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderFor
         NoEffectsError: The effects cannot be computed.
     """
     if not is_observed(run):
-        raise UserError(
-            f"{run.path} was not observed. Train it with observe=16, as cpdrun predict exp=NAME does"
-        )
+        raise UserError(f"{run.path} was not observed. Train it again with observe=16")
     try:
         config = read_config(run)
     except (OSError, ValueError) as error:
@@ -146,7 +144,9 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
             axes |= {APS: USUAL[APS]}
         count = math.prod(map(len, axes.values()))
         if count > MAX_VARIANTS:
-            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MAX_VARIANTS:,}")
+            raise ConfigError(
+                f"{count:,} variants are too many: one prediction takes at most {MAX_VARIANTS:,}"
+            )
         varies = [key for key, values in axes.items() if len(values) > 1 and key not in (FORMAT, APS)]
         for point_values in itertools.product(*axes.values()):
             point = dict(zip(axes, point_values, strict=True))
@@ -159,8 +159,8 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
         raise ConfigError(
-            f"{typed.key} changes the gradients that were observed. Only {', '.join(SUM_KEYS)} may vary for a run that "
-            "exists; for other keys use cpdrun predict exp=NAME"
+            f"{typed.key} cannot vary, because it changes the gradients that were observed. Only {', '.join(SUM_KEYS)} "
+            "can. For other keys, use cpdrun predict exp=NAME"
         )
     if typed.key == SCALING:
         choices = composer.groups()[SCALING]

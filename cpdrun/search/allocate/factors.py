@@ -149,7 +149,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
     leading = leading or (list(layers) if is_of_wire else [])
     if not leading:
         raise ConfigError(
-            "screen.roles: the model has no Linear or Conv layer, so there is no product to screen"
+            "screen.roles: the model has no Linear or Conv layer, so it has no products to screen"
         )
     cells: list[tuple[str, list[Layer]]] = []
     for i, layer in enumerate(leading):
@@ -194,7 +194,7 @@ def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> li
         if not members:
             some = ", ".join(layer.name for layer in layers[:6])
             raise ConfigError(
-                f"screen.groups.{name}: {patterns[name]} names no layer that is left; layers are {some}"
+                f"screen.groups.{name}: {patterns[name]} matches no layer that is left. Layers are {some}"
             )
     return [LayerGroup(name, tuple(members)) for name, members in found.items()]
 

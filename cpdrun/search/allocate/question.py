@@ -46,9 +46,9 @@ from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
 # The keys that the screen sets itself, and what to set instead.
 SET_HERE = {
-    FORMAT: "set the low format with screen.low.gradient=FORMAT",
-    "full_precision.layers": "set the groups of layers with screen.groups",
-    RULES: "set the formats with screen.low and screen.high",
+    FORMAT: "Set the low format with screen.low.gradient=FORMAT",
+    "full_precision.layers": "Set the groups of layers with screen.groups",
+    RULES: "Set the formats with screen.low and screen.high",
 }
 
 
@@ -166,9 +166,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     config = first.runs[0].config
     if is_script(config):
-        raise ConfigError(
-            f"exp={experiment} runs a script, and a screen needs layers that are known before a run"
-        )
+        raise ConfigError(f"exp={experiment} runs a script, but a screen must know the layers before a run")
     asked = screen_settings(first.screen, first.search)
     base, aps = _held(first, asked, keys)
     kept = config["full_precision"]["layers"]
@@ -215,7 +213,7 @@ def _check_typed(keys: Mapping[str, str]) -> str:
         )
     for key, instead in SET_HERE.items():
         if key in keys:
-            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself; {instead}")
+            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself. {instead}")
     return experiment
 
 
@@ -242,9 +240,7 @@ def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
     found = replace(question, design=of, names=names)
     planned = _planned(found)
     if more := [key for key in planned.axes if key not in (CASE, SEED)]:
-        raise ConfigError(
-            f"a screen has one value of each key, and {more[0]} is an axis: type {more[0]}=VALUE"
-        )
+        raise ConfigError(f"{more[0]} has several values, but a screen needs one: type {more[0]}=VALUE")
     runs = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
     rows = [[runs[case, seed] for seed in question.settings.drawn] for case in of_rows]
     return replace(found, rows=rows, plan=planned)
@@ -277,10 +273,10 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
             continue
         if len(values) > 1 or key == CASE:
             raise ConfigError(
-                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, and a screen has one value of each key: "
-                f"type {key}={typed_form(values[0])}"
+                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, but a screen needs one: type "
+                f"{key}={typed_form(values[0])}"
                 if key != CASE
-                else f"exp={keys[EXPERIMENT]} names cases, and a screen makes its own: use an experiment without cases"
+                else f"exp={keys[EXPERIMENT]} has cases, but a screen makes its own: use an experiment without cases"
             )
         base[key] = values[0]
     config = first.runs[0].config
@@ -289,7 +285,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
     recipe = None if len(first.axes.get(RECIPE, ())) > 1 else config[RECIPE]
     if of_products and recipe is not None:
         raise ConfigError(
-            f"{RECIPE}={recipe} sets the formats of products, and so does the screen: type {RECIPE}=null"
+            f"{RECIPE}={recipe} and the screen both set the formats of products: type {RECIPE}=null"
         )
     if of_products and len(first.axes.get(RECIPE, ())) > 1:
         base[RECIPE] = None

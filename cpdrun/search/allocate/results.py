@@ -128,7 +128,9 @@ def _metric(question: ScreenQuestion, ended: list[Result]) -> Metric:
     asked, first = question.settings.metric, ended[0]
     name = asked or first.judge or next(iter(first.metrics), "test_accuracy")
     if name not in first.metrics:
-        raise ConfigError(f"screen.metric={name}: the runs have {', '.join(sorted(first.metrics))}")
+        raise ConfigError(
+            f"screen.metric={name} is not a metric of the runs, which have {', '.join(sorted(first.metrics))}"
+        )
     return Metric(name, first.measures.get(name))
 
 
