@@ -1,4 +1,4 @@
-"""The class `Answer`: the document of a command, which displays itself as text and as a table."""
+"""The class `Answer`, which holds and displays the document of a command."""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def says(self) -> list[str]:
-        """The answer as sentences. For a sweep, the sentences count its runs by status."""
+        """The answer as sentences. For a sweep, they count its runs by status."""
         if self.kind == "sweep":
             return list(_of_sweep(self))
         return list(self.get(SAYS.get(self.kind, "says")) or [])
@@ -137,10 +137,7 @@ def _of_sweep(answer: Answer) -> Iterator[str]:
 
 
 def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows to which the keys lead.
-
-    A nested row also gets the plain values of the rows around it.
-    """
+    """Yield the rows to which the keys lead. A nested row also gets the plain values of the rows around it."""
     if not keys:
         return
     for row in value.get(keys[0]) or ():

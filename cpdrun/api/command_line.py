@@ -62,7 +62,7 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
-    """Return the arguments for one option; none if the value is None or the default of a flag."""
+    """Return the arguments for one option. There are none if the value is None or the default of a flag."""
     text = action.option_strings[-1]
     if action.nargs == 0:
         if not isinstance(value, bool):

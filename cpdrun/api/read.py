@@ -1,4 +1,4 @@
-"""The data and plots of a report, for users who write their own reports."""
+"""The data and plots of a report, for custom reports."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,10 +17,10 @@ Names = str | Path | Sequence[str | Path]
 
 
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
-    """Return a DataFrame with one row per run of the given sweeps, finished or not.
+    """Return a DataFrame with one row per run of the given sweeps.
 
-    Every key of the configuration is a column, such as `format`, `aps`, `seed`, or `model.width`. Columns from the
-    record have a prefix:
+    Unfinished runs are included. Every key of the configuration is a column, such as `format`, `aps`, `seed`, or
+    `model.width`. Columns from the record have a prefix:
 
     - `metric:` metrics, such as `metric:test_accuracy` (float; NaN if a run does not have it);
     - `wire:` bytes that workers send;

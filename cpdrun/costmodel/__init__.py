@@ -1,4 +1,4 @@
-"""Predict what a training step costs on another network, with more workers or with fewer bits.
+"""Predict the cost of a training step on other networks.
 
 All times are in seconds. A predicted time depends only on the function's arguments.
 

@@ -1,4 +1,4 @@
-"""Predict the seconds of textbook all-reduces, and of cpdrun.comm's direct exchange, for k-bit values.
+"""Predict the seconds of all-reduce algorithms for k-bit values.
 
 Ring, tree, and hierarchical all-reduce follow the alpha-beta model: a sequence of hops. Libraries split a hop's message
 so that arithmetic overlaps with the transfer, so a hop takes the longer of the two. Each formula counts what the
@@ -45,10 +45,7 @@ def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Ne
 
 
 def ring_all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta).
-
-    Workers unpack the summed chunks as they arrive.
-    """
+    """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta). Chunks are unpacked as they arrive."""
     chunk = values / workers
     wire_s, unpack_s = network.wire_s(codec.packed_bytes(chunk)), chunk * codec.unpack_s
     return (workers - 1) * (_alpha(network) + max(wire_s, unpack_s)) + unpack_s
@@ -67,7 +64,7 @@ def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float
     """Return the seconds of a tree all-reduce, 2 ceil(lg N) (alpha + b beta).
 
     Gradients are added on the way up a binomial tree, and the sum is sent back down (Thakur, Rabenseifner, and Gropp,
-    "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). Few
+    "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). The few
     messages, each with the whole gradient, suit small gradients best.
     """
     if workers == 1:
@@ -134,7 +131,7 @@ LAG = 2
 
 @dataclass
 class _Link:
-    """A worker's outgoing link. Messages leave in order, at a rate that a token bucket limits.
+    """A worker's outgoing link with a token bucket. Messages leave in order.
 
     Attributes:
         network: The network.
@@ -145,14 +142,14 @@ class _Link:
     busy_s: float = 0.0
 
     def send(self, ready_s: float, n_bytes: float) -> float:
-        """Return the time at which a message of `n_bytes` arrives if it is ready at `ready_s`."""
+        """Return the time at which a message that is ready at `ready_s` arrives."""
         self.busy_s = max(self.busy_s, ready_s) + self.network.wire_s(n_bytes)
         burst_s = self.network.wire_s(self.network.burst_bytes)
         return max(ready_s, self.busy_s - burst_s) + self.network.latency_s
 
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of the direct exchange, with each worker on a separate machine."""
+    """Return the seconds of the direct exchange. Each worker runs on a separate machine."""
     return _pipeline_s(
         *(values, workers, codec, network),
         lambda size: workers * size * codec.pack_s,
@@ -189,7 +186,7 @@ def all_gather_s(values: float, workers: int, codec: Codec, network: Network) ->
 def _pipeline_s(
     values: float, workers: int, codec: Codec, network: Network, *stages_s: Callable[[float], float]
 ) -> float:
-    """Return the seconds of a pipeline of stages, such as stages A, B, and C of the direct exchange.
+    """Return the seconds of the stages of a direct exchange.
 
     Each stage but the last sends a message to every other worker, which the next stage waits for.
 
@@ -219,7 +216,7 @@ def _pipeline_s(
 
 
 def direct_processor_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the processor time of the direct exchange, without the time on the wire."""
+    """Return the processor time of the direct exchange."""
     if workers == 1:
         return 0.0
     messages = 2 * (workers - 1) * math.ceil(values / workers / SEGMENT_VALUES)

@@ -1,4 +1,4 @@
-"""Compute the costs of each group of runs that a report plots against the metric.
+"""Compute the costs that a report plots against the metric.
 
     bytes    The bytes that a worker sends per step, as recorded.
     kept     The bytes that a worker stores for weights and optimizer state, each value in its format. Activations are
@@ -53,21 +53,18 @@ def area_rows() -> list[dict[str, str]]:
 
 
 def unit_of(a: str, b: str, accumulator: str) -> Unit:
-    """Return the key of a unit in `mac_table`.
-
-    If both operands are integers, an integer accumulator replaces fp32.
-    """
+    """Return the key of a unit in `mac_table`. If both operands are integers, an integer accumulator replaces fp32."""
     of_integers = is_integer(a) and is_integer(b) and accumulator == "fp32"
     return a, b, integers(a, b) if of_integers else accumulator
 
 
 def integers(a: str, b: str) -> str:
-    """Return the accumulator format of integer products: 16 bits more than a product, at least 32."""
+    """Return the accumulator format of integer products. It has 16 bits more than a product, and at least 32."""
     return f"int{max(32, int(a[3:]) + int(b[3:]) + 16)}"
 
 
 def why_missing(missing: Unit) -> str:
-    """Return why a unit is missing from the table, and the command that adds it if there is one."""
+    """Return why a unit is missing, and the command that adds it."""
     a, b, accumulator = missing
     operands = a if a == b else f"{a}x{b}"
     text = f"{a} x {b} summed up in {accumulator} has no known area"
@@ -83,10 +80,7 @@ def is_integer(name: str) -> bool:
 
 
 def bit_operations(group: Group) -> float:
-    """Return a worker's bit operations per step.
-
-    NaN if they were not recorded or if some products were not counted.
-    """
+    """Return a worker's bit operations per step. NaN if they were not recorded or if some products were not counted."""
     found = group.products or {}
     return math.nan if found.get("uncounted") else _positive(found.get("bit_operations_per_step"))
 

@@ -1,4 +1,4 @@
-"""Predict the time of a step for each method and network, to find the fastest method on each network.
+"""Find the fastest method of a study on each network.
 
     step = compute + exchange(pattern, bytes)
 
@@ -69,13 +69,13 @@ class Cell:
 
     @property
     def to_loss_s(self) -> float:
-        """The seconds until the method reaches the baseline's loss; NaN if it does not."""
+        """The seconds until the method reaches the baseline's loss, or NaN."""
         return self.steps_to_loss * self.step_s
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The predictions for one setting, such as a model and a number of workers.
+    """The predictions for one setting, such as one number of workers.
 
     Attributes:
         facet: The setting.
@@ -112,7 +112,7 @@ class Panel:
         return next((cell for cell in certified if cell.group.method.is_plain), None)
 
     def faster_but_open(self, network: str) -> list[Cell]:
-        """Return the open methods that are faster than the winner, or all if there is no winner."""
+        """Return the open methods that are faster than the winner. Without a winner, return all open methods."""
         winner = self.winner(network)
         limit = math.inf if winner is None else winner.step_s
         return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
@@ -208,7 +208,7 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Return the mean number of steps until the runs of a group come within the margin of the reference.
+    """Return the mean number of steps until a group reaches the reference.
 
     The goal is the reference's last value with the same seed, or the reference's mean if it lacks that seed.
 

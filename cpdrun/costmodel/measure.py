@@ -1,4 +1,4 @@
-"""Measure the parameters of the cost model: compute, codecs, the network between ranks, and compressors.
+"""Measure the parameters of the cost model.
 
     [torchrun ...] -m cpdrun.costmodel.measure CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
     -m cpdrun.costmodel.measure --compressors CONFIGS.json OUT.json [--repeats 9]
@@ -148,7 +148,7 @@ def measure_workload(
 
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Measure a format's codec (`Codec`) on segments as large as those of the exchange."""
+    """Measure a format's codec (`Codec`) on segments of the usual size."""
     if parse(name).has_scales:
         return _measure_scaled(name, device, repeats)
     how, n = Sum(Format.parse(name)), SEGMENT_VALUES
@@ -235,7 +235,7 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
-    """Send messages to the next rank and receive as many from the previous one, all in flight at once."""
+    """Send messages to the next rank while receiving from the previous one. All are in flight at once."""
     post, rows = Post(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
     before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
@@ -247,9 +247,9 @@ def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
 
 
 def alternate(actions: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Return the seconds of each action: the median over repetitions, then the maximum over ranks.
+    """Return the seconds of each action, agreed by all ranks.
 
-    The actions take turns in each repetition.
+    This is the median over repetitions, then the maximum over ranks. The actions take turns in each repetition.
     """
     seconds: list[list[float]] = [[] for _ in actions]
     for repeat in range(WARM_UPS + repeats):
@@ -263,7 +263,7 @@ def alternate(actions: Sequence[Callable[[], object]], device: torch.device, rep
 def _together_s(
     action: Callable[[], object], device: torch.device, repeats: int, pause_s: float = 0.0
 ) -> float:
-    """Return the seconds of an action that all ranks start at the same time.
+    """Return the seconds of an action that all ranks start together.
 
     This is the median over repetitions, then the maximum over ranks. All ranks must call this together.
     """

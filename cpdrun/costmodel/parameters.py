@@ -53,13 +53,13 @@ class Network:
         return n_bytes / self.bandwidth_bytes_per_s
 
     def hop_s(self, n_bytes: float) -> float:
-        """Return the seconds of a single message: latency, overhead, and time on the wire."""
+        """Return the seconds of a single message: latency, overhead, and wire time."""
         return self.latency_s + self.message_s + self.wire_s(n_bytes)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The processor time that a worker spends on encoding and adding, in seconds per value.
+    """The seconds per value that a worker spends on encoding and adding.
 
     For a compressor, these are averages over a model's values. `pack_s` is the time to compress a value, and `unpack_s`
     the time to decode and add one.

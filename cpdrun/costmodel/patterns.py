@@ -1,4 +1,6 @@
-"""Predict the seconds of a step's exchange from its pattern and the bytes that a worker sends.
+"""Predict the seconds of a step's exchange from its pattern.
+
+A pattern is who sends what to whom. A run recorded the bytes that a worker sends.
 
     direct      Reduce-scatter and all-gather in shards: each value goes to its owner, and the sum comes back.
     ring        The same bytes around a ring, as in PyTorch's all_reduce of fp32 or bf16.
@@ -76,7 +78,7 @@ def exchange_s(what: Exchange, network: Network) -> float:
 
 
 def _bits(what: Exchange) -> float:
-    """Return the bit width k at which a textbook all-reduce sends as many bytes: 2 (N-1)/N n k/8."""
+    """Return the bit width k with which an all-reduce of 2 (N-1)/N n k/8 bytes explains the recorded bytes."""
     N = what.workers
     return 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
 
@@ -110,12 +112,12 @@ def _messages_s(what: Exchange, network: Network, others: int | None = None) -> 
 
 
 def _neighbours_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of exchanging whole messages with the D neighbors of the busiest worker."""
+    """Return the seconds of exchanging whole messages with D neighbors."""
     return _messages_s(what, network, others=max(1, what.neighbours))
 
 
 def _sharded_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of a direct reduce-scatter of gradients and a direct all-gather of weights.
+    """Return the seconds of a reduce-scatter and an all-gather of weights.
 
     The optimizer's step between them is not included. Of the S bytes, the weights take S_w = (N-1)/N n k_w/8 with k_w
     bits per weight, and the gradients take the rest. Weights are assumed to be gathered once per step: neither
@@ -130,10 +132,10 @@ def _sharded_s(what: Exchange, network: Network) -> float:
 
 
 def _factors_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of all-reducing the factors P and Q, each with half of the bytes.
+    """Return the seconds of all-reducing the factors P and Q.
 
-    Each all-reduce is a ring or a tree, whichever is faster, as in libraries. The codec covers the matrix products that
-    compute and apply the factors.
+    Each takes half of the bytes. Each all-reduce is a ring or a tree, whichever is faster, as in libraries. The codec
+    covers the matrix products that compute and apply the factors.
     """
     # the payload of one all-reduce, in bytes
     half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))
@@ -143,7 +145,7 @@ def _factors_s(what: Exchange, network: Network) -> float:
 
 
 def _wire_s(n_bytes: float, network: Network) -> float:
-    """Return the seconds on an idle link, which lets a burst through at once."""
+    """Return the seconds on an idle link, which allows a burst."""
     return network.wire_s(max(0.0, n_bytes - network.burst_bytes))
 
 

@@ -138,7 +138,7 @@ def exchange(setup: Setup, values: int) -> float:
 
 
 def _overlapped(setup: Setup) -> StepCost:
-    """Return the cost of a step in which exchanges overlap with the backward pass.
+    """Return the cost of a step whose exchanges overlap with backward.
 
     A bucket's exchange starts when the bucket is full and the previous exchange has ended: end_i = max(ready_i,
     end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The backward pass takes the
@@ -176,7 +176,7 @@ def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _processor_s(setup: Setup) -> float:
-    """Return the processor time of agreement and exchange, without the time on the wire."""
+    """Return the processor time of agreement and exchange."""
     found_s = setup.workload.values * setup.codec.largest_s if setup.aps else 0.0
     if setup.algorithm == "direct":
         return found_s + direct_processor_s(setup.workload.values, setup.workers, setup.codec, setup.network)
@@ -187,7 +187,7 @@ def _processor_s(setup: Setup) -> float:
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """The predicted cost of a step for one format and number of workers, in seconds.
+    """The predicted seconds of a step for one format and worker count.
 
     Attributes:
         network: The name of the network.
@@ -225,7 +225,9 @@ def forecast(
     aps: bool = True,
     group_size: int = 1,
 ) -> Iterator[ForecastRow]:
-    """Yield the predicted cost for every calibrated format and number of workers, widest format first.
+    """Yield the predicted cost for every calibrated format and worker count.
+
+    The widest format comes first.
 
     Args:
         calibration: The measurements.

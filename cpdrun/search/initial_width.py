@@ -41,7 +41,7 @@ def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
 
 
 def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: float) -> Ladder | None:
-    """Predict the chance that each candidate of a ladder fails, and sort each width by it.
+    """Predict each candidate's chance of failing, and sort each width by it.
 
     The chance is the mean over the prior of the network's sensitivity (the level in `cpdrun.whatif.forecast`). Results
     of candidates are not used, because the start must not depend on the pairs that are tested.
@@ -70,9 +70,10 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
 
 
 def predicted_width(ladder: Ladder) -> int:
-    """Return the index of the narrowest width with a candidate that fails with probability EVEN or less.
+    """Return the index of the narrowest width that is predicted to succeed.
 
-    0, the widest width, if there is none or if a candidate has no prediction.
+    One of its candidates must fail with probability EVEN or less. If there is no such width, or if a candidate has no
+    prediction, the index is that of the widest width, 0.
     """
     found = 0
     for i, width in enumerate(ladder.widths):
@@ -105,7 +106,7 @@ class Starts:
     ladders: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
 
     def of(self, ladder: Ladder) -> Ladder | None:
-        """Return the ladder with its start, or None if it must be predicted first."""
+        """Return the ladder with its start, if that is known."""
         if len(ladder.widths) == 1:
             return ladder
         bits, aside = self.ladders.get(ladder.label, (math.nan, None))
@@ -130,7 +131,7 @@ def choose_starts(question: Question) -> Starts:
 
 
 def _recorded_starts(question: Question) -> Starts | None:
-    """Return the starts that sweep.yaml records for the same margin and baseline, if any."""
+    """Return the recorded starts of a search with the same margin and baseline."""
     block = read_search(question.directory)
     if any(typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME_KEYS):
         return None

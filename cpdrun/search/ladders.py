@@ -1,4 +1,4 @@
-"""Judge ladders of candidates by the runs that have ended, and choose tuned values. The functions are pure.
+"""Judge ladders of candidates, and choose tuned values. The functions are pure.
 
 A ladder holds the candidates that differ only in their format, grouped into widths by their number of bits, widest
 first. A pair is a candidate run and a baseline run with the same seed. The seeds of pairs are 0, 1, 2 ... and count in
@@ -80,11 +80,11 @@ class Ladder:
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
-        """Return True if candidates of the width may run: its order and the ladder's start are known."""
+        """Return True if candidates of the width may run. The width's order and the ladder's start must be known."""
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Return the seeds of the ladder's pairs in their order: 0 to `most` - 1 without `aside`."""
+        """Return the seeds of the ladder's pairs, in their order."""
         return [seed for seed in range(most) if seed != self.aside]
 
 
@@ -142,12 +142,12 @@ class Tuning:
         }
 
     def measured(self, arm: str, ended: EndedRuns) -> list[float]:
-        """Return the metric of an arm on the tuning seeds; NaN for runs that diverged or failed."""
+        """Return an arm's metric on the tuning seeds. NaN for runs that diverged or failed."""
         values = dict.fromkeys(ended.failures.get(arm, {}), math.nan) | ended.values.get(arm, {})
         return [values[seed] for seed in self.seeds if seed in values]
 
     def missing(self, cell: str, ended: EndedRuns) -> list[tuple[RunKey, ...]]:
-        """Return the runs that the choice of the cell's arm still needs, grouped by seed."""
+        """Return the runs, by seed, that the cell's choice still needs."""
         arms = self.arms.get(cell, ())
         if len(arms) < 2:
             return []
@@ -156,7 +156,7 @@ class Tuning:
         return [turn for turn in turns if turn]
 
     def runs(self, cell: str) -> int:
-        """Return the number of runs that the choice of the cell's arm needs in total."""
+        """Return the number of runs that the cell's choice needs in total."""
         arms = len(self.arms.get(cell, ()))
         return arms * len(self.seeds) if arms > 1 else 0
 
@@ -166,7 +166,7 @@ class Tuning:
         return sum(ended.has((arm, seed)) for arm in arms for seed in self.seeds)
 
     def edges(self, arm: str) -> Iterator[tuple[str, str]]:
-        """Yield (key, "largest") or (key, "smallest") for each of the arm's values at an end of the values tried.
+        """Yield (key, "largest" or "smallest") for each value at an end of the values tried.
 
         Keys with one value or with values that are not numbers are left out.
         """
@@ -215,8 +215,7 @@ class LadderState:
 
         - If the start is certified, this is the first narrower width that is not.
         - Otherwise, go from the start to wider widths. At a width with a candidate in question, this is that width. At
-        a
-          certified width, this is the next narrower one. If there is neither, this is 0.
+        a certified width, this is the next narrower one. If there is neither, this is 0.
         """
         start, certified = self.ladder.start, [width.certified is not None for width in self.widths]
         if certified[start]:
@@ -243,7 +242,7 @@ class LadderState:
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate that gets the next pairs and its judgement; None if the ladder is over."""
+        """The candidate that gets the next pairs, and its judgement. None if the ladder is over."""
         return next(iter(self.in_question), None)
 
 
@@ -305,7 +304,7 @@ def renamed(ladder: Ladder, names: Mapping[str, str]) -> Ladder:
 
 
 def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
-    """Return the values and failures to compare for each candidate, without seeds that are in no pair."""
+    """Return the values and failures to compare for each candidate. Seeds that are in no pair are left out."""
     aside = {*tuning.seeds, *([] if ladder.aside is None else [ladder.aside])}
     candidates = itertools.chain(*ladder.widths)
     return {each.name: ended.compared(each.name, each.baseline, aside) for each in candidates}

@@ -39,7 +39,9 @@ class RunQueue:
         self._to_retry = results.failures
 
     def wanted(self, most: int | None, *, ahead: bool) -> list[RunKey]:
-        """Return the runs to start next within the budget: failed runs of earlier searches, then the most useful.
+        """Return the runs to start next within the budget.
+
+        Failed runs of earlier searches come first, then the most useful runs.
 
         Args:
             most: The maximum number of runs in flight, including these; None for no limit.
@@ -57,7 +59,7 @@ class RunQueue:
         return found
 
     def next_jobs(self, most: int | None, *, ahead: bool) -> list[Job]:
-        """Return the next runs as jobs, list them in sweep.yaml, and count them as in flight."""
+        """Return the next runs as jobs. This lists them in sweep.yaml and counts them as in flight."""
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
         observed = observed_runs(self.results)
         runs = [question.cells[name][seed] for name, seed in keys]
@@ -110,7 +112,7 @@ def search(
     cancelled_before: int | None,
     on_end: Callable[[list[LadderState]], None],
 ) -> list[Summary]:
-    """Start the most useful runs until no run can decide a candidate, or until the budget is spent.
+    """Start the most useful runs until nothing is left to decide, or the budget is spent.
 
     The search also stops after an interruption, or after a failed round with the option `fail_fast`.
 
@@ -154,7 +156,7 @@ def search(
 
 
 def parallel_runs(results: Results, launcher: dict[str, Any], options: LaunchOptions) -> int | None:
-    """Return how many runs are trained at the same time, or None if a scheduler decides it."""
+    """Return how many runs train at the same time. None if a scheduler decides it."""
     cell = next(iter(results.question.cells.values()))
     run = cell[0]
     job = Job(results.question.directory.run(run.name), run.config, run.overrides)

@@ -1,4 +1,4 @@
-"""Plan the next runs of a search, and forecast its cost, for `cpdrun search --plan`.
+"""Plan the next runs of a search, and forecast its cost.
 
 The choice of a run depends on all results before it, so a plan is valid only until further runs end. The budget of a
 plan limits further runs and does not count runs that have ended.
@@ -209,7 +209,7 @@ def _evidence_on(
 
 
 def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | None]:
-    """Return the expected seconds of a cell's run, and the runs from which they are estimated.
+    """Return the expected seconds of a cell's run, and their source.
 
     This is the median over the cell's own runs, or over all runs if none of them has ended.
     """
@@ -257,9 +257,9 @@ def _next_candidate(
 
 
 def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, float]:
-    """Return the confidences, in percent, at which the evidence would certify and would refute a candidate.
+    """Return the confidences, in percent, that the evidence so far supports.
 
-    They are at least 0 and below 100.
+    The first is for certifying the candidate, and the second for refuting it. They are at least 0 and below 100.
     """
     alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
     sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
@@ -382,10 +382,10 @@ def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
 
 
 def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) -> int | None:
-    """Return the number of runs that are still needed, or None if `search.most_seeds` pairs are likely too few.
+    """Return the number of runs that are still needed.
 
-    The first format of each width is assumed to be as good as the baseline. At the narrowest of several widths,
-    FIRST_PAIRS pairs are assumed to decide each format.
+    None if `search.most_seeds` pairs are likely too few. The first format of each width is assumed to be as good as the
+    baseline. At the narrowest of several widths, FIRST_PAIRS pairs are assumed to decide each format.
     """
     rules, runs, longest = results.rules(), _tuning_runs(results, states), 0
     for state in states:

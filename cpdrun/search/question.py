@@ -1,4 +1,4 @@
-"""Turn the axes of an experiment into ladders of candidates, and plan all runs of a search.
+"""Plan the candidates, baselines, and runs of a search.
 
 A cell is a combination of values of all axes except the seed. The axis of bits is the axis whose values name formats:
 `format` if the experiment has it, otherwise another axis such as precision.weights, or a config group such as
@@ -38,7 +38,7 @@ COMPARED_KEYS = ("format", "aps", "world_size", "case")
 
 @dataclass(frozen=True)
 class Question:
-    """The ladders of a search, its settings, and the planned runs of every cell.
+    """The ladders, settings, and planned runs of a search.
 
     Attributes:
         directory: The folder of the sweep.
@@ -149,7 +149,9 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return (value on the axis of bits, candidate) for the candidates of each ladder, keyed by label.
+    """Return the candidates of each ladder, keyed by its label.
+
+    Each comes with its value on the axis of bits.
 
     Args:
         axis: The axis of bits.
@@ -190,7 +192,7 @@ def _candidates(
 
 
 def _is_only_of_candidates(key: str, against: Plan) -> bool:
-    """Return True for a recipe's ingredient that no baseline has, so that it cannot identify a baseline."""
+    """Return True for a recipe's ingredient that no baseline has. Such a key cannot identify a baseline."""
     return key.split(".")[0] == INGREDIENTS and not any(has_key(run.config, key) for run in against.runs)
 
 
@@ -248,7 +250,7 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
 
 
 def _fixed_tuned_keys(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
-    """Return overrides that set each tuned key to its first value, as if nothing was tuned.
+    """Return overrides that set each tuned key to its first value.
 
     Raises:
         ConfigError: A key cannot be tuned, or `search.most_seeds` exceeds FIRST_SEED.
@@ -321,7 +323,7 @@ def _with_arms(
 
 
 def tuned(name: str) -> str:
-    """Return the name of a cell whose arm is not chosen yet, which no run has."""
+    """Return the name of a cell whose arm is not chosen yet. No run has this name."""
     return f"{name}, tuned"
 
 

@@ -1,4 +1,4 @@
-"""The results of a search: the verdicts on its candidates, the rules of the test, and both as plain data."""
+"""Judge the candidates of a search, and return the results as plain data."""
 
 import math
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class Results(RunResults):
 
     @property
     def tolerance(self) -> float:
-        """The margin in the displayed unit; NaN if there is none or if it is unknown."""
+        """The margin in the displayed unit; NaN if unknown."""
         return self.margin.shown
 
     @property
@@ -122,7 +122,7 @@ class Results(RunResults):
 
     @property
     def ladders(self) -> list[Ladder]:
-        """The ladders, with their start and the order within each width if these are known."""
+        """The ladders, with their start and order as far as known."""
         return [self._ordered.get(ladder.label) or self._in_order(ladder) for ladder in self.question.ladders]
 
     def _in_order(self, ladder: Ladder) -> Ladder:
@@ -161,7 +161,7 @@ class Results(RunResults):
         return {seed: value for seed, value in values.items() if seed not in aside}
 
     def is_identical(self, candidate: Candidate) -> bool:
-        """Return True if the runs of a candidate and its baseline are equal bit for bit."""
+        """Return True if a candidate equals its baseline bit for bit."""
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
         return are_identical(ours, theirs)
 
@@ -180,7 +180,7 @@ class Results(RunResults):
 
 
 def observed_run(results: Results, baseline: str) -> RunKey | None:
-    """Return the run that predictions read: the baseline's first run that has not failed.
+    """Return the baseline's first healthy run, which predictions read.
 
     None if the baseline is still being tuned or was given up, or if all its runs failed.
     """
@@ -215,9 +215,9 @@ def pair_differences(results: Results) -> dict[str, list[float]]:
 
 
 def baseline_problem(results: Results, baseline: str) -> str | None:
-    """Return why candidates cannot be compared with a baseline, as a clause, or None if they can.
+    """Return why candidates cannot be compared with a baseline, if so.
 
-    Two runs must have ended to judge if the baseline diverged or did not learn.
+    The reason is a clause for a message. Two runs must have ended to judge if the baseline diverged or did not learn.
 
     Args:
         results: The results so far.
@@ -242,7 +242,7 @@ def baseline_problem(results: Results, baseline: str) -> str | None:
 
 
 def _ignores_seeds(results: Results, baseline: str) -> bool:
-    """Return True if a script's baseline runs are all equal, so that it seems to ignore the seed.
+    """Return True if a script seems to ignore the seed, because all runs of the baseline are equal.
 
     The test would take such copies of one run for evidence without any noise.
     """

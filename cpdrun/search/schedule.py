@@ -106,7 +106,7 @@ def _further(
 
 
 def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
-    """Return the candidates of the width that will likely be tested after `frontier`, if any.
+    """Return the candidates that will likely be tested after `frontier`.
 
     This is the next wider width if the present one looks bad and is not below the start, or the next narrower width if
     it looks good and is not above the start.

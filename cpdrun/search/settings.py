@@ -123,7 +123,7 @@ class ScreenSettings:
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def level(self, role: str, number: int) -> Level:
-        """Return a level of a role: 0 is high, and 1, 2 ... are the low levels."""
+        """Return a role's level: 0 is high, and 1, 2 ... are the low levels."""
         return self.low[role][number - 1] if number else self.high[role]
 
     @property
@@ -153,7 +153,7 @@ def settings(block: Mapping[str, Any]) -> Settings:
 
 
 def budget(value: Any) -> Budget | None:
-    """Read a budget: a number of runs, such as `40`, or core time, such as `12h` and `90min`.
+    """Read a budget, such as `40` (runs) or `12h` (core time).
 
     Raises:
         ConfigError: The value is neither.

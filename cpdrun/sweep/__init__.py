@@ -1,4 +1,4 @@
-"""Plan the runs of a sweep, and say what a sweep would do before it starts.
+"""Plan the runs of a sweep, and describe it before it starts.
 
     request           Reads the axes, cases, and exclusions that the user asks for.
     runs              Combines the axes into runs.

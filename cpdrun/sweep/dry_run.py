@@ -42,7 +42,7 @@ def print_dry_run(
     options: LaunchOptions,
     config_dir: Path | None,
 ) -> None:
-    """Print the description of a sweep and the table of its runs, in a pager if the table is long."""
+    """Print the description of a sweep and the table of its runs. A pager shows a long table."""
     console = Terminal()
     for line in (
         *_purpose(sweep.runs[0].config["exp"], config_dir),
@@ -162,7 +162,7 @@ def describe_sweep(
 
 
 def _result(sweep: Plan, run: PlannedRun, found: RunStates) -> tuple[str | None, dict[str, float | None]]:
-    """Return the status and the metrics of a run; None and {} if it is not done."""
+    """Return the status and the metrics of a run that is done. For other runs, return None and {}."""
     done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
     return (None, {}) if done is None else (str(done.status), dict(done.metrics))
 
@@ -226,7 +226,7 @@ def _missing_folders(sweep: Plan) -> list[str]:
 
 
 def _not_looked_at(sweep: Plan) -> Iterator[str]:
-    """Yield a line that names the user's own classes and formats, which a dry run does not import."""
+    """Yield a line that names the user's own classes and formats. A dry run does not import them."""
     targets = {
         f"{key}={value}": None
         for run in sweep.runs
@@ -241,7 +241,7 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """Return the scripts that the launcher would write, and why it would refuse the runs (None if not)."""
+    """Return the scripts that the launcher would write, and why it would refuse the runs, if so."""
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]

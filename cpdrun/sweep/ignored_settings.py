@@ -43,7 +43,7 @@ class EffectRule:
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
-    """Return a function that checks if a section uses a group, as in `sync: {topology: ${topology}}`."""
+    """Return a function that checks if a section uses a group. Example: `sync: {topology: ${topology}}`."""
     return lambda config: config[group] in config[section].values()
 
 
@@ -62,9 +62,10 @@ def _rounds(*keys: str) -> Callable[[Config], bool]:
 
 
 def _sums_in_format(config: Config) -> bool:
-    """Return True if workers sum gradients in the run's format, not compressed messages in float32.
+    """Return True if workers sum gradients in the run's format.
 
-    sync=local supports both; with compressor=rounded, it sums in the run's format.
+    Otherwise, they sum compressed messages in float32. sync=local supports both; with compressor=rounded, it sums in
+    the run's format.
     """
     if "inner_steps" not in config["sync"]:
         return config["compressor"] not in config["sync"].values()
@@ -192,7 +193,7 @@ RULES = (
 
 
 def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
-    """Yield a line for each rule whose keys were given but affect no run.
+    """Yield a line for each rule whose given keys affect no run.
 
     Args:
         keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.

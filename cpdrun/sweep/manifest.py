@@ -41,7 +41,9 @@ def read_ledger(directory: SweepDir) -> Ledger:
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
-    """Add hypotheses to the ledger in sweep.yaml, unless the folder lists no runs.
+    """Add hypotheses to the ledger in sweep.yaml.
+
+    If the folder lists no runs, do nothing.
 
     Raises:
         OSError: The folder cannot be written.
@@ -83,7 +85,9 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
 
 
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
-    """Replace the settings of the last search in sweep.yaml, unless the folder lists no runs.
+    """Replace the settings of the last search in sweep.yaml.
+
+    If the folder lists no runs, do nothing.
 
     Raises:
         OSError: The folder cannot be written.
@@ -119,7 +123,7 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Update the settings of the last search with those that the sweep was given.
+    """Update the settings of the last search with the sweep's own.
 
     The baseline of a search is kept, because its cells and their shares of the error probability depend on it.
     """
@@ -167,7 +171,7 @@ def _write(directory: SweepDir, manifest: Mapping[str, Any]) -> None:
 
 
 def listed(directory: SweepDir) -> list[str]:
-    """Return the names of the runs in the folder's sweep.yaml; none if it is missing.
+    """Return the names of the runs in the folder's sweep.yaml, if it exists.
 
     Raises:
         ConfigError: The file cannot be read, or another program or a newer version wrote it.

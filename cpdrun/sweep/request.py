@@ -1,4 +1,4 @@
-"""Read and check the axes, cases, and exclusions of an experiment and the command line.
+"""Read and check the axes, cases, and exclusions of a sweep.
 
 An experiment's yaml has a section such as:
 
@@ -132,7 +132,7 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
 def _require_known_keys(
     composer: Composer, request: SweepRequest, base: Mapping[str, Any], *, is_script: bool
 ) -> None:
-    """Raise ConfigError if the axes, the exclusions, or the cases have an unknown key."""
+    """Raise ConfigError if axes, exclusions, or cases have unknown keys."""
     groups = composer.groups()
     known = {*groups, *(t.key for t in request.typed if t.adds)}
     places = [("sweep", request.axes, base), ("sweep.exclude", itertools.chain(*request.exclusions), base)]
@@ -151,7 +151,7 @@ def _require_known_keys(
 
 
 def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
-    """Return True if the overrides or their experiment ask for runs of a user's script.
+    """Return True if the runs are those of a user's script.
 
     Raises:
         ConfigError: A script was typed, but the experiment is for cpdrun's own training loop, or its `script` is not a
@@ -207,7 +207,7 @@ def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str
 
 
 def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    """Raise ConfigError if an override has an unknown key that it does not add."""
+    """Raise ConfigError if an override has an unknown key."""
     if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
         return
     known = _known(base, groups)
@@ -236,7 +236,7 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
 
 
 def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    """Raise ConfigError if a key is unknown to a script's runs or belongs to cpdrun's own training loop."""
+    """Raise ConfigError if runs of a script do not have the key."""
     if is_open(t.key):
         return
     section = t.key.split(".")[0]

@@ -100,7 +100,7 @@ def run_states(sweep: Plan) -> RunStates:
 
 
 def _look_at_config(run: RunDir, found: RunStates) -> None:
-    """Record a run as edited if its config.yaml does not match the hash in its name."""
+    """Record a run as edited if its config does not match its name."""
     try:
         config = read_config(run)
         same = isinstance(config, Mapping) and identity_hash(config) == hash_in(run.name)

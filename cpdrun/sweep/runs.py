@@ -205,7 +205,7 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
 
 
 def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedRun]]:
-    """Return the sweep's folder and its runs, renamed to existing folders with the same hash."""
+    """Return the sweep's folder and its runs. Runs take the names of existing folders with the same hash."""
     config = next(reversed(list(runs.values()))).config
     directory = SweepDir(Path(config["results_dir"]) / config["name"])
     folders = directory.names_by_hash()
@@ -254,14 +254,14 @@ def _config(
 
 
 def _given(composer: Composer, request: SweepRequest) -> list[str]:
-    """Return the keys and groups that the command line, an axis, a case, or the experiment sets."""
+    """Return all keys and groups that the user or the experiment sets."""
     of_cases = [key for case in request.cases.values() for key in case]
     body = [] if request.experiment is None else composer.set_by(request.experiment)
     return [*(t.key for t in request.typed), *request.axes, *of_cases, *body]
 
 
 def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str, Any]:
-    """Return the config section `search` or `screen`, with the values from the command line.
+    """Return the config section `search` or `screen`, with typed values.
 
     Raises:
         ConfigError: A key of the section has several values, or none.
@@ -299,7 +299,7 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
-    """Return True if an override chooses a section, such as `model=convnet`, not a value."""
+    """Return True if an override chooses a section, such as `model=convnet`."""
     return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
 
 
@@ -330,7 +330,7 @@ def _names_a_script(config: Mapping[str, Any]) -> bool:
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Return True if a run has all values of an exclusion, in its config or on the axes."""
+    """Return True if a run has all values of an exclusion. The values are in its config or on the axes."""
     values = {**point, **dict(flatten(config))}
     return all(key in values and values[key] == value for key, value in rule.items())
 

@@ -63,7 +63,7 @@ def _part_lines(
     varies: Mapping[str, list[str]],
     value: Callable[[str], str],
 ) -> Iterator[str]:
-    """Yield a line for each part with its class and settings, or with the classes if they vary."""
+    """Yield a line for each part with its class and settings."""
     for part in parts:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
         if classes := varies.get(f"{part}._target_"):
@@ -77,7 +77,7 @@ def _part_lines(
 def _script_lines(
     config: Mapping[str, Any], varies: Mapping[str, list[str]], value: Callable[[str], str]
 ) -> Iterator[str]:
-    """Yield the command of a script's first run, the sources of its metrics, and its rounding."""
+    """Yield the lines that describe a script's first run."""
     script = config[SCRIPT]
     command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
     front = f"{script['launch_with']} " if script["launch_with"] else ""
@@ -130,7 +130,7 @@ def _varying(sweep: Plan) -> dict[str, list[str]]:
 
 
 def class_name(target: str) -> str:
-    """Return the class name of cpdrun's own classes, and the whole path of others."""
+    """Return the class name of cpdrun's own classes. Other classes show the whole path."""
     return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
 
 

@@ -1,4 +1,4 @@
-"""Predict and explain the effects of number formats from one run whose tensors were observed.
+"""Predict and explain the effects of number formats from one observed run.
 
     collect/        Records statistics of gradients, weights, and activations during training. Needs torch.
     simulate/       Applies a configuration to the recorded tensors and measures the rounding errors. Needs torch.

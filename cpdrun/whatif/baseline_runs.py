@@ -76,10 +76,10 @@ class SubjectLadder:
 def find_baseline_runs(
     directory: SweepDir, baselines: Mapping[str, PlannedRun], steps: int | None = None
 ) -> list[BaselineRun]:
-    """Select one run to observe for each group of baselines with the same gradients.
+    """Select a run to observe for each group of baselines.
 
-    A run that was already observed is preferred. If the run was trained without observation, it is planned again in the
-    sweep's directory of predictions.
+    Baselines with the same gradients share a run. A run that was already observed is preferred. If the run was trained
+    without observation, it is planned again in the sweep's directory of predictions.
 
     Args:
         directory: The directory of the sweep.
@@ -115,9 +115,9 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
 
 
 def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """Return the planned run with observation turned on. Runs of scripts are returned unchanged.
+    """Return the planned run with observation turned on.
 
-    Observation changes neither the run's name nor its results.
+    Runs of scripts are returned unchanged. Observation changes neither the run's name nor its results.
 
     Args:
         run: The planned run.
@@ -203,7 +203,7 @@ def _is_there(run: RunDir) -> bool:
 
 
 def _gradients_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for configs whose workers have the same gradients."""
+    """Return a key that is equal for runs with the same gradients."""
     made = {
         key: value
         for key, value in flatten(config)

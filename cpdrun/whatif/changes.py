@@ -97,7 +97,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
 
 
 def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return changes that each insert a bf16 rule before the existing rules. The first matching rule applies."""
+    """Return changes that each insert a bf16 rule, which takes precedence."""
     found: list[Any] = []
     roles = list(OPERANDS.values())
     for role, operand in OPERANDS.items():
@@ -116,7 +116,7 @@ def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> 
 
 
 def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any]) -> Change | None:
-    """Set values in a copy of a configuration, and return the result as a `Change`.
+    """Return a copy of a configuration with new values, as a `Change`.
 
     Returns None if the configuration lacks a key or if the result is invalid.
     """
@@ -152,7 +152,7 @@ def _orders(sync: Mapping[str, Any]) -> list[str]:
 
 
 def _formats(name: str) -> Iterator[tuple[str, str]]:
-    """Yield similar formats as (name, description): first equally wide ones, then those with one more bit."""
+    """Yield similar formats as (name, description): equally wide ones, then those with one more bit."""
     fmt = formats.parse(name)
     if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
         return

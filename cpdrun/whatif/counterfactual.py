@@ -1,4 +1,4 @@
-"""Measure a run's rounding errors, and those with changes of its configuration, on observed tensors.
+"""Simulate a run's configuration, and changes of it, on observed tensors.
 
 `cpdrun.whatif.effects` computes the effects in a process that has torch. The error of the sum of gradients is split
 into three parts by removing two causes, one after the other:
@@ -102,10 +102,10 @@ def compute_counterfactual(
 
 
 def role_damage(forecast: Forecast, role: str) -> float:
-    """Return the damage to the tensors of a role, in [0, 1]. Unknown damage is 0.
+    """Return the damage to the tensors of a role, in [0, 1].
 
-    This is the share of lost updates for the role update. For other roles, it is 1 minus the cosine between the exact
-    and the rounded tensor.
+    For updates, this is the share that leaves the weight unchanged. For other roles, it is 1 minus the cosine between
+    the exact and the rounded tensor. Unknown damage is 0.
     """
     figures = forecast.figures(role)
     if role == UPDATE:
@@ -133,7 +133,7 @@ def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str
 
 
 def strictness_for(study: Study | None, comparison: RunComparison) -> float:
-    """Return the strictness of the study's margin, or of USUAL_TOLERANCE if it has none."""
+    """Return the strictness of the study's margin. The default margin is USUAL_TOLERANCE."""
     if study is None:
         return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)
     classes = comparison.group.num_classes if comparison.group is not None else math.nan
@@ -155,7 +155,7 @@ def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
-    """Return the parts of the error of the sum of gradients; empty if unknown.
+    """Split the error of the sum of gradients; empty if unknown.
 
     Errors may cancel, which makes a part negative. It then counts as 0.
     """
@@ -171,7 +171,7 @@ def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
-    """Return True if a run's gradients come from the same model, data, and workers as with `config`."""
+    """Return True if a run has the same model, data, and workers."""
     try:
         other = read_config(one)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Reduce rounding errors to the two features of a prediction: damage in the layers and in the forward pass.
+"""Reduce rounding errors to two features: damage in the layers and forward.
 
 A feature is log10(d / (1 - d)), where d = 1 - cosine is the share of a tensor's direction that rounding destroys. d = 1
 for a tensor that vanishes completely.
@@ -85,10 +85,7 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 
 def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the statistics that tables show: gradient errors and lost updates.
-
-    Undefined statistics are None.
-    """
+    """Return the statistics that tables show: gradient errors and lost updates. Undefined statistics are None."""
     gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
     lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
@@ -96,7 +93,7 @@ def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a phrase for each part of the config that the simulation did not cover.
+    """Yield the parts of the config that were not simulated, as phrases.
 
     The phrases come from the effects if they contain any, otherwise from the config.
     """
@@ -118,7 +115,7 @@ def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> It
 
 
 def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
-    """Return the roles that the config's precision rounds, by a format or by a rule."""
+    """Return the roles that the config's precision rounds."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return set()
@@ -148,7 +145,7 @@ def _has_vanished(figures: Figures) -> bool:
 
 
 def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
-    """Return the mean of 1 - cosine over a role's layers, or over the whole role without layers."""
+    """Return the mean of 1 - cosine over a role's layers. Without layers, return 1 - cosine of the whole role."""
     layers = (_role(effects, role).get("layers") or {}).values()
     cosines = [
         number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)

@@ -1,4 +1,4 @@
-"""Diagnose why a run is worse than its baseline, and rank changes that would fix it.
+"""Diagnose why a run is worse than its baseline, and find fixes.
 
 The effect of a change is measured in a finished run, simulated on observed tensors, or estimated from recorded
 exponents. `cpdrun.report.diagnosis` renders the diagnosis.
@@ -65,7 +65,7 @@ class CannotDiagnoseError(UserError):
 
 @dataclass(frozen=True)
 class Fix:
-    """A change of the configuration that reduces the gap to the baseline or its cause.
+    """A change of the configuration that reduces the gap to the baseline.
 
     Attributes:
         words: The command-line overrides, such as "aps=true".
@@ -167,7 +167,7 @@ def _read(run: RunDir) -> tuple[dict[str, Any], State]:
 
 
 def _read_study(sweep: SweepDir) -> Study | None:
-    """Return the study of a sweep, or None if its runs cannot be compared."""
+    """Return the study of a sweep, if its runs can be compared."""
     try:
         return read_study([sweep])
     except ReportError:
@@ -175,7 +175,7 @@ def _read_study(sweep: SweepDir) -> Study | None:
 
 
 def _measured_fixes(study: Study | None, run: RunDir, comparison: RunComparison, reason: Reason) -> list[Fix]:
-    """Return a fix for each neighbor that is better than the run. A baseline has none."""
+    """Return a fix for each neighbor that is better than the run."""
     if study is None or comparison.verdict is RunVerdict.BASELINE:
         return []
     before = reason.statistics.sum_error
@@ -236,7 +236,7 @@ def _layers_to_spare(reason: Reason) -> list[str]:
 
 
 def _observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
-    """Return the changes that reduce the damage or the chance of failing, best first."""
+    """Return the simulated changes that are improvements, best first."""
     own = counterfactual.own
     gains = [(_gain(own, *changed), *changed) for changed in counterfactual.changes]
     better = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])
@@ -244,18 +244,18 @@ def _observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
 
 
 def _estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
-    """Return the changes that reduce errors according to the recorded exponents, best first."""
+    """Return the changes that are improvements by the recorded exponents, best first."""
     fixes = [fix for change in changes for fix in _estimate(reason, config, change)]
     return sorted(fixes, key=_ratio, reverse=True)
 
 
 def is_error_feedback(change: Change) -> bool:
-    """Return True if the change turns on error feedback, which improves only later steps."""
+    """Return True if the change turns on error feedback."""
     return any(word.startswith("sync.error_feedback") for word in change.words)
 
 
 def is_unbiased(change: Change) -> bool:
-    """Return True if the change rounds sums stochastically, so that errors average out over steps."""
+    """Return True if the change turns on stochastic rounding of sums."""
     return "sync.rounding=stochastic" in change.words
 
 
@@ -269,7 +269,7 @@ def gain_over_steps(own: Forecast, forecast: Forecast) -> float:
 
 
 def _gain(own: Forecast, change: Change, forecast: Forecast) -> float:
-    """Return the gain of a change; 0 if it is too small for a fix.
+    """Return the gain of a change, or 0 if it is too small.
 
     The gain is the reduction of the damage. For changes of gradients, the reduction of the logit counts if it is
     larger.

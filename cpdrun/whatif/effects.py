@@ -33,10 +33,7 @@ PACKAGE = Path(__file__).parent
 
 
 class NoEffectsError(UserError):
-    """The effects cannot be computed.
-
-    If the process failed, the message ends with the last line of its output.
-    """
+    """The effects cannot be computed. If the process failed, the message ends with the last line of its output."""
 
     exit_code = FAILED
 
@@ -68,7 +65,7 @@ def compute_effects(
     *,
     may_import: Collection[str] = (),
 ) -> dict[str, Effects]:
-    """Return the effects of each config on an observed run's tensors, keyed as `configs`.
+    """Simulate configs on an observed run, and return the effects of each.
 
     Args:
         run: The observed run.
@@ -154,7 +151,7 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _is_complete(effects: Any) -> bool:
-    """Return True if cached effects look like the result of `_numbers_only`. The cache is not trusted."""
+    """Return True if cached effects, which are not trusted, are well-formed."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
     return isinstance(effects.get("uncovered"), list) and all(

@@ -1,4 +1,4 @@
-"""Predict the chance that each candidate fails, and the narrowest format that is likely good enough.
+"""Predict which candidates fail, and the narrowest format that likely succeeds.
 
 A candidate fails if its mean result is worse than the baseline by more than the margin. `what_if` predicts the chance
 with a logistic regression that has a random intercept, the level:
@@ -92,7 +92,7 @@ class Model:
     experiments: int
 
     def logit(self, damage: Damage, strictness: float) -> float:
-        """Return the logit of the chance of failing at level 0, the mean level."""
+        """Return the logit of the chance of failing at the mean level."""
         return self.intercept + self.slope * (damage.total + strictness)
 
     def level_weights(self, outcomes: Iterable[tuple[float, float]] = ()) -> Weights:
@@ -223,11 +223,11 @@ class Forecast:
     outcome: Outcome | None = None
 
     def figures(self, role: str) -> Mapping[str, Any]:
-        """Return the statistics of a role over all layers; empty if it was not observed."""
+        """Return the statistics of a role over all layers, if it was observed."""
         return (self.effects["role"].get(role) or {}).get("all") or {}
 
     def layers(self, role: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the statistics of a role for each layer; empty if it was not observed."""
+        """Return the statistics of a role for each layer, if it was observed."""
         return (self.effects["role"].get(role) or {}).get("layers") or {}
 
 

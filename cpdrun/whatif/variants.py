@@ -87,7 +87,7 @@ def _metric(run: RunDir) -> Metric:
 
 
 def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Subject]) -> dict[str, Outcome]:
-    """Return the outcomes of variants that the run's sweep contains, keyed by subject name.
+    """Return the outcomes of variants that were trained in the sweep.
 
     An outcome is based on one pair: the trained variant and the observed run.
     """
@@ -154,7 +154,7 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
 
 
 def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
-    """Raise ConfigError if a key may not vary or if a scaling rule does not exist."""
+    """Raise ConfigError if an override may not vary."""
     if typed.deletes or not typed.values:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
@@ -209,7 +209,7 @@ def _variant(
 
 
 def _rule(config: Mapping[str, Any], scaled: object) -> str | None:
-    """Return the scaling rule that `scaled`, the variant's `aps`, requires. None keeps the run's rule."""
+    """Return the scaling rule for `aps=scaled`, or None to keep the run's rule."""
     if not isinstance(scaled, bool):
         raise ConfigError(f"aps={typed_form(scaled)}: must be true or false")
     if scaled == bool(config[APS]):

@@ -1,4 +1,4 @@
-"""Allocate bits: choose the cheapest levels of all factors whose total loss is bounded.
+"""Allocate bits: choose the cheapest levels whose total loss is bounded.
 
 A factor is one role, such as weight, of a group of layers (`factors.py`). Its level is high or one of several low
 levels. A step lowers some factors by one level, and a screen measures the loss of each: how much worse the metric
@@ -122,7 +122,7 @@ class Costs(Screen):
         return (self.factors[factor].role == GRADIENT) == (self.settings.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
-        """Return the price if all screened roles have `bits` bits in all layers. Other roles have 32 bits."""
+        """Return the price if all layers use `bits` bits. Roles that are not screened have 32 bits."""
         return self._price(lambda _, role: bits if role in self.settings.roles else 32.0)
 
     def _price(self, of: Callable[[int, str], float]) -> Price:
@@ -140,7 +140,7 @@ class Costs(Screen):
         )
 
     def of_group(self, group: int, levels: Mapping[str, int]) -> float:
-        """Return the cost of a group's layers at the given levels, keyed by role."""
+        """Return the cost of a group's layers at the given levels."""
 
         def bits(role: str) -> float:
             return self._bits(role, levels.get(role, 0))
@@ -185,7 +185,7 @@ class _Option:
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
-    """Return the cheapest allocation whose bound is at most `tolerance`, or None if no factor may be low.
+    """Return the cheapest allocation whose bound is at most `tolerance`, if any factor may be low.
 
     Args:
         costs: The cost of levels.
@@ -218,7 +218,7 @@ def _margin(steps: Sequence[Step], counts: Sequence[int], confidence: float) -> 
 def _cheapest(
     options: Sequence[_Option], groups: int, counts: Sequence[int], left: float
 ) -> dict[int, int] | None:
-    """Solve one integer program, and return the levels of the low factors, or None if there is no solution.
+    """Solve one integer program, and return the levels of the low factors, if there is a solution.
 
     Args:
         options: The combinations of levels of all groups.
@@ -264,7 +264,7 @@ def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
 
 
 def _loss(steps: Sequence[Step], levels: Levels) -> float:
-    """Return the estimated loss: the sum of the effects, where negative effects count as 0."""
+    """Return the sum of the effects, where negative effects count as 0."""
     return math.fsum(max(0.0, step.of(i).mean) for i, step in _taken(steps, levels))
 
 

@@ -1,4 +1,4 @@
-"""Group the layers of a model into factors, and turn levels of factors into config values.
+"""Group a model's layers into factors, and turn levels into config values.
 
 A role is a kind of tensor: weight, input, output_gradient, or gradient (between workers). A factor is one role of a
 group of layers, such as `blocks.0 weight`. It has a high level and one or more low levels.
@@ -70,7 +70,7 @@ class Layer:
 
 
 def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
-    """Build a run's model in a separate process, and return its layers in order.
+    """Return the layers of a run's model, which a separate process builds.
 
     Raises:
         UserError: The model or the data cannot be built.
@@ -164,7 +164,9 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
 
 
 def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
-    """Return the factors, sorted by group. Groups without Linear and Conv layers have only the role `gradient`.
+    """Return the factors, sorted by group.
+
+    Groups without Linear and Conv layers have only the role `gradient`.
 
     Raises:
         ConfigError: There are more factors than `screen.most_factors`.
@@ -271,12 +273,15 @@ class Cases(Screen):
     rules: Sequence[Mapping[str, Any]]
 
     def baseline(self) -> Values:
-        """Return the values of the baseline: no rules of the screen, and fp32 if gradients are screened."""
+        """Return the config values of the baseline.
+
+        It has no rules of the screen, and fp32 if gradients are screened.
+        """
         plain = {"format": FP32, "aps": False} if GRADIENT in self.settings.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
-        """Return the values of a run with these levels."""
+        """Return the config values of a run with these levels."""
         found = self.baseline()
         at = self.by_place(levels)
         if GRADIENT in self.settings.roles:
@@ -287,7 +292,7 @@ class Cases(Screen):
         return found | ({"precision.rules": [*rules, *self.rules]} if rules else {})
 
     def uniform(self, level: Level) -> Values:
-        """Return the values of a run in which all screened roles have this level in all layers."""
+        """Return the config values of a run with one level in all layers."""
         found = self.baseline()
         if GRADIENT in self.settings.roles:
             found |= self._of_format(level["format"])
@@ -308,9 +313,10 @@ class Cases(Screen):
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """Yield the precision rules for the given levels. Roles with equal rules share one rule.
+        """Yield the precision rules for the given levels.
 
-        Rules for named layers come first, then a rule for all other layers (`*`) unless these are in fp32.
+        Roles with equal rules share one rule. Rules for named layers come first, then a rule for all other layers (`*`)
+        unless these are in fp32.
 
         Args:
             at: The levels keyed by (index of the group, role).

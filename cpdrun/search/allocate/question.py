@@ -98,7 +98,7 @@ class ScreenQuestion(Screen):
         return list({run.name: run for row in self.rows for run in row}.values())
 
     def low(self, row: int) -> list[int]:
-        """Return the factors that vary and are at the lower level in this row."""
+        """Return the factors that are lowered in this row."""
         return _low(self.design, self.varied, row)
 
     def by_case(self) -> dict[str, Values]:
@@ -124,9 +124,7 @@ class ScreenQuestion(Screen):
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """Return one config for each later round, with each factor as low as possible.
-
-        They show, before the first round starts, if later rounds can run.
+        """Return a config for each later round, to check early if the round can run.
 
         Raises:
             ConfigError: The runs cannot be planned.
@@ -257,7 +255,7 @@ def _planned(question: ScreenQuestion) -> Plan:
 
 
 def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
-    """Return the config values that all runs share, and whether low gradients use APS.
+    """Return the config values of all runs, and whether low gradients use APS.
 
     The shared values are those of axes with a single value. Axes of formats may have several values, which the screen
     replaces. If APS is None, the experiment's setting is kept.

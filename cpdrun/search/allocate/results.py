@@ -46,7 +46,7 @@ class RoundResult:
     tolerance: float
 
     def blamed(self, question: ScreenQuestion) -> list[str]:
-        """Return the factors that were low in all diverged runs; none if fewer than two rows diverged."""
+        """Return the factors that were low in all diverged runs, if at least two rows diverged."""
         rows = {row for row, _ in self.diverged}
         low = [set(question.low(row)) for row in rows]
         common = set.intersection(*low) if len(rows) > 1 else set()
@@ -76,7 +76,7 @@ def missing_runs(question: ScreenQuestion) -> int:
 
 
 def read(question: ScreenQuestion) -> RoundResult | None:
-    """Return the results of a round, or None if a run has no result yet.
+    """Return the results of a round if all its runs have ended.
 
     Raises:
         ConfigError: The runs do not have the metric, or the margin is not valid.
@@ -145,7 +145,7 @@ def costs_of(question: ScreenQuestion) -> Costs:
 
 
 def choose_allocation(rounds: Sequence[Round]) -> Allocation | None:
-    """Return the allocation after the given rounds, or None if no factor may be low."""
+    """Return the allocation after these rounds, if any factor may be low."""
     question, found = rounds[-1].question, rounds[-1].found
     steps = [each.step for each in rounds]
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
@@ -290,7 +290,7 @@ def screen_result(
 
 
 def effect_results(rounds: Sequence[Round]) -> list[EffectResult]:
-    """Return the effects of all rounds as plain data, the most harmful of each round first."""
+    """Return all effects as plain data, the most harmful of each round first."""
     found = []
     for each in rounds:
         for i in each.found.by_effect():
@@ -332,7 +332,7 @@ def allocation_result(question: ScreenQuestion, chosen: Allocation) -> Allocatio
 
 
 def write_rows(question: ScreenQuestion) -> None:
-    """Write the screen's runs as an experiment, so that a user can repeat one.
+    """Write the screen's runs as an experiment that a user can repeat.
 
     Example: `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
 
@@ -347,7 +347,7 @@ def write_rows(question: ScreenQuestion) -> None:
 
 
 def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
-    """Write allocation.yaml and an experiment that tests it, and return the command for that search.
+    """Write the allocation and an experiment that tests it, and return the command for that.
 
     Raises:
         OSError: A file cannot be written.
@@ -385,7 +385,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
 
 
 def _body(question: ScreenQuestion) -> dict[str, Any]:
-    """Return the experiment's content with the screen's sweep name, so that runs share a folder."""
+    """Return the experiment's content with the screen's sweep name. Its runs then share a folder with the screen's."""
     return question.body | {"name": question.directory.name}
 
 

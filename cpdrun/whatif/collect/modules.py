@@ -21,7 +21,7 @@ _RECORDED_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Describe each layer of a model in a dictionary that can be stored as JSON.
+    """Describe each layer of a model in JSON.
 
     `LayerDescription.of` restores the layers. The model may or may not have been prepared for a precision.
     """
@@ -89,7 +89,7 @@ class LayerDescription(Layer):
 
 
 class OperandRecorder:
-    """Record the operands of Linear and Conv layers while worker 0 calls the model.
+    """Record the operands of Linear and Conv layers, for worker 0.
 
     Args:
         model: The model.
@@ -170,7 +170,7 @@ class OperandRecorder:
 
 
 def _of_worker_0(x: Tensor) -> Tensor:
-    """Copy a tensor. If torch.func.vmap batches the workers, copy only the first worker's values."""
+    """Copy a tensor, or only worker 0's part if vmap batches the workers."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         place = functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None

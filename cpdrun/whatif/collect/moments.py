@@ -1,11 +1,11 @@
-"""Compute moments of a tensor that determine its rounding error for any scalar format and shift.
+"""Compute moments of a tensor that determine its error for any format.
 
 A shift multiplies the tensor by a power of two before rounding.
 
 Let 2^k <= |x| < 2^(k+1), and let the format have m mantissa bits. Rounding x to nearest even depends only on the
 mantissa u = |x| / 2^k and on the spacing 2^(k-m') of the format's values in this binade: m' = m for normal values, and
-m' = m - (emin - k) for subnormal values. A shift changes only k. Therefore, a few sums for each binade k and each m'
-in -1 .. 10 determine the error for any scalar format with at most 10 mantissa bits, including saturation
+m' = m - (emin - k) for subnormal values. A shift changes only k. Therefore, a few sums for each binade k and each m' in
+-1 .. 10 determine the error for any scalar format with at most 10 mantissa bits, including saturation
 (`cpdrun.whatif.simulate.rounding_error`). If m' < -1, every value rounds to zero.
 
 Large tensors are counted in integer histograms (`cpdrun.whatif.collect.histogram`). Their sums are exact except for the
@@ -176,9 +176,9 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
-    """Return each element's row as a column, (F, n) float64, scaled to k = 0.
+    """Return the row of each element as a column, (F, n) float64.
 
-    The columns are computed in place, because memory accesses take most of the time.
+    Rows are scaled to k = 0. The columns are computed in place, because memory accesses take most of the time.
 
     Args:
         cell_n: (n,) int64. The cell of each element in its binade.
@@ -201,9 +201,9 @@ def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
 
 
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows from k = 0 to the units of x, in place, and move them to the CPU.
+    """Scale rows from k = 0 to the units of x, in place.
 
-    The scaling is exact, because even the smallest factor, 2^-298, is a float64 number.
+    The result is moved to the CPU. The scaling is exact, because even the smallest factor, 2^-298, is a float64 number.
     """
     power_F = torch.tensor(_POWER_F, dtype=torch.float64, device=rows_KxF.device)
     rows_KxF *= torch.exp2(binades_K.double()[:, None] * power_F)

@@ -111,7 +111,7 @@ class Observation:
         return {step: self.by_step[step][role] for step in self.steps if role in self.by_step[step]}
 
     def before(self, step: int) -> Observation:
-        """Return the observation of the earlier steps, for a run that resumes at `step`."""
+        """Return the observation of the steps before `step`."""
         return Observation(
             self.about, {s: statistics for s, statistics in self.by_step.items() if s < step}, self.unobserved
         )

@@ -133,10 +133,7 @@ class Observer:
         self.snapshot.record_gradients(list(self.parameters), stacks_WxP)
 
     def end(self) -> None:
-        """Record weights, updates, and operands after the optimizer's step.
-
-        All ranks must call this together.
-        """
+        """Record weights, updates, and operands after the optimizer's step. All ranks must call this together."""
         if self.step is None:
             return
         tensors: list[tuple[str, str, Tensor]] = []  # role, layer, values
@@ -157,7 +154,7 @@ class Observer:
         self.step, self.weights = None, []
 
     def save_part(self) -> None:
-        """Write the steps observed since the last call to a separate file, on rank 0.
+        """Write the newly observed steps to a separate file, on rank 0.
 
         Call this with each checkpoint. A run that resumes from the checkpoint needs the file.
         """
@@ -170,7 +167,7 @@ class Observer:
         self.unsaved = []
 
     def save(self) -> None:
-        """Write the whole observation on rank 0. Call this when the run ends or stops."""
+        """Write the whole observation, on rank 0. Call this when the run ends or stops."""
         if self.found.by_step and self.workers.rank == 0:
             self.found.save(self.run.observed)
             shutil.rmtree(self.run.observed_parts, ignore_errors=True)
@@ -189,7 +186,9 @@ MAX_SAMPLED_VALUES = 1 << 21
 
 
 def sample_size(numel: int, layers: int, workers: int) -> int:
-    """Return how many elements to sample from a layer: whole blocks of RUN, or all elements.
+    """Return how many elements of a layer to sample.
+
+    This is a multiple of RUN, or all elements.
 
     Args:
         numel: The number of elements of the layer.
@@ -266,9 +265,9 @@ class Snapshot:
         return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
 
     def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
-        """Sum each layer's gradients over all N workers, (n,). All ranks must call this together.
+        """Sum each layer's gradients over all N workers, (n,).
 
-        The sums only serve to find the element with the largest magnitude.
+        All ranks must call this together. The sums only serve to find the element with the largest magnitude.
         """
         sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
         if self.workers.ranks > 1:

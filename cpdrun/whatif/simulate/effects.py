@@ -1,4 +1,4 @@
-"""Compute the effects of configurations on the tensors that a run observed: by role, layer and step, and over all.
+"""Simulate configurations on the tensors that a run observed.
 
     python -m cpdrun.whatif.simulate.effects RUN_DIR CONFIGS.json OUT.json
 

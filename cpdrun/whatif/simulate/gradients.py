@@ -104,7 +104,9 @@ class GradientSimulator:
     def of(
         cls, observation: Observation, config: Mapping[str, Any], uncovered: list[str]
     ) -> GradientSimulator | None:
-        """Create a simulator, or return None if the config's sync does not add gradients with a `Sum`.
+        """Create a simulator for a config.
+
+        Returns None if the config's sync does not add gradients with a `Sum`.
 
         Args:
             observation: The observed tensors.
@@ -148,7 +150,7 @@ class GradientSimulator:
         )
 
     def __call__(self, step: int, layers: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
-        """Return the effect on each layer's gradient in one step, in the order of `layers`."""
+        """Return the effect on each layer's gradient in one step."""
         in_full = [self.full.covers(self.places[name], step // self.steps_per_epoch) for name in layers]
         found: dict[str, LayerEffect] = {}
         for full in (False, True):

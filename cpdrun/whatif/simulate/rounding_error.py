@@ -1,4 +1,4 @@
-"""Compute rounding-error statistics for a format and a shift from a table of moments.
+"""Compute rounding errors for a format and a shift from moments.
 
 Values are rounded to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, where q rounds to the format. A
 positive error means that the magnitude grows. Values beyond the format's largest value are counted in `beyond`, and
@@ -87,7 +87,7 @@ class RoundingError(Additive):
 
 
 def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
-    """Return the error of an observed tensor that is scaled by 2^shift and rounded to a scalar format."""
+    """Return the error of scaling a tensor by 2^shift and rounding it."""
     k_K = statistics.binades.astype(np.int64)
     shifted_K = k_K + shift
     mantissa_K = fmt.mantissa_bits - np.maximum(0, fmt.emin - shifted_K)
@@ -166,7 +166,9 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
 
 
 def decibel(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise), at most NO_ERROR_DB; NaN if the signal is not positive.
+    """Return 10 log10(signal / noise), at most NO_ERROR_DB.
+
+    NaN if the signal is not positive.
 
     Args:
         signal: The sum of the squared values.

@@ -1,4 +1,4 @@
-"""Sum the sampled gradients of N workers in the reduction order of a configuration.
+"""Sum the sampled gradients of N workers as a configuration does.
 
 `cpdrun.comm.sums` computes the sums, as in a real run, so formats, orders, rounding, Kahan summation, and compat
 settings have the same effect.
@@ -101,10 +101,10 @@ class WorkerGradients:
         return torch.from_numpy(np.stack(self.maxima, 1))
 
     def with_extremes(self, values: Sequence[Tensor], rule: ScalingRule | None) -> list[Tensor]:
-        """Append each layer's extremes to its values, (N, n), so that later levels can choose shifts.
+        """Append each layer's extremes to its values, (N, n).
 
-        Without a rule, there are no shifts. Then nothing is appended, because another element would change the blocks
-        of formats with scales.
+        Later levels choose their shifts by them. Without a rule, there are no shifts. Then nothing is appended, because
+        another element would change the blocks of formats with scales.
         """
         if rule is None:
             return [x_Nxn.contiguous() for x_Nxn in values]
@@ -261,7 +261,7 @@ class MultiStepSums:
     def sum_with_feedback(
         self, reduction: Sum, rule: ScalingRule | None, given: WorkerGradients
     ) -> list[np.ndarray]:
-        """Return each layer's sum over workers with error feedback, (n,), and update the residuals."""
+        """Sum over workers with error feedback, (n,) for each layer. This updates the residuals."""
         feedback = self.feedback
         assert feedback is not None
         carried = [
@@ -303,5 +303,5 @@ class MultiStepSums:
 
 
 def _largest(x_Nxn: torch.Tensor) -> torch.Tensor:
-    """Return the largest finite magnitude of each worker, (N,); 0 if there is none."""
+    """Return the largest finite magnitude of each worker, (N,), or 0."""
     return x_Nxn.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if x_Nxn.shape[1] else x_Nxn.new_zeros(len(x_Nxn))
