@@ -17,16 +17,15 @@ Names = str | Path | Sequence[str | Path]
 
 
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
-    """Return a DataFrame with one row per run of the given sweeps.
+    """Return a DataFrame with one row per run of the given sweeps, finished or not.
 
-    Unfinished runs are included. Every key of the configuration is a column, such as `format`, `aps`, `seed`, or
-    `model.width`. Columns from the record have a prefix:
+    Every key of the configuration is a column, such as `format`, `aps`, `seed`, or `model.width`. Columns from the
+    record have a prefix:
 
     - `metric:` metrics, such as `metric:test_accuracy` (float; NaN if a run does not have it);
     - `wire:` bytes that workers send;
     - `memory:` bytes that were kept in memory;
-    - `run:` location and state (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`, `run:wall_seconds`,
-    ...);
+    - `run:` location and state: sweep, name, path, state, status, wall_seconds, and more;
     - `env:` environment: versions, device, and digests of code and data.
 
     docs/api.md lists all columns.

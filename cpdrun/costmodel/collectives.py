@@ -188,14 +188,8 @@ def _pipeline_s(
 ) -> float:
     """Return the seconds of the stages of a direct exchange.
 
-    Each stage but the last sends a message to every other worker, which the next stage waits for.
-
-    Args:
-        values: The number of values, n.
-        workers: The number of workers, N.
-        codec: The codec of the messages.
-        network: The network.
-        stages_s: The seconds that each stage computes, as a function of the segment's values in one shard.
+    Each stage computes for a time that depends on the segment's values in one shard. Then, each but the last sends a
+    message to every other worker, which the next stage waits for.
     """
     if workers == 1:
         return 0.0

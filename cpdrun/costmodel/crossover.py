@@ -208,13 +208,10 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Return the mean number of steps until a group reaches the reference.
+    """Return the mean number of steps until the runs of a group reach the reference, or NaN.
 
-    The goal is the reference's last value with the same seed, or the reference's mean if it lacks that seed.
-
-    Returns:
-        The mean over the group's runs. NaN if there is no reference, or if a run failed, did not learn, has no curve,
-        or does not reach the goal.
+    The goal is the margin below the reference's last value with the same seed, or its mean if it lacks that seed. It is
+    NaN if there is no reference, or if a run failed, did not learn, has no curve, or does not reach the goal.
     """
     if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan

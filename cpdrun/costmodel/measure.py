@@ -72,11 +72,6 @@ def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dic
     """Measure everything but compressors, in the form that `Calibration.from_json` reads.
 
     All ranks must call this together.
-
-    Args:
-        config: The resolved config of a run.
-        formats: The formats whose codecs are measured.
-        repeats: The number of repetitions of each measurement.
     """
     workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
     ranks = workers.ranks

@@ -187,10 +187,7 @@ def network_names() -> list[str]:
 
 
 def network(name: str) -> Network:
-    """Return a network.
-
-    Args:
-        name: The name of a predefined network, or the path of a yaml file.
+    """Return a predefined network, or one from a yaml file.
 
     Raises:
         CalibrationError: The network is unknown, or the file does not describe one.

@@ -108,13 +108,7 @@ def speedup(setup: Setup) -> float:
 
 
 def agreement(setup: Setup, values: int, layers: int) -> float:
-    """Return the seconds in which workers agree on APS scales; 0 without APS.
-
-    Args:
-        setup: The parameters of the step.
-        values: The number of values in the layers.
-        layers: The number of layers, each with one scale.
-    """
+    """Return the seconds in which workers agree on APS scales; 0 without APS."""
     if not setup.aps:
         return 0.0
     agreed_s = small_all_reduce_s(layers * MAGNITUDE_BYTES, setup.workers, setup.network)
@@ -225,19 +219,10 @@ def forecast(
     aps: bool = True,
     group_size: int = 1,
 ) -> Iterator[ForecastRow]:
-    """Yield the predicted cost for every calibrated format and worker count.
+    """Yield the predicted cost for every calibrated format, widest first, and worker count.
 
-    The widest format comes first.
-
-    Args:
-        calibration: The measurements.
-        network: The network between workers or groups.
-        name: The name of the network.
-        workers: The numbers of workers. Those that are not multiples of `group_size` are left out.
-        algorithm: One of ALGORITHMS.
-        overlap: Whether exchanges overlap with the backward pass (`Setup`).
-        aps: Whether formats narrower than 32 bits use APS.
-        group_size: The number of workers in a group, for algorithm=hierarchical.
+    `name` is that of the network. Numbers of workers that are not multiples of `group_size` are left out. `aps` applies
+    to formats narrower than 32 bits. For the other arguments, see `Setup`.
 
     Raises:
         ValueError: The algorithm is unknown, or a number of workers is below 1.

@@ -44,16 +44,8 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
     """Predict each candidate's chance of failing, and sort each width by it.
 
     The chance is the mean over the prior of the network's sensitivity (the level in `cpdrun.whatif.forecast`). Results
-    of candidates are not used, because the start must not depend on the pairs that are tested.
-
-    Args:
-        question: The question of the search.
-        ladder: The ladder.
-        run: A run of the ladder's baseline.
-        strictness: The strictness of the margin.
-
-    Returns:
-        The ladder, or None if `run` was not observed or the effects cannot be computed.
+    of candidates are not used, because the start must not depend on the pairs that are tested. Returns None if the
+    baseline's `run` was not observed or the effects cannot be computed.
     """
     if not is_observed(run):
         return None

@@ -255,14 +255,8 @@ def ladder_states(
 ) -> list[LadderState]:
     """Return each ladder with the verdicts on its candidates.
 
-    Candidates of the result have the names of their chosen arms. The caller adds the hypotheses to the ledger.
-
-    Args:
-        ladders: The ladders of the search. Tuned candidates have the names of their cells.
-        ended: The runs that have ended.
-        rules: The inputs of the test.
-        tuning: The tuned keys and the arms.
-        ledger: The hypotheses that were tested before.
+    Candidates of `ladders` have the names of their cells, and those of the result have the names of their chosen arms.
+    The caller adds the hypotheses to the ledger.
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
     asked = [_as_asked(ladder) for ladder in ladders]
@@ -315,12 +309,8 @@ def _pair(
 ) -> PairedLadder:
     """Return the pairs of a ladder for the test.
 
-    Args:
-        asked: The ladder with the names of cells, under which the ledger stores its hypotheses.
-        ladder: The ladder with the names of chosen arms, under which the runs are stored.
-        compared: The values and failures of each candidate of `ladder`.
-        ended: The runs that have ended.
-        rules: The inputs of the test.
+    `asked` has the names of cells, under which the ledger stores hypotheses. `ladder` has the names of chosen arms,
+    under which runs are stored.
     """
     seeds = ladder.seeds(rules.most_seeds)
     gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in ladder.widths]

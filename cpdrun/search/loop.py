@@ -39,13 +39,10 @@ class RunQueue:
         self._to_retry = results.failures
 
     def wanted(self, most: int | None, *, ahead: bool) -> list[RunKey]:
-        """Return the runs to start next within the budget.
+        """Return the runs to start next within the budget, with at most `most` in flight.
 
-        Failed runs of earlier searches come first, then the most useful runs.
-
-        Args:
-            most: The maximum number of runs in flight, including these; None for no limit.
-            ahead: Whether to include runs that only keep idle cores busy.
+        Failed runs of earlier searches come first, then the most useful. `ahead` includes runs that only keep idle
+        cores busy.
         """
         results, in_flight = self.results, set(self._in_flight.values())
         states = results.answerable_states()
@@ -114,17 +111,8 @@ def search(
 ) -> list[Summary]:
     """Start the most useful runs until nothing is left to decide, or the budget is spent.
 
-    The search also stops after an interruption, or after a failed round with the option `fail_fast`.
-
-    Args:
-        session: The session that launches the runs.
-        results: The results so far. They are updated.
-        launcher: The config of the launcher.
-        options: The options of the launch.
-        display: The display of the runs.
-        cancelled_before: The sweep's `cancellation` when the command was typed. Only a later cancellation stops the
-            search.
-        on_end: Called with the verdicts after each run that ends.
+    The search also stops after an interruption, after a failed round with the option `fail_fast`, or if the sweep's
+    cancellation differs from `cancelled_before`. `on_end` is called with the verdicts after each run that ends.
 
     Returns:
         One summary for each round of runs. On this machine, there is one round.

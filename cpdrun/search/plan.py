@@ -126,10 +126,7 @@ class SearchPlan:
 def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> SearchPlan:
     """Return the runs that a search would start now, most useful first.
 
-    Args:
-        results: The results so far.
-        budget: The limit of further runs, if any.
-        words: The command-line overrides, for `SearchPlan.command`.
+    `words` are the command-line overrides, for `SearchPlan.command`.
     """
     states = results.answerable_states()
     inputs = states, results.ended, set[RunKey](), results.rules(), results.question.tuning
@@ -189,11 +186,10 @@ def _next_run(
 def _evidence_on(
     results: Results, states: Sequence[LadderState], key: RunKey, listed: set[RunKey]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates that a run helps to decide.
+    """Return the candidates that a run belongs to, and those that a baseline run helps to decide.
 
-    Returns:
-        The candidates that the run belongs to. Then, for a baseline run, the candidates of each ladder with a planned
-        or ended run of the same seed, or else the ladder's active candidate.
+    The latter are the candidates of each ladder with a planned or ended run of the same seed, or else the active
+    candidate.
     """
     name, seed = key
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
@@ -321,13 +317,7 @@ class CostForecast:
 def forecast_cost(
     results: Results, slots: int | None, states: list[LadderState] | None = None
 ) -> CostForecast:
-    """Forecast the cost of the search from now on.
-
-    Args:
-        results: The results so far.
-        slots: The number of runs that are trained at the same time, if known.
-        states: The verdicts so far. The default is `results.states()`.
-    """
+    """Forecast the cost of the search from now on, with `slots` runs at the same time."""
     states = results.states() if states is None else states
     noise, most = _noise(results, states), 10 * results.question.settings.most_seeds
     if noise is None:

@@ -149,15 +149,9 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return the candidates of each ladder, keyed by its label.
+    """Return the candidates of each ladder, with their values on the axis of bits.
 
-    Each comes with its value on the axis of bits.
-
-    Args:
-        axis: The axis of bits.
-        candidates: The runs of all cells.
-        against: The runs of the baselines.
-        fixed: The overrides that turn a cell into its baseline, for messages.
+    `fixed` are the overrides that turn a cell into its baseline, for messages.
 
     Raises:
         ConfigError: A candidate has no baseline, or there is no candidate.
@@ -288,12 +282,8 @@ def _with_arms(
 ) -> Question:
     """Return the question with each cell replaced by its arms.
 
-    Args:
-        question: The question without tuning.
-        untuned: The runs with seed 0 from which the question was made.
-        words: Whether a plan of those runs is the baselines', and its overrides without tuned keys and seeds.
-        config_dir: The user's config directory, if any.
-        imports: Whether planning may import modules that the config names.
+    `untuned` are the runs with seed 0 from which the question was made. `words` has, for each plan of those runs,
+    whether it is the baselines' and its overrides without tuned keys and seeds.
     """
     asked, tune = question.settings, question.settings.tune
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))

@@ -215,13 +215,9 @@ def pair_differences(results: Results) -> dict[str, list[float]]:
 
 
 def baseline_problem(results: Results, baseline: str) -> str | None:
-    """Return why candidates cannot be compared with a baseline, if so.
+    """Return why candidates cannot be compared with a baseline, as a clause for a message, if so.
 
-    The reason is a clause for a message. Two runs must have ended to judge if the baseline diverged or did not learn.
-
-    Args:
-        results: The results so far.
-        baseline: The name of the baseline's cell or of its chosen arm.
+    Two runs must have ended to judge if the baseline diverged or did not learn.
     """
     values = list(results.values(baseline).values())
     healthy = [value for value in values if math.isfinite(value)]

@@ -29,21 +29,15 @@ def wanted_runs(
     Ladders take turns, pair by pair. Each has one active candidate. Its pairs come first: FIRST_PAIRS, then as many as
     the results so far suggest.
 
-    Further runs only keep idle cores busy: the first pairs of the next narrower format, and further seeds of the active
-    candidate. If the active candidate looks bad, another format of the same width replaces the narrower one, or else a
-    format of the next wider width. A candidate looks bad if its mean difference is worse than the margin or, with fewer
-    than two pairs, if it is predicted to fail.
+    With `ahead`, further runs keep idle cores busy: the first pairs of the next narrower format, and further seeds of
+    the active candidate. If the active candidate looks bad, another format of the same width replaces the narrower one,
+    or else a format of the next wider width. A candidate looks bad if its mean difference is worse than the margin or,
+    with fewer than two pairs, if it is predicted to fail.
 
     With tuned keys, a cell first runs its arms on the tuning seeds, but only when the ladder has reached the cell.
     Tuning a narrower format ahead of time would be wasted if the active candidate is refuted.
 
-    Args:
-        states: The verdicts on all ladders.
-        ended: The runs that have ended, which are not yielded.
-        asked: The runs in flight, which are not yielded.
-        rules: The inputs of the test.
-        tuning: The tuned keys and the arms.
-        ahead: Whether to include runs that only keep idle cores busy.
+    Runs that have ended or are in flight (`asked`) are not yielded.
     """
     seen = set(asked)
     needed = [list(_needed(state, ended, rules, tuning)) for state in states]

@@ -70,12 +70,7 @@ def print_dry_run(
 
 
 def print_config(run: PlannedRun, of: int) -> None:
-    """Print a run's config as yaml on stdout, as config.yaml will store it.
-
-    Args:
-        run: The first run of the sweep.
-        of: The number of runs of the sweep.
-    """
+    """Print a run's config as yaml on stdout, as config.yaml will store it."""
     print(f"# {visible_line(run.name)}, the first of {of}")
     print(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), end="")
 

@@ -195,9 +195,7 @@ RULES = (
 def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
     """Yield a line for each rule whose given keys affect no run.
 
-    Args:
-        keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.
-        configs: The resolved configs of all runs.
+    Keys may be groups, as in `compressor` or `norm.groups`.
     """
     # The configs of runs without scaling have no keys of a scaling rule.
     keys = [

@@ -41,9 +41,7 @@ def read_ledger(directory: SweepDir) -> Ledger:
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
-    """Add hypotheses to the ledger in sweep.yaml.
-
-    If the folder lists no runs, do nothing.
+    """Add hypotheses to the ledger in sweep.yaml, unless the folder lists no runs.
 
     Raises:
         OSError: The folder cannot be written.
@@ -85,9 +83,7 @@ def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None
 
 
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
-    """Replace the settings of the last search in sweep.yaml.
-
-    If the folder lists no runs, do nothing.
+    """Replace the settings of the last search in sweep.yaml, unless the folder lists no runs.
 
     Raises:
         OSError: The folder cannot be written.

@@ -51,11 +51,7 @@ class RunStates:
         return f"{runs} used other code or data than now ({_few(names)}). --rerun changed trains them again"
 
     def notes(self, *, here: bool) -> list[str]:
-        """Return notes to read before more runs are trained.
-
-        Args:
-            here: Whether the next runs would be trained on this machine.
-        """
+        """Return notes to read before more runs are trained, on this machine (`here`) or elsewhere."""
         notes = []
         if self.edited:
             count = f"{len(self.edited)} run{'s' if len(self.edited) > 1 else ''}"

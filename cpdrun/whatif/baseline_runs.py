@@ -115,13 +115,9 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
 
 
 def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """Return the planned run with observation turned on.
+    """Return the planned run with observation turned on. Its name and results stay the same.
 
-    Runs of scripts are returned unchanged. Observation changes neither the run's name nor its results.
-
-    Args:
-        run: The planned run.
-        further: More config values to set. The run then gets a new name.
+    Values in `further` change the config and the name. Runs of scripts are returned unchanged.
     """
     if is_script(run.config):
         return run
@@ -140,12 +136,7 @@ def forecast_ladders(
 ) -> list[LadderForecast]:
     """Forecast the candidates of each ladder from the observed baseline runs.
 
-    Args:
-        directory: The sweep directory, which caches the effects.
-        chains: The ladders.
-        found: The baseline runs, which must have been observed.
-        strictness: The strictness of the margin (`damage.strictness`).
-        outcomes: The outcomes of trained candidates, keyed by name (`trained_outcomes`).
+    `outcomes` are those of trained candidates (`trained_outcomes`). The sweep directory caches the effects.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -177,14 +168,14 @@ def typed_names(subjects: Iterable[Subject]) -> set[str]:
 def trained_outcomes(
     gaps: Mapping[str, Sequence[float]], tolerance: float, scale: float
 ) -> dict[str, Outcome]:
-    """Return the outcome of each trained candidate, keyed by name.
+    """Return the outcome of each trained candidate.
 
-    Candidates without pairs, or with a difference that is not finite, are left out. The usual spread of a pair is the
-    median standard deviation of the candidates with several pairs, or the margin if there are none.
+    The usual spread of a pair is the median standard deviation of the candidates with several pairs, or the margin if
+    there are none.
 
     Args:
-        gaps: The differences from the baseline for each candidate, one per pair, in the metric's stored unit. Positive
-            is better.
+        gaps: The difference from the baseline for each pair of each candidate, in the metric's stored unit. Positive is
+            better. Candidates with no or infinite differences are left out.
         tolerance: The margin in the metric's stored unit. If it is not positive, no outcome is returned.
         scale: The factor from the stored unit to the displayed unit, which the outcomes use.
     """

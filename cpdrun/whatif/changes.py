@@ -44,11 +44,8 @@ class Change:
 def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Change]:
     """Return changes of how the workers' gradients are summed.
 
-    The list is empty if there is one worker, if gradients are summed in fp32, or if the sync is not an all-reduce.
-
-    Args:
-        config: The configuration of the run.
-        layers: Layer names, largest error first. One change keeps the first two layers in fp32.
+    There are none with one worker, with sums in fp32, or if the sync is not an all-reduce. One change keeps the first
+    two of `layers` in fp32.
     """
     sync = config.get("sync") or {}
     fmt = formats.parse(config["format"])

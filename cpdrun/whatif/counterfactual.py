@@ -78,14 +78,7 @@ def compute_counterfactual(
 ) -> Counterfactual | None:
     """Simulate a configuration and its changes on the tensors of an observed run.
 
-    Returns None if the configuration cannot be simulated on these tensors.
-
-    Args:
-        observed: The observed run.
-        config: The configuration of the run to diagnose.
-        changes: Changes of that configuration.
-        run: The run to diagnose. Its sweep caches the effects.
-        strict: The strictness of the margin (`strictness_for`).
+    The sweep of `run`, which is diagnosed, caches the effects. Returns None if the configuration cannot be simulated.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -117,15 +110,10 @@ def role_damage(forecast: Forecast, role: str) -> float:
 
 
 def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
-    """Return the layers with the largest errors, worst first, with their error statistics.
+    """Return the `most` layers with the largest errors, worst first, with their statistics.
 
     Layers are compared by `sum_error` for gradients, `update_lost` for updates, and `snr_db` for other roles. Layers
     without this statistic are left out.
-
-    Args:
-        forecast: The forecast with the effects.
-        role: The role of the tensors.
-        most: The maximum number of layers.
     """
     key, sign = {GRADIENT: ("sum_error", -1), UPDATE: ("update_lost", -1)}.get(role, ("snr_db", 1))
     known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]

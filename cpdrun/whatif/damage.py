@@ -70,13 +70,9 @@ def number(figures: Mapping[str, Any], name: str, default: float = math.nan) -> 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
     """Return -log10(margin / range of the metric), the strictness of a margin.
 
-    The range extends from random guessing to a perfect value. It is 1 for a fraction, and if the value of random
-    guessing is unknown.
-
-    Args:
-        metric: The metric that the margin belongs to.
-        tolerance: The margin in the displayed unit. If it is NaN, the margin is UNKNOWN_MARGIN of the range.
-        classes: The number of classes of the task, which determines the value of random guessing.
+    The range extends from random guessing with `classes` classes to a perfect value. It is 1 for a fraction, and if the
+    value of random guessing is unknown. `tolerance` is the margin in the displayed unit; NaN means UNKNOWN_MARGIN of
+    the range.
     """
     if math.isnan(tolerance):
         return -math.log10(UNKNOWN_MARGIN)

@@ -102,9 +102,6 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
     A search without effects would start at another bit width and record it, so a signal must not change the outcome.
     Therefore, the process runs in its own session, which Ctrl-C in the terminal does not reach, and is restarted once
     if a signal kills it.
-
-    Raises:
-        NoEffectsError: The process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "configs.json", Path(folder) / "effects.json"

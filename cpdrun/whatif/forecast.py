@@ -96,13 +96,10 @@ class Model:
         return self.intercept + self.slope * (damage.total + strictness)
 
     def level_weights(self, outcomes: Iterable[tuple[float, float]] = ()) -> Weights:
-        """Return the distribution of the level, given the outcomes of trained candidates.
+        """Return the distribution of the level, given (logit, failure chance) of trained candidates.
 
         The likelihood of a level is c p + (1 - c) (1 - p) for a candidate with failure chance c, where p is the
         predicted chance at that level. An undecided outcome (c = 0.5) therefore leaves the distribution unchanged.
-
-        Args:
-            outcomes: The logit and the failure chance of each trained candidate.
         """
         log_weights = -0.5 * GRID**2
         for logit, failed in outcomes:
@@ -132,12 +129,9 @@ def fitted_model() -> Model:
 
 
 def outcome(gaps: Sequence[float], spread: float, margin: float) -> Outcome:
-    """Return the outcome of a trained candidate.
+    """Return the outcome of a trained candidate from the difference for each pair.
 
-    Args:
-        gaps: The difference from the baseline for each pair. Positive is better.
-        spread: The usual standard deviation of a difference.
-        margin: The margin, in the unit of the gaps.
+    `spread` is the usual standard deviation of a difference. Positive differences are better.
     """
     mean = math.fsum(gaps) / len(gaps)
     squares = math.fsum((gap - mean) ** 2 for gap in gaps)
@@ -149,14 +143,8 @@ def failure_chance(mean: float, deviation: float, pairs: int, spread: float, mar
     """Return the chance that the true mean gap is below -margin.
 
     The true mean is assumed to follow a t distribution around `mean` with pairs - 1 + PRIOR_PAIRS degrees of freedom
-    and the squared scale `pooled_variance` / pairs. If the scale is 0, the chance is 0 or 1.
-
-    Args:
-        mean: The mean of the candidate's gaps.
-        deviation: The standard deviation of the candidate's gaps.
-        pairs: The number of gaps.
-        spread: The usual standard deviation of a gap.
-        margin: The margin, in the unit of the gaps.
+    and the squared scale `pooled_variance` / pairs. If the scale is 0, the chance is 0 or 1. `deviation` and `spread`
+    are the candidate's own and the usual standard deviation of a gap.
     """
     from scipy.special import stdtr
 
@@ -255,10 +243,8 @@ class LadderForecast:
     def narrowest(self, at: str = "mean") -> Forecast | None:
         """Return the narrowest format that a search is likely to accept, if any.
 
-        A search goes from wide to narrow, and stops at the first width without an accepted format.
-
-        Args:
-            at: The field of `Chance` to compare with LIKELY.
+        A search goes from wide to narrow, and stops at the first width without an accepted format. `at` is the field of
+        `Chance` that must be at most LIKELY.
         """
         found = None
         for width in self.widths:
@@ -306,14 +292,7 @@ def forecast_all(
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> dict[str, Forecast]:
-    """Forecast every subject from its effects, keyed by its name.
-
-    Args:
-        subjects: The candidates of one experiment.
-        effects: The effects of the subjects, keyed by name.
-        strictness: The strictness of the margin (`damage.strictness`).
-        outcomes: The outcomes of trained candidates, keyed by name.
-    """
+    """Forecast every subject from its effects (`what_if`)."""
     model, outcomes = fitted_model(), outcomes or {}
     damages = {subject.name: damage(effects[subject.name]) for subject in subjects}
     logits = {name: model.logit(found, strictness) for name, found in damages.items()}

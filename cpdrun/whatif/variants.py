@@ -109,14 +109,9 @@ def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Sub
 
 
 def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, float]:
-    """Return the margin in the displayed unit, and its strictness.
+    """Return the margin in the displayed unit, and its strictness. The last override wins.
 
     A margin in percent refers to the observed run, which is the baseline of its variants.
-
-    Args:
-        run: The observed run.
-        metric: The metric.
-        words: The overrides that set the margin. The last one wins.
     """
     done = run.result()
     classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
@@ -178,11 +173,7 @@ def _variant(
 ) -> tuple[str, Subject]:
     """Return the ladder label and the subject of one variant.
 
-    Args:
-        config: The configuration of the run.
-        point: The values that differ from the run, keyed by dotted key.
-        varies: The keys whose values the label shows.
-        composer: The composer of the project's configuration.
+    `point` has the values that differ from the run's config. The label shows those of the keys in `varies`.
     """
     made = copied(config)
     for key, value in point.items():

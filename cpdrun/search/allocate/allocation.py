@@ -128,8 +128,7 @@ class Costs(Screen):
     def _price(self, of: Callable[[int, str], float]) -> Price:
         """Return the price for given numbers of bits.
 
-        Args:
-            of: Returns the bits for the index of a group and a role. The index is -1 for layers in no group.
+        `of` returns the bits for the index of a group (-1 for layers in no group) and a role.
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.layers}
         spent = [self._layer(layer, partial(of, home.get(layer.name, -1))) for layer in self.layers]
@@ -187,11 +186,7 @@ class _Option:
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
     """Return the cheapest allocation whose bound is at most `tolerance`, if any factor may be low.
 
-    Args:
-        costs: The cost of levels.
-        steps: The measured steps in their order.
-        tolerance: The largest total loss, in the metric's stored unit.
-        confidence: The one-sided confidence of the bound, in percent.
+    `tolerance` is in the metric's stored unit, and `confidence` is one-sided, in percent.
     """
     options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None
@@ -220,11 +215,7 @@ def _cheapest(
 ) -> dict[int, int] | None:
     """Solve one integer program, and return the levels of the low factors, if there is a solution.
 
-    Args:
-        options: The combinations of levels of all groups.
-        groups: The number of groups.
-        counts: The number of factors that take each step.
-        left: The largest sum of losses.
+    `counts` are the numbers of factors that take each step, and `left` is the largest sum of losses.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp

@@ -235,14 +235,9 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """Return all layers of the group with these leading layers.
+    """Return all layers of the group with the leading layers `cell`.
 
     A layer that does not lead, such as a norm, follows the leading layer before it, or the first one.
-
-    Args:
-        cell: The group's leading layers.
-        layers: All layers of the model.
-        leading: The leading layers of all groups.
     """
     own, found, owner = {layer.name for layer in cell}, [], leading[0].name
     names = {layer.name for layer in leading}
@@ -313,13 +308,10 @@ class Cases(Screen):
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """Yield the precision rules for the given levels.
+        """Yield the precision rules for levels keyed by (index of the group, role).
 
         Roles with equal rules share one rule. Rules for named layers come first, then a rule for all other layers (`*`)
         unless these are in fp32.
-
-        Args:
-            at: The levels keyed by (index of the group, role).
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]

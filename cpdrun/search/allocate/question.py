@@ -106,12 +106,9 @@ class ScreenQuestion(Screen):
         return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
 
     def next_round(self, levels: Levels) -> "ScreenQuestion | None":
-        """Return the next round, or None if no factor may be lowered further.
+        """Return the round after the allocation `levels`, or None if no factor may be lowered further.
 
         It varies the factors that `levels` puts at this round's lowest level, if they have a lower one.
-
-        Args:
-            levels: The allocation after this round.
 
         Raises:
             ConfigError: The runs cannot be planned.
@@ -330,16 +327,9 @@ def write_experiment(
     seeds: Sequence[int],
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an experiment to `folder`/exp/NAME.yaml.
+    """Write an experiment to `folder`/exp/NAME.yaml, with `about` as the comment at its top.
 
-    Args:
-        folder: The config directory.
-        name: The name of the experiment.
-        about: The comment at the top of the file.
-        body: The content of the experiment without `sweep:`.
-        cases: The config values of each case.
-        seeds: The seeds.
-        search: A `search:` section that replaces that of `body`.
+    `search` replaces the section of the same name in `body`.
 
     Raises:
         OSError: The file cannot be written.

@@ -265,11 +265,7 @@ def screen_result(
 ) -> ScreenResult:
     """Return the results of a screen as plain data.
 
-    Args:
-        question: The last round that was reached, which may not have ended.
-        rounds: The rounds that have ended.
-        chosen: The allocation, if any.
-        command: The command that tests the allocation.
+    The last round that was reached, `question`, may not have ended. `command` tests the allocation.
     """
     found = rounds[-1].found if rounds else None
     return ScreenResult(

@@ -88,15 +88,9 @@ class BinadeCount(NamedTuple):
 
 
 def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Return the binades of each tensor, and the sums over each binade.
+    """Return the binades of each tensor, and the sums over each binade, concatenated.
 
-    Zeros, inf, and NaN are ignored.
-
-    Args:
-        chunks: Tensors of any shape and float dtype, with at most MAX_ELEMENTS elements each.
-
-    Returns:
-        One `BinadeCount` for each tensor, and one `Sums` in which the tensors' binades are concatenated.
+    The tensors have at most MAX_ELEMENTS elements each. Zeros, inf, and NaN are ignored.
     """
     flat = [x.detach().reshape(-1).float().contiguous() for x in chunks]
     fast = custom_fp.backend("cpu") == "native" and all(x_n.device.type == "cpu" for x_n in flat)
@@ -170,10 +164,9 @@ def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bits and the cell of each element.
+    """Return the bits of |x| and the cell of each element, as (n,) int32.
 
-    Returns:
-        Two (n,) int32 tensors: the bits of |x| as float32, and exponent field * CELLS + the cell's index in its binade.
+    The cell is exponent field * CELLS + the index in its binade.
     """
     bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
     # The addition carries into the kept bits if any dropped bit is set.
@@ -183,11 +176,7 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the lower end and the rounded mantissas of each cell.
-
-    Returns:
-        (C,) float64 with the lower ends in [1, 2), and (C, S) float64 with the rounded mantissa for each spacing.
-    """
+    """Return the lower end of each cell, (C,) float64, and its rounded mantissas, (C, S) float64."""
     cells = torch.arange(CELLS, device=device)
     low_C = 1 + (cells >> 1).double() * 2.0**-11
     # An even cell contains only its lower end. An odd cell excludes both ends, so its middle represents it.
@@ -235,10 +224,7 @@ def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
     """Return the sums over each binade.
 
-    Args:
-        n_KxC: The number of elements in each cell.
-        d_KxC: The sum of d over each cell.
-        d_d_K: The sum of d^2 over each binade.
+    The arguments are the number of elements of each cell, and the sums of d over each cell and of d^2 over each binade.
     """
     device, S = n_KxC.device, len(SPACINGS)
     low_C, _ = roundings(device)
@@ -254,11 +240,5 @@ def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
 
 
 def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
-    """Return the sums over the cells after the given cells, (K, S).
-
-    Args:
-        below_KxC: The cumulative sums over the cells of each binade.
-        total_K: The sums over all cells of each binade.
-        cell_S: The last cell to exclude for each spacing; -1 to exclude none.
-    """
+    """Return the sums over the cells after `cell_S`, (K, S), from cumulative sums. -1 excludes no cell."""
     return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)

@@ -62,14 +62,10 @@ _SMALL = 2048  # the largest tensor for which processing single elements is fast
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the table of moments of each tensor.
+    """Return the table of moments of each float32 tensor.
 
-    Args:
-        tensors: float32 tensors of any shape.
-
-    Returns:
-        For each tensor, the exponents k of its nonempty binades, ascending, (K,) int64, and their rows, (K, F) float64.
-        Both are on the CPU.
+    A table consists of the exponents k of the nonempty binades, ascending, (K,) int64, and of their rows, (K, F)
+    float64. Both are on the CPU.
     """
     found = [_none()] * len(tensors)
     small = [t for t, x in enumerate(tensors) if x.numel() <= _SMALL]
@@ -176,13 +172,10 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
-    """Return the row of each element as a column, (F, n) float64.
+    """Return the row of each element as a column, (F, n) float64, scaled to k = 0.
 
-    Rows are scaled to k = 0. The columns are computed in place, because memory accesses take most of the time.
-
-    Args:
-        cell_n: (n,) int64. The cell of each element in its binade.
-        low_n: (n,) float64. The distance d of each mantissa from the lower end of its cell.
+    cell_n is the cell of each element in its binade, and low_n the distance d from its lower end. The columns are
+    computed in place, because memory accesses take most of the time.
     """
     low_C, q_CxS = roundings(cell_n.device)
     rows_Fxn = torch.empty(len(COLUMNS), len(cell_n), dtype=torch.float64, device=cell_n.device)

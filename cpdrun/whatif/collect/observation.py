@@ -195,11 +195,7 @@ class Observation:
 
 
 def merge(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
-    """Merge the statistics that all ranks recorded at one step.
-
-    Args:
-        parts: {role: {layer: TensorStatistics}} for each rank, in the order of the ranks.
-    """
+    """Merge the statistics of one step, {role: {layer: TensorStatistics}}, from all ranks in order."""
     whole: dict[str, dict[str, TensorStatistics]] = {}
     for part in parts:
         for role, layers in part.items():

@@ -122,11 +122,9 @@ class Observer:
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
-        """Record the gradients that the workers exchange. All ranks must call this together.
+        """Record the workers' gradients, divided by N. All ranks must call this together.
 
-        Args:
-            stacks_WxP: For each of the P parameters, the gradients of this rank's W workers, divided by N, as a tensor
-                of shape (W, ...).
+        stacks_WxP contains a tensor of shape (W, ...) for each of the P parameters.
         """
         if self.step is None:
             return
@@ -186,31 +184,17 @@ MAX_SAMPLED_VALUES = 1 << 21
 
 
 def sample_size(numel: int, layers: int, workers: int) -> int:
-    """Return how many elements of a layer to sample.
-
-    This is a multiple of RUN, or all elements.
-
-    Args:
-        numel: The number of elements of the layer.
-        layers: The number of layers of the model.
-        workers: The number of workers.
-    """
+    """Return how many elements of a layer to sample: a multiple of RUN, or all."""
     most = min(MAX_SAMPLED_ELEMENTS, max(RUN, MAX_SAMPLED_VALUES // max(1, layers * workers) // RUN * RUN))
     return min(numel, most)
 
 
 @lru_cache(maxsize=1024)
 def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
-    """Return the indices of the elements to sample from a layer.
+    """Return the indices of the elements to sample, (elements,) int64, ascending.
 
-    Args:
-        numel: The number of elements of the layer.
-        elements: The number of elements to sample (`sample_size`).
-        device: The device of the result.
-
-    Returns:
-        (elements,) int64, ascending: evenly spaced blocks of RUN neighbors. If `elements` is at least `numel`, all
-        indices. The tensor is cached and must not be changed.
+    They form evenly spaced blocks of RUN neighbors, or all elements if `elements` is at least `numel`. The tensor is
+    cached and must not be changed.
     """
     if elements >= numel:
         return torch.arange(numel, device=device)
@@ -236,13 +220,7 @@ class Snapshot:
         self.statistics: dict[str, dict[str, TensorStatistics]] = {}
 
     def record_gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
-        """Record the gradients of this rank's workers. All ranks must call this together.
-
-        Args:
-            names: The names of the parameters.
-            stacks: For each parameter, the gradients of this rank's W workers, divided by N, as a tensor of shape (W,
-                ...).
-        """
+        """Record the gradients of this rank's workers (`Observer.gradients`)."""
         of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks]
         found = self.statistics.setdefault("gradient", {})
         for name, table, g_Wxn, sum_n in zip(

@@ -104,14 +104,9 @@ class GradientSimulator:
     def of(
         cls, observation: Observation, config: Mapping[str, Any], uncovered: list[str]
     ) -> GradientSimulator | None:
-        """Create a simulator for a config.
+        """Create a simulator, or return None if the config's sync does not add gradients with a `Sum`.
 
-        Returns None if the config's sync does not add gradients with a `Sum`.
-
-        Args:
-            observation: The observed tensors.
-            config: The resolved configuration.
-            uncovered: Receives a phrase for each part of the config that cannot be simulated.
+        `uncovered` receives a phrase for each part of the config that cannot be simulated.
 
         Raises:
             ValueError: The settings of the config are not compatible.
@@ -198,20 +193,11 @@ def _rounding_error(
     loss_shift: int,
     seed: int,
 ) -> tuple[RoundingError, bool]:
-    """Compute the rounding error of the workers' gradients for one layer.
+    """Return the rounding error of one layer's gradients, and whether it is exact.
 
-    One table contains the gradients of all workers. If groups have different shifts, each shift is applied to the whole
+    `of_groups` has the shift and the number of workers of each group in the first level of the reduction order. One
+    table contains the gradients of all workers. If groups have different shifts, each shift is applied to the whole
     table, and the results are weighted by the sizes of the groups.
-
-    Args:
-        reduction: The settings of the sum over workers.
-        statistics: The observed gradients of the layer.
-        of_groups: The shift and the number of workers of each group in the first level of the reduction order.
-        loss_shift: log2 of the factor by which the observed gradients are multiplied.
-        seed: The seed of stochastic rounding.
-
-    Returns:
-        The rounding error, and whether it is exact.
     """
     if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
         workers = sum(n for _, n in of_groups)

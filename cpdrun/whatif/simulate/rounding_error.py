@@ -140,12 +140,7 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
     """Return the rounding-error statistics of values, given their rounded values.
 
     Zeros, inf, and NaN in `x` are ignored. An element counts as beyond the largest value if it rounds to inf or NaN, or
-    if it exceeds `largest` and rounds to at least `largest`.
-
-    Args:
-        x: The values, of any shape.
-        rounded: The rounded values, of the same shape.
-        largest: The format's largest value in the units of `x`; inf if unknown.
+    if it exceeds `largest` (inf if unknown) and rounds to at least `largest`.
     """
     x, rounded = x.astype(np.float64).reshape(-1), rounded.astype(np.float64).reshape(-1)
     here = np.isfinite(x) & (x != 0)
@@ -166,14 +161,7 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
 
 
 def decibel(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise), at most NO_ERROR_DB.
-
-    NaN if the signal is not positive.
-
-    Args:
-        signal: The sum of the squared values.
-        noise: The sum of the squared errors.
-    """
+    """Return 10 log10(signal / noise), at most NO_ERROR_DB; NaN if the signal is not positive."""
     if not signal > 0:
         return math.nan
     if noise <= signal * 10 ** (-NO_ERROR_DB / 10):

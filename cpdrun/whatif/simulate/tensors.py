@@ -63,10 +63,7 @@ def tensor_simulators(
 ) -> dict[str, RoleSimulator]:
     """Return a simulator for each role other than gradient.
 
-    Args:
-        observation: The observed tensors.
-        config: The resolved configuration.
-        uncovered: Receives a phrase for each part of the config that cannot be simulated.
+    `uncovered` receives a phrase for each part of the config that cannot be simulated.
 
     Raises:
         ValueError: The settings of the precision are not compatible.
@@ -204,15 +201,10 @@ class _UpdateSimulator:
 def simulate_rounding(
     statistics: TensorStatistics, rounding: Rounding | None, larger: int = 0
 ) -> LayerEffect:
-    """Simulate the rounding of one observed tensor.
+    """Simulate the rounding of one observed tensor, multiplied by 2^larger. None leaves it in float32.
 
     The table suffices for scalar formats that round to nearest without a Hadamard transform. Otherwise, the sample is
     used.
-
-    Args:
-        statistics: The observed tensor.
-        rounding: The rounding. None leaves the tensor in float32.
-        larger: log2 of the factor by which the observed values are multiplied before rounding.
     """
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)

@@ -113,12 +113,7 @@ class WorkerGradients:
 
 
 class ObservedShifts(Shifts):
-    """Choose the first level's shifts by the observed magnitudes of whole layers.
-
-    Args:
-        rule: The scaling rule; None for no scaling.
-        maxima_NxP: The observed largest magnitude of each worker in each layer.
-    """
+    """Choose the first level's shifts by the observed maxima of whole layers, (N, P)."""
 
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
         super().__init__(rule)
@@ -151,16 +146,7 @@ class _FixedShifts(ScalingRule):
 
 
 def first_shifts(reduction: Sum, rule: ScalingRule | None, given: WorkerGradients) -> list[list[int]]:
-    """Return the shifts of the first level of the reduction order.
-
-    Args:
-        reduction: The settings of the sum over workers.
-        rule: The scaling rule; None for no scaling.
-        given: The observed gradients.
-
-    Returns:
-        shifts[j][p] for group j of the first level and layer p.
-    """
+    """Return the shifts of the first level, as shifts[j][p] for group j and layer p."""
     workers = Workers(len(given.maxima[0]))
     level = reduction.ordering.levels(workers.world_size)[0]
     shifts = ObservedShifts(rule, given.stacked_maxima)
@@ -170,16 +156,9 @@ def first_shifts(reduction: Sum, rule: ScalingRule | None, given: WorkerGradient
 def simulate_sums(
     reduction: Sum, rule: ScalingRule | None, given: WorkerGradients, shifts: Sequence[int]
 ) -> tuple[list[SumAccuracy], list[np.ndarray]]:
-    """Compute the sums over workers in one step, and their accuracy.
+    """Return the accuracy and the sampled elements, (n,) float32, of each layer's sum in one step.
 
-    Args:
-        reduction: The settings of the sum over workers.
-        rule: The scaling rule; None for no scaling.
-        given: The observed gradients.
-        shifts: The shift of each layer for workers 0 and 1 (`first_shifts`).
-
-    Returns:
-        The accuracy of each layer's sum, and the sum of each layer's sampled elements, (n,) float32.
+    `shifts` are those of workers 0 and 1 (`first_shifts`).
 
     Raises:
         ValueError: The sum cannot be computed with this number of workers.
@@ -244,12 +223,7 @@ class MultiStepSums:
     def add(self, step: int, name: str, values_Nxn: np.ndarray, result_n: np.ndarray, numel: int) -> None:
         """Add one layer's sum in one step to the totals.
 
-        Args:
-            step: The step.
-            name: The name of the layer.
-            values_Nxn: The sampled gradient elements of the workers, (N, n). n may be 0.
-            result_n: The computed sum over workers, (n,).
-            numel: The number of elements of the layer.
+        values_Nxn are the workers' samples, where n may be 0, and result_n is their computed sum.
         """
         n = values_Nxn.shape[1]
         exact = values_Nxn.astype(np.float64).sum(0)
