@@ -77,10 +77,7 @@ class Cell:
 class Panel:
     """The predictions for one setting, such as one number of workers.
 
-    Attributes:
-        facet: The setting.
-        cells: The prediction for each method and network.
-        missing: Why some methods have no prediction.
+    `missing` has the reasons why some methods have no prediction.
     """
 
     facet: Facet
@@ -120,12 +117,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The predictions for a study.
-
-    Attributes:
-        panels: The settings with predictions.
-        calibration: The measurements behind the predictions.
-    """
+    """The predictions for the settings of a study, and the measurements behind them."""
 
     panels: list[Panel]
     calibration: Calibration

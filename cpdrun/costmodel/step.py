@@ -41,9 +41,6 @@ class Setup:
             worker.
         group_size: The number of workers in a group, for algorithm=hierarchical.
         inner: The network inside a group. None means `network`.
-
-    Raises:
-        ValueError: The algorithm is unknown, or the number of workers is not a multiple of group_size.
     """
 
     workers: int

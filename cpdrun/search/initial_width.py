@@ -86,12 +86,9 @@ def start_at(ladder: Ladder, width: int, seed: int | None) -> Ladder:
 
 @dataclass(frozen=True)
 class Starts:
-    """How a search chooses the starts of its ladders, and the recorded starts.
+    """How a search chooses the starts of its ladders, PREDICTED or WIDEST, and the recorded starts.
 
-    Attributes:
-        by: PREDICTED or WIDEST.
-        ladders: The recorded start of each ladder, keyed by label: a bit width, and the seed that is in no pair, if
-            any.
+    A start, keyed by the ladder's label, is a bit width and the seed that is in no pair, if any.
     """
 
     by: str

@@ -17,13 +17,10 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class EffectRule:
-    """A rule that decides which runs some keys affect.
+    """A rule that decides which runs some keys, or all keys of a group, affect.
 
-    Attributes:
-        keys: The keys. A group stands for all its keys.
-        used: Returns True if the keys affect a run with the given config.
-        why: The reason for the user if they do not. `{kinds}` becomes the class names of `section` in the runs.
-        section: The section of the config that `{kinds}` refers to.
+    `why` is the reason for the user if they affect none. Its `{kinds}` becomes the class names of `section` in the
+    runs.
     """
 
     keys: tuple[str, ...]

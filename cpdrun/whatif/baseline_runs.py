@@ -60,13 +60,7 @@ class BaselineRun:
 
 @dataclass(frozen=True)
 class SubjectLadder:
-    """A ladder of candidates to forecast.
-
-    Attributes:
-        label: The label of the ladder.
-        baseline: The cell name of the baseline.
-        subjects: The candidates, which differ only in their format.
-    """
+    """A ladder of candidates to forecast, with the cell name of its baseline."""
 
     label: str
     baseline: str

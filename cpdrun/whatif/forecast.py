@@ -43,13 +43,7 @@ Weights = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chance:
-    """The chance that a candidate fails, with an 80% credible interval.
-
-    Attributes:
-        mean: The mean over the distribution of the level.
-        low: The lower end of the interval.
-        high: The upper end of the interval.
-    """
+    """The mean chance that a candidate fails, and the ends of an 80% credible interval."""
 
     mean: float
     low: float
@@ -73,15 +67,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted logistic regression, and facts about its training data.
+    """The fitted logistic regression.
 
     Attributes:
         intercept: The intercept of the logit.
         slope: The slope with respect to the score.
         level_deviation: The standard deviation of the level between experiments.
-        strictness: The smallest and the largest strictness in the data.
-        candidates: The number of candidates in the data.
-        experiments: The number of experiments in the data.
+        strictness: The smallest and the largest strictness in the training data.
+        candidates: The number of candidates in the training data.
+        experiments: The number of experiments in the training data.
     """
 
     intercept: float
@@ -169,14 +163,7 @@ def expit(logit: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """A candidate to forecast.
-
-    Attributes:
-        name: A unique name.
-        label: The label that is shown to the user.
-        bits: The bits per value.
-        config: The configuration of one of its runs.
-    """
+    """A candidate to forecast: a unique name, a label, the bits per value, and one run's config."""
 
     name: str
     label: str

@@ -44,13 +44,9 @@ MOST_PROGRAMS = 400
 
 @dataclass(frozen=True)
 class Step:
-    """The measured effects of lowering factors by one level.
+    """The measured effects of lowering factors, given by their indices, by one level.
 
     The first step lowers factors from the high level to the first low level.
-
-    Attributes:
-        factors: The indices of the factors that were measured.
-        effects: Their effects, in the same order.
     """
 
     factors: tuple[int, ...]
@@ -164,14 +160,7 @@ class Costs(Screen):
 
 @dataclass(frozen=True)
 class _Option:
-    """One combination of levels of a group's factors.
-
-    Attributes:
-        group: The index of the group.
-        levels: The levels of the group's low factors, keyed by the factor's index.
-        cost: The cost of the group's layers.
-        loss: The estimated loss.
-    """
+    """One combination of levels of a group's factors, with its cost and its estimated loss."""
 
     group: int
     levels: dict[int, int]

@@ -102,13 +102,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Factor:
-    """A role of a group of layers.
-
-    Attributes:
-        group: The index of the group.
-        role: The role, such as `weight`.
-        name: The name of the factor, such as `blocks.0 weight`.
-    """
+    """A role, such as `weight`, of the group with this index. Example of a name: `blocks.0 weight`."""
 
     group: int
     role: str
@@ -117,14 +111,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Screen:
-    """The layers, groups, and factors of a screen.
-
-    Attributes:
-        settings: The settings in the `screen:` section.
-        groups: The groups of layers.
-        factors: The factors.
-        layers: All layers of the model.
-    """
+    """The groups and factors of a screen, its settings, and all layers of the model."""
 
     settings: ScreenSettings
     groups: Sequence[LayerGroup]

@@ -89,11 +89,7 @@ class LayerDescription(Layer):
 
 
 class OperandRecorder:
-    """Record the operands of Linear and Conv layers, for worker 0.
-
-    Args:
-        model: The model.
-        here: Whether this rank emulates worker 0. Other ranks record nothing.
+    """Record the operands of Linear and Conv layers, if this rank emulates worker 0 (`here`).
 
     Attributes:
         layers: The layers to record, keyed by name.

@@ -47,13 +47,8 @@ class Observer:
     """Observe the tensors of a run on one rank.
 
     The training loop calls `begin` before and `end` after each step, and `save_part` and `save` to write the
-    observation. The learner calls `gradients` at each step.
-
-    Args:
-        config: The resolved configuration. `observe` is the number of steps to observe.
-        parts: The parts of the training loop, such as the model.
-        workers: The workers that this rank emulates.
-        run: The directory of the run.
+    observation. The learner calls `gradients` at each step. The config's key `observe` is the number of steps to
+    observe.
 
     Attributes:
         due: The steps to observe.
@@ -205,14 +200,9 @@ def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
 
 
 class Snapshot:
-    """Collect statistics of the tensors of one step on one rank.
+    """Collect the statistics of one step on one rank, as statistics[role][layer].
 
-    Args:
-        workers: The workers that this rank emulates.
-        layers: The number of the model's parameters, which limits the size of the samples.
-
-    Attributes:
-        statistics: The statistics as statistics[role][layer].
+    The number of the model's parameters, `layers`, limits the size of the samples.
     """
 
     def __init__(self, workers: Workers, layers: int) -> None:

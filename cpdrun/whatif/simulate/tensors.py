@@ -123,11 +123,8 @@ def _uncovered(
 class _OperandSimulator:
     """Simulate the rounding of weights, activations, or output gradients.
 
-    Attributes:
-        role: The role of the tensors.
-        rules: The rules of the precision.
-        layers: The layers keyed by parameter name for weights, otherwise by layer name.
-        larger: log2 of the factor by which observed values are multiplied, because the config has another loss scale.
+    Weights have the names of parameters; other tensors have those of layers. Observed values are multiplied by
+    2^larger, because the config may have another loss scale.
     """
 
     role: str
@@ -153,13 +150,7 @@ class _UpdateSimulator:
     """Simulate the rounding of updates, and count lost updates.
 
     Updates are rounded to the format of the optimizer's operations. They can be lost if weights are stored in a
-    narrower format without a float32 master copy.
-
-    Attributes:
-        observation: The observed tensors, with the weights before each step.
-        precision: The precision.
-        rules: The rules of the precision.
-        holders: The layer of each parameter, keyed by the parameter's name.
+    narrower format without a float32 master copy. `holders` maps a parameter's name to its layer.
     """
 
     observation: Observation
