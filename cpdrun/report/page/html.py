@@ -92,7 +92,7 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
     Args:
         content: The content of the report.
-        pictures: The SVGs of the plots, keyed by the plot's name, as `pictures.render` returns them.
+        pictures: The SVGs of the plots, keyed by the plot's name, as `pictures.svgs` returns them.
         progress: The progress of the sweep if the page follows a running sweep, or None.
     """
     study = content.study

@@ -3,8 +3,15 @@
 import contextlib
 import gc
 import io
+import os
+import signal
+import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import matplotlib
@@ -18,17 +25,66 @@ from cpdrun.study.study import Study
 
 KINDS = ("png", "svg", "pdf")
 
+_jobs: Sequence["_Job"]  # All jobs of `render`, in the processes that it starts.
 
-def draw(study: Study) -> dict[str, Figure]:
-    """Draw all plots for which the runs have the data, and return their figures, keyed by the plot's name."""
-    figures = {}
+
+def render(study: Study, kinds: Sequence[str]) -> dict[str, dict[str, bytes]]:
+    """Draw all plots for which the runs have the data, and return the content of their files.
+
+    The plots are drawn in several processes if that is safe: each of them is a fork of this process, which must
+    therefore have no other threads.
+
+    Args:
+        study: The study to draw.
+        kinds: The file formats, which are members of `KINDS`. An SVG is returned as matplotlib writes it:
+            `svg.standalone` turns it into the content of a file, and `svg.inline` into an element of the page.
+
+    Returns:
+        The contents, keyed by the plot's name and then by the file format.
+    """
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
-    for plot in plots.available():
-        if not parts[plot.of_cases].groups:
-            continue
-        with contextlib.suppress(plots.NotDrawnError):
-            figures[plot.name] = _drawn(parts[plot.of_cases], plot)
-    return figures
+    jobs = [
+        _Job(parts[plot.of_cases], plot, kinds) for plot in plots.available() if parts[plot.of_cases].groups
+    ]
+    contents = _run_all(jobs)
+    return {job.plot.name: content for job, content in zip(jobs, contents, strict=True) if content}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A plot to draw, the study that it shows, and the formats of its files."""
+
+    study: Study
+    plot: plots.Plot
+    kinds: Sequence[str]
+
+    def run(self) -> dict[str, bytes]:
+        """Return the content of the plot's files, or nothing if the runs lack the data for it."""
+        try:
+            figure = _drawn(self.study, self.plot)
+        except plots.NotDrawnError:
+            return {}
+        with _style():
+            return {kind: _content(figure, kind) for kind in self.kinds}
+
+
+def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if cores == 1 or threading.active_count() > 1 or "torch" in sys.modules:
+        return [job.run() for job in jobs]
+    with ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (jobs,)) as pool:
+        return list(pool.map(_run_in_process, range(len(jobs))))
+
+
+def _start_process(jobs: Sequence[_Job]) -> None:
+    """Keep the jobs, which the new process inherits. The main process alone reacts to an interruption."""
+    global _jobs
+    _jobs = jobs
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_in_process(number: int) -> dict[str, bytes]:
+    return _jobs[number].run()
 
 
 def draw_one(study: Study, name: str) -> Figure:
@@ -72,41 +128,33 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure:
     return figure
 
 
-def render(figures: dict[str, Figure]) -> dict[str, str]:
-    """Return the SVG of each figure, as matplotlib writes it, keyed by the plot's name.
-
-    `svg.standalone` turns it into the content of a file, and `svg.inline` into an element of the page.
-    """
-    with _style():
-        return {name: _content(figure, "svg").decode() for name, figure in figures.items()}
+def svgs(rendered: dict[str, dict[str, bytes]]) -> dict[str, str]:
+    """Return the SVGs among the contents that `render` returned, keyed by the plot's name."""
+    return {name: contents["svg"].decode() for name, contents in rendered.items()}
 
 
-def write(
-    folder: Path, figures: dict[str, Figure], rendered: dict[str, str], kinds: Sequence[str]
-) -> list[Path]:
-    """Write the figures in each file format of `kinds` and return the paths.
+def write(folder: Path, rendered: dict[str, dict[str, bytes]], kinds: Sequence[str]) -> list[Path]:
+    """Write the pictures in each file format of `kinds` and return the paths.
 
     Each file is written completely or not at all. If a plot was not drawn, its pictures from an earlier report are
     removed. Pictures in formats other than `kinds` are not touched.
 
     Args:
         folder: The folder of the report.
-        figures: The figures, keyed by the plot's name.
-        rendered: The SVGs that `render` returned, keyed by the plot's name.
+        rendered: The contents that `render` returned.
         kinds: The file formats, which are members of `KINDS`.
     """
-    for name in set(plots.names()) - figures.keys():
+    for name in set(plots.names()) - rendered.keys():
         for kind in kinds:
             (folder / f"{name}.{kind}").unlink(missing_ok=True)
     files = []
-    with _style():
-        for name, figure in figures.items():
-            for kind in kinds:
-                files.append(folder / f"{name}.{kind}")
-                if kind == "svg":
-                    write_text(files[-1], svg.standalone(rendered[name]))
-                else:
-                    write_bytes(files[-1], _content(figure, kind))
+    for name, contents in rendered.items():
+        for kind in kinds:
+            files.append(folder / f"{name}.{kind}")
+            if kind == "svg":
+                write_text(files[-1], svg.standalone(contents[kind].decode()))
+            else:
+                write_bytes(files[-1], contents[kind])
     return files
 
 

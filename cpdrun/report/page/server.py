@@ -126,7 +126,7 @@ class LivePage:
             content = read_content(self.sweeps, self.options)
         except ReportError as error:
             return html.waiting_page(list(sweep_names(self.sweeps)), str(error), progress)
-        return html.page(content, pictures.render(pictures.draw(content.study)), progress)
+        return html.page(content, pictures.svgs(pictures.render(content.study, ["svg"])), progress)
 
 
 def application(page: LivePage) -> bottle.Bottle:
