@@ -189,7 +189,7 @@ class ForecastRow:
         agreement_s: The time to agree on APS scales; 0 without APS.
         exchange_s: The time to pack, send, add, and unpack.
         exposed_s: The part of agreement_s and exchange_s that does not overlap with computation.
-        total_s: The whole step.
+        total_s: The time of the whole step.
         speedup: The speed-up over a single worker.
     """
 
