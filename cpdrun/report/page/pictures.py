@@ -1,4 +1,4 @@
-"""Draw every plot once, and write it in each of the requested file formats."""
+"""Draw every plot once, and write it in each requested file format."""
 
 import contextlib
 import gc
@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,18 +29,17 @@ _jobs: Sequence["_Job"]  # All jobs of `render`, in the processes that it starts
 
 
 def render(study: Study, kinds: Sequence[str]) -> dict[str, dict[str, bytes]]:
-    """Draw all plots for which the runs have the data, and return the content of their files.
+    """Draw the plots that the data allows, and return the content of their files.
 
-    The plots are drawn in several processes if that is safe: each of them is a fork of this process, which must
-    therefore have no other threads.
+    The plots are drawn in several processes if this process has no other threads, so that forking it is safe.
 
     Args:
         study: The study to draw.
-        kinds: The file formats, which are members of `KINDS`. An SVG is returned as matplotlib writes it:
-            `svg.standalone` turns it into the content of a file, and `svg.inline` into an element of the page.
+        kinds: Members of `KINDS`. SVGs are returned as matplotlib writes them. `svg.standalone` converts one to a file,
+            and `svg.inline` to an element of the page.
 
     Returns:
-        The contents, keyed by the plot's name and then by the file format.
+        The contents as {plot name: {kind: content}}.
     """
     parts = {of_cases: _part(study, of_cases) for of_cases in (None, True, False)}
     jobs = [
@@ -59,7 +58,7 @@ class _Job:
     kinds: Sequence[str]
 
     def run(self) -> dict[str, bytes]:
-        """Return the content of the plot's files, or nothing if the runs lack the data for it."""
+        """Return {kind: content} of the plot, or {} if the runs lack its data."""
         try:
             figure = _drawn(self.study, self.plot)
         except plots.NotDrawnError:
@@ -77,7 +76,7 @@ def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
 
 
 def _start_process(jobs: Sequence[_Job]) -> None:
-    """Keep the jobs, which the new process inherits. The main process alone reacts to an interruption."""
+    """Store the jobs, and leave Ctrl-C to the main process."""
     global _jobs
     _jobs = jobs
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,7 +87,7 @@ def _run_in_process(number: int) -> dict[str, bytes]:
 
 
 def draw_one(study: Study, name: str) -> Figure:
-    """Draw the plot with the given name and return its figure.
+    """Draw one plot and return its figure.
 
     Raises:
         NotDrawnError: The runs lack the data that the plot needs.
@@ -105,20 +104,21 @@ def draw_one(study: Study, name: str) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """Return the content of a figure's PNG file."""
     with _style():
         return _content(figure, "png")
 
 
 def _part(study: Study, of_cases: bool | None) -> Study:
-    """Return the part of the study that a plot shows, given the plot's attribute `of_cases`."""
+    """Return the facets that a plot with this `of_cases` shows."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
-    return study.of_facets(has_cases=of_cases)
+    chosen = [facet for facet in study.facets if facet.has_cases == of_cases]
+    groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
+    return replace(study, groups=list(groups))
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure:
-    """Draw a plot and compute its layout. The layout is then final, so it is the same in all file formats."""
+    """Draw a plot and fix its layout, so that all file formats look the same."""
     with _style():
         figure = plot.draw(study)
         layout = figure.get_layout_engine()
@@ -129,20 +129,19 @@ def _drawn(study: Study, plot: plots.Plot) -> Figure:
 
 
 def svgs(rendered: dict[str, dict[str, bytes]]) -> dict[str, str]:
-    """Return the SVGs among the contents that `render` returned, keyed by the plot's name."""
+    """Return the SVG of each plot from the result of `render`."""
     return {name: contents["svg"].decode() for name, contents in rendered.items()}
 
 
 def write(folder: Path, rendered: dict[str, dict[str, bytes]], kinds: Sequence[str]) -> list[Path]:
-    """Write the pictures in each file format of `kinds` and return the paths.
+    """Write the pictures in each format of `kinds` and return the paths.
 
-    Each file is written completely or not at all. If a plot was not drawn, its pictures from an earlier report are
-    removed. Pictures in formats other than `kinds` are not touched.
+    Each file is written completely or not at all. In these formats, pictures of plots that were not drawn are removed.
 
     Args:
         folder: The folder of the report.
-        rendered: The contents that `render` returned.
-        kinds: The file formats, which are members of `KINDS`.
+        rendered: The result of `render`.
+        kinds: Members of `KINDS`.
     """
     for name in set(plots.names()) - rendered.keys():
         for kind in kinds:
@@ -159,10 +158,10 @@ def write(folder: Path, rendered: dict[str, dict[str, bytes]], kinds: Sequence[s
 
 
 def _content(figure: Figure, kind: str) -> bytes:
-    """Draw a figure and return the content of its file.
+    """Return a figure as the bytes of a PNG, PDF or SVG file.
 
-    The file contains no date, so that the same runs always give the same file. `Figure.savefig` would draw the figure
-    twice, because its first drawing finds the layout. This function draws it once.
+    The bytes contain no date, so the same runs give the same file. `Figure.savefig` is slower, because it draws the
+    figure twice to find the layout.
     """
     content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
     try:
@@ -183,9 +182,9 @@ def _content(figure: Figure, kind: str) -> bytes:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Apply the style of the report within a `with` block, and pause garbage collection.
+    """Apply the style of the report, and pause garbage collection.
 
-    Garbage collection would take a tenth of the drawing time.
+    Collecting garbage would take a tenth of the drawing time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
