@@ -31,7 +31,14 @@ from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin
 from cpdrun.search.ladders import Candidate, Ladder, LadderState
 from cpdrun.search.plan import TOLERANCES, CostForecast, NextCandidate, SearchPlan
 from cpdrun.search.question import Question, key_of
-from cpdrun.search.results import MissingPrediction, Results, SearchResult, baseline_labels, tuned_arms
+from cpdrun.search.results import (
+    MissingPrediction,
+    Results,
+    SearchResult,
+    baseline_labels,
+    baseline_problem,
+    tuned_arms,
+)
 from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width
@@ -148,7 +155,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=results.baseline_problem(ladder.baseline),
+        problem=baseline_problem(results, ladder.baseline),
         margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
@@ -234,7 +241,7 @@ def _describe_runs(results: Results) -> str:
     if tuning:
         cells = len(tuning.arms)
         grid = sum(map(tuning.runs, tuning.arms)) + cells * seeds
-    tuned = results.tuning_runs() if tuning else None
+    tuned = tuning.runs_ended(results.ended) if tuning else None
     return render("search_runs.j2", runs=results.runs, tuning_runs=tuned, seeds=seeds, cells=cells, grid=grid)
 
 
