@@ -92,7 +92,7 @@ class Accumulator:
 
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.accumulators.native",
-        "cuda": "custom_fp.accumulators.on_cuda",
+        "cuda": "custom_fp.accumulators.cuda",
         "any": "custom_fp.accumulators.reference",
     }
 

@@ -58,7 +58,7 @@ class Affine(NumberFormat):
     takes_rounding: ClassVar = True
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.affine_native:backend",
-        "cuda": "custom_fp.scaled.on_cuda:affine",
+        "cuda": "custom_fp.scaled.codebook_cuda:affine",
         "any": "custom_fp.scaled.affine:backend",
     }
     exponent_bits: ClassVar = None

@@ -130,7 +130,7 @@ class BlockFormat(NumberFormat):
     )
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.tiles_native:backend",
-        "cuda": "custom_fp.scaled.tiles_on_cuda:backend",
+        "cuda": "custom_fp.scaled.tiles_cuda:backend",
         "any": "custom_fp.scaled.tiles:backend",
     }
     exponent_bits: ClassVar = None

@@ -37,7 +37,7 @@ class Codebook(NumberFormat):
     scale_bits: ClassVar = 32  # a float32
     BACKENDS: ClassVar = {
         "cpu": "custom_fp.scaled.codebook_native:backend",
-        "cuda": "custom_fp.scaled.on_cuda:codebook",
+        "cuda": "custom_fp.scaled.codebook_cuda:codebook",
         "any": "custom_fp.scaled.codebook:backend",
     }
     exponent_bits: ClassVar = None

@@ -65,8 +65,8 @@ class Tabulated(NumberFormat):
     """Raises ValueError where the values are no table of numbers with a zero."""
 
     BACKENDS: ClassVar = {
-        "cpu": "custom_fp.tabulated.native",
-        "cuda": "custom_fp.tabulated.on_cuda",
+        "cpu": "custom_fp.native",
+        "cuda": "custom_fp.cuda",
         "any": "custom_fp.reference",
     }
     exponent_bits: ClassVar = None

@@ -13,5 +13,5 @@ overflow   none in a codebook; elements saturate at the largest value (section 6
 
 Inputs are rounded to float32 first. formats/block.py says each step of elements in blocks. blocks.py has what codebooks
 share with them. codebook.py, tiles.py and affine.py compute in torch on any device; *_native.py with the compiled
-extensions on the CPU and *on_cuda.py with CUDA's kernels: the same bits.
+extensions on the CPU and *_cuda.py with CUDA's kernels: the same bits.
 """

@@ -1,4 +1,4 @@
-"""Codebooks with the compiled extension, csrc/scaled/, on the CPU; torch moves the bits of packed codes."""
+"""The compiled CPU backend of codebooks (csrc/scaled/). Torch packs codes that are not 4 or 8 bits wide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _scaled
+from custom_fp import _native
 from custom_fp.formats.codebook import Codebook
 from custom_fp.rule import Rule
 from custom_fp.scaled.blocks import single
@@ -28,12 +28,12 @@ class NativeCodebook(CodebookBlocks):
             return
         addresses, (tables, _) = (x.data_ptr(), out.data_ptr()), _tables(fmt)
         sizes = outer, length, inner, _block_size(fmt, length)
-        _scaled.codebook_columns(*addresses, *sizes, tables, get_num_threads())
+        _native.codebook_columns(*addresses, *sizes, tables, get_num_threads())
 
     def quantize_rows(self, x_RxN: Tensor, fmt: Codebook, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt)
-        _scaled.codebook_quantize(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
+        _native.codebook_quantize(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
 
     def encode(
         self, x: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor, axis: int | None = None
@@ -60,7 +60,7 @@ class NativeCodebook(CodebookBlocks):
         out.movedim(axis, -1).copy_(found)
 
     def encode_flat(self, x_n: Tensor, fmt: Codebook, codes_n: Tensor, scales_B: Tensor) -> None:
-        scales_B.zero_()  # of a tensor without elements, too
+        scales_B.zero_()  # also if the tensor has no elements
         self._encode(x_n.view(1, -1), fmt, codes_n, scales_B)
 
     def decode_flat(self, codes_n: Tensor, scales_B: Tensor, fmt: Codebook, out_n: Tensor) -> None:
@@ -69,17 +69,17 @@ class NativeCodebook(CodebookBlocks):
     def _encode(self, x_RxN: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor) -> None:
         (rows, n), (tables, _) = x_RxN.shape, _tables(fmt)
         addresses = x_RxN.data_ptr(), codes.data_ptr(), scales.data_ptr()
-        _scaled.codebook_encode(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
+        _native.codebook_encode(*addresses, rows, n, _block_size(fmt, n), tables, get_num_threads())
 
     def _decode(self, codes_RxN: Tensor, scales: Tensor, fmt: Codebook, out: Tensor) -> None:
         (rows, n), values = codes_RxN.shape, tables_of(fmt, "cpu").values
         addresses = codes_RxN.data_ptr(), scales.data_ptr(), out.data_ptr()
-        _scaled.codebook_decode(
+        _native.codebook_decode(
             *addresses, rows, n, _block_size(fmt, n), values.data_ptr(), get_num_threads()
         )
 
     def _scales(self, x: Tensor, fmt: Codebook) -> Tensor:
-        """For blocks along the last dimension."""
+        """Return memory for the scales of blocks along the last dimension."""
         return torch.empty((*x.shape[:-1], -(-x.shape[-1] // fmt.block)))
 
     def pack_flat(self, x_n: Tensor, fmt: Codebook, head: Tensor, body: Tensor) -> None:
@@ -90,7 +90,7 @@ class NativeCodebook(CodebookBlocks):
         elif fmt.code_bits == 4 and (fmt.block or 0) % 2 == 0:
             written, (tables, _) = body[: (n + 1) // 2], _tables(fmt)
             addresses = x_n.data_ptr(), written.data_ptr(), scales_B.data_ptr()
-            _scaled.codebook_pack_halves(*addresses, n, _block_size(fmt, n), tables, get_num_threads())
+            _native.codebook_pack_halves(*addresses, n, _block_size(fmt, n), tables, get_num_threads())
         else:
             super().pack_flat(x_n, fmt, head, body)
             return
@@ -102,20 +102,20 @@ class NativeCodebook(CodebookBlocks):
             super().unpack_flat(head, body, fmt, out_n)
             return
         codes_n = torch.empty(out_n.shape, dtype=torch.uint8)
-        _scaled.split_halves(body.data_ptr(), codes_n.data_ptr(), out_n.numel(), get_num_threads())
+        _native.split_halves(body.data_ptr(), codes_n.data_ptr(), out_n.numel(), get_num_threads())
         self.decode_flat(codes_n, head.clone().view(torch.float32), fmt, out_n)
 
 
 def _block_size(fmt: Codebook, n: int) -> int:
-    """Of the blocks that n values are cut in: no longer than there are values."""
+    """Return the block length for n values, at most n."""
     return max(1, min(fmt.block or n, n))
 
 
 @cache
-def _tables(fmt: Codebook) -> tuple[_scaled.CodebookTables, object]:
-    """What the compiled functions take, and what keeps its memory."""
+def _tables(fmt: Codebook) -> tuple[_native.CodebookTables, object]:
+    """Return the tables as kernels take them, and the object that owns their memory."""
     search = search_of(fmt, "cpu")
-    return _scaled.CodebookTables(*search.addresses(int), len(fmt.sorted_codes)), search
+    return _native.CodebookTables(*search.addresses(int), len(fmt.sorted_codes)), search
 
 
 backend = NativeCodebook()
