@@ -122,7 +122,7 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
         others: The other command-line arguments if the command accepts overrides, and None otherwise. The first of
             them that is neither an override nor an option may be the value of the option, as in `--exp digits_bits`.
     """
-    from custom_fp.words import did_you_mean
+    from custom_fp.suggestions import did_you_mean
 
     option, _, value = word.partition("=")
     key = option.lstrip("-").replace("-", "_")

@@ -148,7 +148,7 @@ def _help() -> str:
 
 def _nearest(name: str) -> str:
     """Return the end of the message about an unknown command. It names the most similar command, or all commands."""
-    from custom_fp.words import did_you_mean
+    from custom_fp.suggestions import did_you_mean
 
     names = [command for command in COMMANDS if "--" not in command]
     return did_you_mean(name, names) or f"; there are: {', '.join(names)}"

@@ -52,7 +52,7 @@ def sweeps_and_runs(**_: Any) -> list[str]:
 
 def formats(**_: Any) -> list[str]:
     """Return the names of the listed number formats."""
-    from custom_fp.facts import listed
+    from custom_fp.properties import listed
 
     return [fmt.name for fmt in listed()]
 

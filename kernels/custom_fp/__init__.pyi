@@ -30,6 +30,6 @@ from custom_fp.ops import quantize_rows as quantize_rows
 from custom_fp.ops import scale_pow2 as scale_pow2
 from custom_fp.ops import unpack as unpack
 from custom_fp.recipe.apply import apply_recipe as apply_recipe
-from custom_fp.rule import Overflow as Overflow
-from custom_fp.rule import Rounding as Rounding
-from custom_fp.rule import Rule as Rule
+from custom_fp.rounding import Overflow as Overflow
+from custom_fp.rounding import Rounding as Rounding
+from custom_fp.rounding import Rule as Rule

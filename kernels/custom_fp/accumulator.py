@@ -28,8 +28,8 @@ from custom_fp.formats.names import spelled as spelled_format
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Overflow, Rounding, Rule
-from custom_fp.words import did_you_mean
+from custom_fp.rounding import Overflow, Rounding, Rule
+from custom_fp.suggestions import did_you_mean
 
 EXACT, FP32 = words.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms

@@ -17,7 +17,7 @@ from torch import Tensor
 from custom_fp import compiled, reference
 from custom_fp.compiled import WAYS
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 KERNELS = (
     *(f"quantize_{rounding}_{size}" for rounding in WAYS for size in ("f32", "f64")),

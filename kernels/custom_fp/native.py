@@ -13,7 +13,7 @@ from torch import Tensor, get_num_threads
 from custom_fp import _native
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import clamp_shift
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 
 def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:

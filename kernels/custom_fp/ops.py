@@ -30,7 +30,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.operators import table as operators
 from custom_fp.operators.checks import as_source, check_axis, check_float, check_seed
 from custom_fp.operators.registration import is_plain
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from custom_fp.scaled.blocks import single
 
 __all__ = [

@@ -181,7 +181,7 @@ def test_tables(launched, name):
 @pytest.mark.parametrize("rounding", ["nearest_even", "stochastic"])
 def test_packed_tables(kernels, name, rounding):
     """A thread block, whose threads pass bytes through shared memory: what CUDA launches for one."""
-    from custom_fp.rule import Overflow, Rounding
+    from custom_fp.rounding import Overflow, Rounding
     from custom_fp.tabulated.tables import table_of
 
     fmt, n, way = custom_fp.parse(name), 2003, "drawn" if rounding == "stochastic" else "plain"

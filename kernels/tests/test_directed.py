@@ -12,7 +12,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.scaled.affine import AffineBlocks
 from custom_fp.scaled.tiles import Tiles
 from test_quantize import boundaries

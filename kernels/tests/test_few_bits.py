@@ -14,7 +14,7 @@ from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.scalar import Format
 from custom_fp.recipe.reading import read_rule
 from custom_fp.recipe.rounding import Rounding
-from custom_fp.rule import Rule, is_stochastic
+from custom_fp.rounding import Rule, is_stochastic
 from custom_fp.scaled.tiles import Tiles
 from gfloat.formats import format_info_ocp_e2m1, format_info_ocp_e4m3, format_info_ocp_e5m2
 

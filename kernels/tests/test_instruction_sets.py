@@ -15,7 +15,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import _accumulators, _native, _scaled, _tabulated, _tiles, backends
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from torch import Tensor
 
 MODULES = (_native, _scaled, _tiles, _tabulated, _accumulators)

@@ -15,7 +15,7 @@ from custom_fp import native, reference
 from custom_fp._tabulated import use_isa as use_tabulated_isa
 from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.names import parse
-from custom_fp.rule import Form, Rounding, Rule, is_stochastic
+from custom_fp.rounding import Form, Rounding, Rule, is_stochastic
 from custom_fp.scaled.tiles import Tiles
 from gfloat.formats import Domain, Signedness, format_info_p3109
 from torch import Tensor
@@ -81,7 +81,7 @@ def test_p3109_is_gfloats_with_the_same_random_bits(width, form):
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("name", ["e2m1fn", "e3m2", "e1m2", "p3109_k6p3se"])
 def test_the_probabilities_are_those_of_the_definition(name, form):
-    """Of R, as many go up as rule.Form says. Over distances in steps of a quarter of the last random bit, a quarter of
+    """As many R go up as `Form` says. Over distances in steps of a quarter of the last random bit, a quarter of
     which are halves of it, halves to even and to odd have no bias; `fast` has an eighth of it."""
     fmt = parse(name)
     values = sorted({abs(v) for v in np.array(fmt.values())[np.isfinite(fmt.values())].tolist()})

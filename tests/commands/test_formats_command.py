@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from custom_fp.facts import facts, listed
 from custom_fp.formats.names import KINDS, parse
+from custom_fp.properties import facts, listed
 
 from cpdrun.cli import main
 

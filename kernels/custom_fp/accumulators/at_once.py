@@ -17,7 +17,7 @@ from custom_fp.accumulator import MOST_DIGITS, Accumulator
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 SEQUENTIAL, EXACT, ALIGNED = ORDERS = ("sequential", "exact", "aligned")
 _AT_A_TIME = 1 << 22  # terms of a part

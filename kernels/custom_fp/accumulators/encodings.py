@@ -25,7 +25,7 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scalar import Format
 from custom_fp.operators import table as operators
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import from_blocks, to_blocks
 

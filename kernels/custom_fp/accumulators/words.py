@@ -7,8 +7,8 @@ from typing import Any
 
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, read_rounding
-from custom_fp.words import did_you_mean
+from custom_fp.rounding import Rounding, read_rounding
+from custom_fp.suggestions import did_you_mean
 
 EXACT = "exact"
 WORDS = (

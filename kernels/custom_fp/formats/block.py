@@ -6,7 +6,7 @@ library only. Every step is in float32 and rounded to nearest even; x is a block
     2  s = the block's scale                  by a rule, below; a value of the scale's format (scale.py)
     3  r = (1 / t) / s                        1 / s without a scale of the tensor; held at the largest float32
     4  q = x * r                              held within the least and the largest value, max, of an element
-    5  element = q rounded                    nearest_even, toward_zero or stochastic, index-keyed (rule.py)
+    5  element = q rounded                    nearest_even, toward_zero or stochastic, index-keyed (rounding.py)
     6  value = element * (s * t)              element * s without a scale of the tensor
 
 e is max / 2**margin, s_max the largest scale. Rules:

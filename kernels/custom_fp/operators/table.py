@@ -38,7 +38,7 @@ from custom_fp.operators.checks import (
     scale_shapes,
 )
 from custom_fp.operators.registration import Derivative, Work, operator
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 
 Fmt = NumberFormat | str  # a str is a name or a format's spelling
 

@@ -11,7 +11,7 @@ from custom_fp import ops
 from custom_fp.accumulator import is_name
 from custom_fp.formats.names import parse
 from custom_fp.recipe.tensor_aps import aps_quantize
-from custom_fp.rule import is_stochastic
+from custom_fp.rounding import is_stochastic
 
 NEAREST = "nearest_even"
 SIGNS = 0
@@ -23,7 +23,7 @@ class Rounding:
     """To a format, or of a sum by an accumulator of this name; the gradient passes straight through.
 
     aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: a rounding
-    of custom_fp.rule; stochastic and stochastic_N draw from torch's default generator where a layer is trained, and are
+    of rounding.py; stochastic and stochastic_N draw from torch's default generator where a layer is trained, and are
     nearest even where it is evaluated. hadamard: size of the random Hadamard transform along the dimension
     that a product sums over. history: steps whose largest values give the scale, which `delayed.py` keeps.
 

@@ -15,7 +15,7 @@
               The test set is read by the rules of the step before it
     format    any of custom_fp; fp32: left alone. One with scales has blocks along the dimension that a product sums
               over, for what a product reads; for all else in the order of the elements in memory
-    rounding  any of custom_fp.rule, nearest_even unless it is said, the only one of accumulators and parameters.
+    rounding  any of custom_fp.rounding, nearest_even unless it is said, the only one of accumulators and parameters.
               stochastic: drawn from torch's default generator, which a run seeds by its seed, the step and the worker,
               in training; evaluated, to nearest
     hadamard  size of the random Hadamard transform, a power of two, along the dimension that the product sums over,

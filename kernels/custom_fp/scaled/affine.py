@@ -14,7 +14,7 @@ from custom_fp.formats.affine import Affine
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scale import Integer
 from custom_fp.reference import random_words, write
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.blocks import from_blocks, join_codes, single, split_codes, to_blocks
 from custom_fp.scaled.elements import to_integer
 

@@ -7,7 +7,7 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _scaled
 from custom_fp.formats.affine import Affine
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.affine import NEAREST, AffineBlocks
 from custom_fp.scaled.blocks import single
 

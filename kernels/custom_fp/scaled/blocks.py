@@ -17,7 +17,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.operators import table as operators
 from custom_fp.operators.checks import scale_dtype
 from custom_fp.reference import write
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 Encoded = tuple[Tensor, Tensor]  # codes or values of elements (B, K), scales (B,)
 

@@ -10,7 +10,7 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _scaled
 from custom_fp.formats.codebook import Codebook
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.codebook import CodebookBlocks, tables_of
 from custom_fp.scaled.search import search_of

@@ -11,7 +11,7 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scale import Integer
 from custom_fp.operators import table as operators
 from custom_fp.reference import goes_up, round_to_format
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 
 def rounded(fmt: BlockFormat, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:

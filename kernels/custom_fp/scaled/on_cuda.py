@@ -13,7 +13,7 @@ from custom_fp.cuda import address, blocks, launch
 from custom_fp.formats.affine import Affine
 from custom_fp.formats.codebook import Codebook
 from custom_fp.formats.layout import Layout
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.affine import NEAREST, AffineBlocks
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.codebook import CodebookBlocks

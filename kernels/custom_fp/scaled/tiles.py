@@ -13,7 +13,7 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.operators.checks import scale_dtype
 from custom_fp.reference import random_words, write
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled import elements, scales
 from custom_fp.scaled.blocks import from_blocks, join_codes, single, split_codes, to_blocks
 

@@ -12,7 +12,7 @@ from custom_fp import _tiles
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Block, Layout, cut
 from custom_fp.operators.checks import scale_dtype
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.tiles import NEAREST, Tiles
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from custom_fp.cuda import address, blocks, launch, told, way
 from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.tiles import NEAREST, Tiles

@@ -10,7 +10,7 @@ from torch import Tensor, get_num_threads
 from custom_fp import _tabulated
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.reference import clamp_shift
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.tables import table_of
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from custom_fp import reference
 from custom_fp.cuda import address, addresses, blocks, launch
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.tables import table_of
 
 

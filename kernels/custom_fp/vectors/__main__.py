@@ -15,9 +15,9 @@ from typing import Any, TextIO
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.block_scales import elements_of, size_of
 from custom_fp.backends import only_reference
-from custom_fp.facts import definition, facts
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.properties import definition, facts
 from custom_fp.vectors import dots
 from custom_fp.vectors.answers import Row, rows, rules, shape_of
 from custom_fp.vectors.inputs import corners
@@ -73,7 +73,7 @@ def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
         **about,
         "format": {**asdict(facts(fmt)), "spelled": spelled(fmt)},
         "definition": definition(fmt),
-        "rounding_is_defined_in": "custom_fp/rule.py",
+        "rounding_is_defined_in": "custom_fp/rounding.py",
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.reference import random_words
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.vectors.blocks import blocks, other_block, size_of
 from custom_fp.vectors.inputs import inputs
 

@@ -19,7 +19,7 @@ from custom_fp.accumulators import native as dots_native
 from custom_fp.accumulators import on_cuda as dots_on_cuda
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import on_cuda, tiles_on_cuda
 from custom_fp.tabulated import on_cuda as tables_on_cuda
 from ptx_device import Device

@@ -15,7 +15,7 @@ import torch
 from custom_fp import cuda
 from custom_fp.accumulators import on_cuda as dots
 from custom_fp.compiled import WAYS
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import on_cuda, tiles_on_cuda
 from custom_fp.tabulated import on_cuda as tables
 from ptx_device import Device

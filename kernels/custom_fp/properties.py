@@ -15,7 +15,7 @@ from custom_fp.formats.names import KINDS, installed, parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import FAMILIES
 from custom_fp.formats.synonyms import SYNONYMS
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
