@@ -10,9 +10,9 @@ from importlib import import_module
 
 _HOME = {
     "Accumulator": "accumulator",
-    "Affine": "formats.affine",
-    "BlockFormat": "formats.block",
-    "Codebook": "formats.codebook",
+    "Affine": "formats.scaled",
+    "BlockFormat": "formats.scaled",
+    "Codebook": "formats.scaled",
     "Format": "formats.scalar",
     "Quantizer": "layers.modules",
     "QuantConv1d": "layers.modules",
@@ -40,6 +40,8 @@ _HOME = {
     "quantize_rows": "ops",
     "quantize_model": "layers.modules",
     "quantize_model_": "layers.modules",
+    "Scale": "formats.scale",
+    "ScaledFormat": "formats.scaled",
     "scale_pow2": "ops",
     "unpack": "ops",
 }

@@ -399,5 +399,5 @@ def quantize_rows(x_RxN: Tensor, fmt: NumberFormat | str) -> Tensor:
     check_float(x_RxN)
     source = single(as_source(x_RxN))
     result = torch.empty_like(source)
-    function("quantize_rows", type(fmt), x_RxN.device.type)(source, fmt, result)
+    function("quantize_rows", fmt.backends, x_RxN.device.type)(source, fmt, result)
     return result

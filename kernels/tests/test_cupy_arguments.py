@@ -108,7 +108,7 @@ def launches(monkeypatch):
 
     def backend_of(kind, device):
         return backends._resolve(
-            kind.BACKENDS["cuda" if device == "cpu" and "cuda" in kind.BACKENDS else "any"]
+            kind.backends["cuda" if device == "cpu" and "cuda" in kind.backends else "any"]
         )
 
     monkeypatch.setattr(backends, "_backend", backend_of)

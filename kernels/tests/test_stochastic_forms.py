@@ -16,7 +16,7 @@ from custom_fp._tabulated import use_isa as use_tabulated_isa
 from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.names import parse
 from custom_fp.rounding import Form, Rounding, Rule, is_stochastic
-from custom_fp.scaled.tiles import Tiles
+from custom_fp.scaled.arithmetic import ScaledReference
 from gfloat.formats import Domain, Signedness, format_info_p3109
 from torch import Tensor
 
@@ -152,7 +152,7 @@ def test_every_build_draws_as_the_reference(isa, form, bits):
         assert torch.equal(custom_fp.pack(x, fmt, shift=3, **how), packed), name
     for name in ("nvfp4", "mxfp8_e4m3"):
         fmt, out = parse(name), torch.empty(10, 192)
-        Tiles().quantize(x[:1920].view(10, 192), fmt, rule, out, None)
+        ScaledReference().quantize(x[:1920].view(10, 192), fmt, rule, out, None)
         assert same(custom_fp.quantize(x[:1920].view(10, 192), fmt, **how), out), name
 
 

@@ -54,8 +54,8 @@ def accumulate(
 ) -> None:
     """width None: exact."""
     device, terms_n, out_n = out.device.type, [x.view(-1) for x in tensors], out.view(-1)
-    add = function("add_at_once", Accumulator, device)
-    quantize = function("quantize", type(fmt), device)
+    add = function("add_at_once", Accumulator.backends, device)
+    quantize = function("quantize", fmt.backends, device)
     for start, stop in _parts(out.numel(), len(tensors)):
         total = torch.empty(stop - start, dtype=torch.float64, device=out.device)
         add([x[start:stop] for x in terms_n], width, _emin(fmt), total)
@@ -65,7 +65,7 @@ def accumulate(
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: NumberFormat, n: int, width: int | None, rule: Rule, out: Tensor
 ) -> None:
-    unpack, pack = (function(name, type(fmt), out.device.type) for name in ("unpack", "pack"))
+    unpack, pack = (function(name, fmt.backends, out.device.type) for name in ("unpack", "pack"))
     for start, stop in _parts(n, len(payloads)):
         data = slice(start // 8 * fmt.bits, -(-stop // 8) * fmt.bits)
         terms = torch.empty(len(payloads) + 1, stop - start, device=out.device)

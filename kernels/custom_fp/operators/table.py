@@ -47,7 +47,7 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 
 def _on(x: Tensor, fmt: NumberFormat | Accumulator, name: str) -> Callable[..., None]:
-    return function(name, type(fmt), _device(x))
+    return function(name, fmt.backends, _device(x))
 
 
 def _device(x: Tensor) -> str:
@@ -126,7 +126,7 @@ def quantize(
 @operator("(Tensor x, SymInt shift) -> Tensor", vmap=all_at_once)
 def scale_pow2(x: Tensor, shift: int) -> Work:
     check_float(x)
-    scale = function("scale_pow2", Format, _device(x))
+    scale = function("scale_pow2", Format.BACKENDS, _device(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
 
@@ -143,7 +143,7 @@ def max_exponent(x: Tensor) -> Work:
 
 def max_exponent_of(x: Tensor) -> int | None:
     check_float(x)
-    return function("max_exponent", Format, _device(x))(as_source(x))
+    return function("max_exponent", Format.BACKENDS, _device(x))(as_source(x))
 
 
 # ---- Hadamard transforms
@@ -185,7 +185,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
         middle = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         source = quantize.compute(x, "fp32") if x.dtype is torch.float64 else as_source(x)
         if size <= shape[axis]:
-            transform = function("hadamard", Format, _device(x))
+            transform = function("hadamard", Format.BACKENDS, _device(x))
             transform(source.view(middle), size, seed, inverse, out.view(middle))
         else:  # no whole block
             scale_pow2.compute(source, 0, out=out)
@@ -287,7 +287,7 @@ def accumulate(
     if order != at_once.SEQUENTIAL:
         at_once.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
-    check_knows("accumulate", type(fmt))
+    check_knows("accumulate", fmt)
     rule = _rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
@@ -319,7 +319,7 @@ def accumulate_packed(
     width: int | None = None,
 ) -> Work:
     fmt = read(fmt)
-    check_knows("accumulate_packed", type(fmt))
+    check_knows("accumulate_packed", fmt)
     rule = _rule(fmt, (rounding, overflow, seed, offset))
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
@@ -373,7 +373,7 @@ def matmul(
     """Matrices or batches of them; leading dimensions broadcast."""
     how, carries = read_accumulator(accumulator, kahan)
     for each in (how, read_accumulator(backward, kahan)[0]):
-        check_knows("matmul", type(each))
+        check_knows("matmul", each)
     check_matrices(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])

@@ -57,7 +57,7 @@ def of_accumulator(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Ro
 def _scales(operands: list[NumberFormat]) -> dict[str, Any]:
     if not operands[0].has_scales:
         return {}
-    each = [{"format": fmt.scale, "terms": size_of(fmt)} for fmt in operands]
+    each = [{"format": fmt.scale.format.name, "terms": size_of(fmt)} for fmt in operands]
     return {"scales": dict(zip(("a", "b"), each, strict=True))}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around, bits_of, value_of
 
 Case = tuple[str, list[int]]
@@ -91,11 +92,11 @@ def _parts(elements: list[list[int]], size: int) -> Iterator[list[int]]:
         yield part + [0] * (size - len(part))
 
 
-def _largest(fmt: NumberFormat) -> list[int]:
+def _largest(fmt: ScaledFormat) -> list[int]:
     """Largest magnitudes at which a scale changes: each boundary of its format where that has digits, else powers of
     two and what rules make of them, with what lies beside."""
-    target = getattr(fmt, "target", 1.0)
-    magnitudes = getattr(getattr(fmt, "scaled_by", None), "magnitudes", None)
+    target = 1.0 if fmt.has_zero_point else fmt.target
+    magnitudes = fmt.scale.format.magnitudes
     found: dict[int, None] = {}
     if magnitudes is not None:
         scales = [magnitudes.value_of(code) for code in range(magnitudes.max_code + 1)]

@@ -1,4 +1,4 @@
-// Scaled formats: the scale of a block, and what its elements are multiplied by. formats/block.py defines the steps, and
+// Scaled formats: the scale of a block, and what its elements are multiplied by. formats/scaled.py defines the steps, and
 // scaled/scales.py says them in torch; tiles_native.py packs what is here from a BlockFormat.
 #pragma once
 
