@@ -1,7 +1,7 @@
-"""Plot the metric after each epoch, with a panel for each strategy and a line for each format.
+"""Plot the metric after each epoch, with a panel per strategy and a line per format.
 
-A line shows the mean over the seeds, and the band around it goes from the smallest to the largest value of any seed.
-Formats with few bits have dark lines. Every panel also shows the baseline.
+A line is the mean over seeds. Its band extends from the smallest to the largest value of any seed. Formats with few
+bits have dark lines, and every panel shows the baseline.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ Curve = dict[int, list[float]]
 
 
 def draw(study: Study) -> Figure:
-    """Draw the training curves, with the panels of each facet side by side, and return the figure.
+    """Draw the training curves, with the panels of each facet side by side.
 
     Raises:
         NotDrawnError: No run recorded the metric after more than one epoch.
@@ -77,7 +77,7 @@ def _facet_panels(
 
 
 def _line(axes: Axes, study: Study, group: Group, curve: Curve, colors: dict[str, str]) -> Name:
-    """Draw the curve of a group with its band, and return the name to write next to it."""
+    """Draw the curve and the band of a group, and return its name."""
     epochs, means = list(curve), [mean(values) for values in curve.values()]
     color = FP32.color if group.is_baseline else colors[group.format]
     low, high = [min(v) for v in curve.values()], [max(v) for v in curve.values()]
