@@ -92,14 +92,14 @@ def _drawn(rule: Rule, n: int) -> list[int]:
 
 def _packed(x: Tensor, fmt: NumberFormat, rule: Rule) -> Tensor:
     data = torch.empty(fmt.packed_size(x.shape), dtype=torch.uint8)
-    function("pack", type(fmt), "any")(x, fmt, 0, rule, data)
+    function("pack", fmt.backends, "any")(x, fmt, 0, rule, data)
     return data
 
 
 def _unpacked(data: Tensor, fmt: NumberFormat, shape: Sequence[int]) -> list[int]:
     """The bits of the values."""
     out = torch.empty(shape, dtype=torch.float32)
-    function("unpack", type(fmt), "any")(data, fmt, 0, out)
+    function("unpack", fmt.backends, "any")(data, fmt, 0, out)
     return (out.view(-1).view(torch.int32).long() & 0xFFFFFFFF).tolist()
 
 
