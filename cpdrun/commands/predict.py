@@ -78,7 +78,7 @@ def _predict_experiment(
     from cpdrun.report.search_text import describe_candidates, tolerance_text
     from cpdrun.search.initial_width import subject_ladder
     from cpdrun.search.question import ask
-    from cpdrun.search.results import Results
+    from cpdrun.search.results import Results, pair_differences
     from cpdrun.sweep import listed
     from cpdrun.whatif.baseline_runs import find_baseline_runs, forecast_ladders, trained_outcomes
     from cpdrun.whatif.effects import check_not_diverged
@@ -110,7 +110,7 @@ def _predict_experiment(
     context = Context(
         tolerance_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
     )
-    outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
+    outcomes = trained_outcomes(pair_differences(results), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):
         subjects = [subject_ladder(question, ladder) for ladder in question.ladders]
         ladders = forecast_ladders(question.directory, subjects, found, results.strictness, outcomes)

@@ -276,12 +276,15 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
     if len(sweep.runs) > 1:
         try:
             study = read_study([sweep.directory])
-            hypotheses, power = study.hypotheses, seed_power(study)
+            power = seed_power(study)
             lines = answer_lines(study, sweep.directory, power)
         except ReportError:  # the command `cpdrun report` prints the error
             lines = []
         else:
             with writing(sweep.directory.path):
+                hypotheses = [
+                    each.hypothesis for each in study.judged.values() if each.hypothesis is not None
+                ]
                 write_ledger(sweep.directory, hypotheses)
         for line in lines:
             output.print(line)

@@ -36,7 +36,7 @@ from cpdrun.study.run_comparison import (
     row_of,
 )
 from cpdrun.study.study import Study
-from cpdrun.whatif.counterfactual import Counterfactual, damage, worst_layers
+from cpdrun.whatif.counterfactual import Counterfactual, role_damage, worst_layers
 from cpdrun.whatif.damage import GRADIENT, number
 from cpdrun.whatif.diagnosis import (
     MIN_DAMAGE_GAIN,
@@ -285,7 +285,7 @@ def _reason(diagnosis: Diagnosis) -> str:
     if counterfactual is not None and (
         counterfactual.role != GRADIENT or cause in (Cause.UNSEEN, Cause.EXACT)
     ):
-        return "observed" if damage(counterfactual.own, counterfactual.role) >= 1e-3 else ""
+        return "observed" if role_damage(counterfactual.own, counterfactual.role) >= 1e-3 else ""
     if diagnosis.is_baseline or cause is Cause.UNSEEN:
         return ""
     return "exact" if cause is Cause.EXACT and not _rounded_within(diagnosis.config) else "sums"
@@ -461,7 +461,7 @@ def _is_worse(study: Study, group: Group) -> bool:
     """
     gap = study.against_baseline(group)
     if gap is None:
-        return group.diverged > 0 or group.gave_up > 0
+        return group.diverged > 0 or bool(group.gave_up_seeds)
     return not study.may_be_within(group) or -gap.mean * study.metric.scale > study.tolerance
 
 

@@ -99,6 +99,6 @@ def describe_group(study: Study, group: Group) -> str:
         parts.append(f"{group.diverged} diverged")
     elif not study.learnt(group):
         parts.append("did not learn")
-    elif group.gave_up:
-        parts.append(f"{group.gave_up} did not learn")
+    elif group.gave_up_seeds:
+        parts.append(f"{len(group.gave_up_seeds)} did not learn")
     return f"{', '.join([name, *facet])}: {', '.join(parts)}"

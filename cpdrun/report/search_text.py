@@ -36,6 +36,7 @@ from cpdrun.search.results import (
     Results,
     SearchResult,
     baseline_labels,
+    baseline_problem,
     tuned_arms,
 )
 from cpdrun.shell.terminal import plain_table
@@ -154,7 +155,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=results.baseline_problem(ladder.baseline),
+        problem=baseline_problem(results, ladder.baseline),
         margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
@@ -240,7 +241,7 @@ def _describe_runs(results: Results) -> str:
     if tuning:
         cells = len(tuning.arms)
         grid = sum(map(tuning.runs, tuning.arms)) + cells * seeds
-    tuned = results.tuning_runs() if tuning else None
+    tuned = tuning.runs_ended(results.ended) if tuning else None
     return render("search_runs.j2", runs=results.runs, tuning_runs=tuned, seeds=seeds, cells=cells, grid=grid)
 
 

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from cpdrun.report.render import render_lines
 from cpdrun.stats.means import edges
 from cpdrun.study.axes import axis_text, plain, short_titles
 from cpdrun.study.choices import GROUPS, RECIPE
-from cpdrun.study.collect import SEED, IgnoredSetting
+from cpdrun.study.collect import SEED, IgnoredSetting, finished
+from cpdrun.study.facet_summary import sends_alike
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric, guess
 from cpdrun.study.search_record import CHOOSES, NOT_CHOSEN, USE, Tune
@@ -130,10 +133,24 @@ def question_notes(study: "Study") -> list[str]:
     return render_lines(
         "study.j2",
         study=study,
+        may_be_share=may_be_share(study),
         rule=counting_rule(key) if key in GROUPS else "",
         choosing=uses[CHOOSES],
         not_chosen=uses[NOT_CHOSEN],
     )
+
+
+def may_be_share(study: "Study") -> bool:
+    """Return True if the values look like an accuracy, although no record declares the metric as a share.
+
+    This matters because the default margin for shares differs from that for other metrics.
+    """
+    metric, done = study.metric, finished(study.runs)
+    values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
+    if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
+        return False
+    # If even the largest value is below 0.05, the metric may be a percentage, and no run may have learned anything.
+    return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 
 def counting_rule(group: str) -> str:
@@ -154,7 +171,7 @@ def sends_alike_text(study: "Study") -> str:
     key = study.bits_axis.key
     return (
         f"all runs send equally many bytes, because {key} does not change what is sent"
-        if study.sends_alike
+        if sends_alike(study)
         else ""
     )
 

@@ -135,11 +135,11 @@ def details(study: Study) -> pd.DataFrame:
             _numbers(study, group)
             | {
                 "learnt": study.learnt(group) if group.values else None,
-                "gave_up": group.gave_up,
+                "gave_up": len(group.gave_up_seeds),
                 "baseline": study.baseline_name if group in study.judged else "",
                 **_judged(study, group),
                 "hybrid": group.hybrid,
-                "test_samples": group.test_samples,
+                "test_samples": group.figures["test_samples"],
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
                 "parameters": group.figures["parameters"],
@@ -188,7 +188,10 @@ def _means(study: Study, is_short: bool) -> Shown:
     axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
     labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
     own = ["own ±" if is_short else OWN_SPREAD] if has_own_spread(study) else []
-    header = [*labels, "n", study.metric.title, study.difference_title, *own, "failed", "verdict"]
+    unit = f", {study.metric.points.strip()}" if study.metric.points else ""
+    sign = "" if study.metric.higher_is_better else ", +: better"
+    difference = f"against {study.baseline_name}{unit}{sign}"
+    header = [*labels, "n", study.metric.title, difference, *own, "failed", "verdict"]
     rows = []
     mean_texts = show_means(study)
     for i, group in enumerate(study.groups):
@@ -212,7 +215,7 @@ def show_means(study: Study) -> list[str]:
     """
     scale, digits = study.metric.scale, study.metric.digits
     most = digits + (_MORE_DECIMALS if study.metric.is_fraction else 0)
-    pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baseline_of(g)) is not None]
+    pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baselines.get(g)) is not None]
     apart = [(ours * scale, theirs * scale) for ours, theirs in pairs if not math.isclose(ours, theirs)]
     while digits < most and any(f"{ours:.{digits}f}" == f"{theirs:.{digits}f}" for ours, theirs in apart):
         digits += 1
@@ -251,7 +254,7 @@ def count_failed(study: Study, group: Group) -> int:
     """
     if group in study.judged and study.failures(group).failed:
         return study.failures(group).failed
-    failed = group.failed + group.diverged + group.gave_up
+    failed = group.failed + group.diverged + len(group.gave_up_seeds)
     return failed or (group.n_finished if group.values and not study.learnt(group) else 0)
 
 

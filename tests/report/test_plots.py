@@ -236,11 +236,11 @@ def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, m
     study = read_study([sweep.dir], metric=metric, tolerance=0.005 * (100 if sign == 1 else 1))
     ((group, judged),) = study.judged.items()
     _, low, high = span(study, group)
-    _, worst, best = margin_band(study, study.baseline_of(group))
+    _, worst, best = margin_band(study, study.baselines[group])
     assert judged.verdict is Verdict.CERTIFIED
     assert worst < low if sign == 1 else high < best
     ends = [
-        study.metric.scale * (study.baseline_of(group).mean + sign * gap)
+        study.metric.scale * (study.baselines[group].mean + sign * gap)
         for gap in (judged.judgement.low, judged.judgement.high)
     ]
     assert (low, high) == pytest.approx((min(ends), max(ends)))

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -112,7 +112,9 @@ def _part(study: Study, of_cases: bool | None) -> Study:
     """Return the facets that a plot with this `of_cases` shows."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
-    return study.of_facets(has_cases=of_cases)
+    chosen = [facet for facet in study.facets if facet.has_cases == of_cases]
+    groups = dict.fromkeys(group for facet in chosen for group in facet.all_groups)
+    return replace(study, groups=list(groups))
 
 
 def _drawn(study: Study, plot: plots.Plot) -> Figure:

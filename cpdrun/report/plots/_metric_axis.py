@@ -237,7 +237,7 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
-    baseline, judged = study.baseline_of(group), study.judged.get(group)
+    baseline, judged = study.baselines.get(group), study.judged.get(group)
     if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
         return mean, mean, mean
     sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.

@@ -30,7 +30,7 @@ baseline, or of another run if the baseline was not observed.
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.record import EpochRow
+from cpdrun.record import RunDir
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import caption, new_figure
@@ -49,7 +49,7 @@ from cpdrun.study import formats
 from cpdrun.study.axes import plain, short
 from cpdrun.study.gradient_sums import workers_per_scale
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.records import Observed, ObservedStep, read_observed
+from cpdrun.study.records import Observed, ObservedStep, read_observed, rows_of
 from cpdrun.study.run_comparison import row_of
 from cpdrun.study.study import Study
 
@@ -71,7 +71,7 @@ def draw_gradients(study: Study) -> Figure:
     """
     facet, recorded = _first_recorded(study)
     source = max(recorded, key=lambda group: (formats.bits(group.format) or 0, not group.aps))
-    epochs = _layers(study.history(source, 1))  # The heat map shows one run.
+    epochs = _layers(source.runs[:1])  # The heat map shows one run.
     every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
     layers = list(epochs[-1])[::every]
     compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]
@@ -109,15 +109,15 @@ def _layout(n_formats: int, n_layers: int) -> tuple[Figure, Axes, Axes, Axes]:
 
 def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
     for facet in study.facets:
-        found = {group: layers for group in facet.groups if (layers := _layers(study.history(group)))}
+        found = {group: layers for group in facet.groups if (layers := _layers(group.runs))}
         if found:
             return facet, found
     raise NotDrawnError("no run recorded its layers' exponents")
 
 
-def _layers(history: list[EpochRow]) -> list[Layers]:
-    """Return the recorded layers of each epoch, without epochs that recorded none."""
-    recorded = [row.layers or {} for row in history]
+def _layers(runs: Sequence[RunDir]) -> list[Layers]:
+    """Return the recorded layers of each epoch of some runs, without epochs that recorded none."""
+    recorded = [row.layers or {} for run in runs for row in rows_of(run)]
     epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
     return [layers for layers in epochs if layers]
 

@@ -20,6 +20,7 @@ from cpdrun.stats.means import mean
 from cpdrun.study import formats
 from cpdrun.study.axes import short
 from cpdrun.study.group import Facet, Group
+from cpdrun.study.records import rows_of, unit_of
 from cpdrun.study.study import Study
 
 # The values of all seeds in the unit in which the metric is shown, keyed by epoch or step.
@@ -50,7 +51,7 @@ def draw(study: Study) -> Figure:
 
 def _curve(study: Study, group: Group) -> Curve:
     curve: Curve = defaultdict(list)
-    for row in study.history(group):
+    for row in (row for run in group.runs for row in rows_of(run)):
         value, epoch = row.metrics.get(study.metric.name), row.epoch
         if isinstance(epoch, int) and isinstance(value, int | float):
             curve[epoch].append(study.metric.scale * value)
@@ -67,7 +68,7 @@ def _facet_panels(
         shown = [group for group in groups if group is not None and curves[group]]
         drawn[axes] = [_line(axes, study, group, curves[group], colors) for group in shown]
         axes.set_title(name, loc="right", color=styles[name].ink if name in styles else "black")
-        axes.set_xlabel(study.counted_in)
+        axes.set_xlabel(unit_of(run for group in study.groups for run in group.runs))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axes in panels[len(drawn) :]:
         axes.set_visible(False)
