@@ -93,9 +93,8 @@ class Accumulator:
     BACKENDS: ClassVar = Backends(
         "custom_fp.accumulators.reference",
         "custom_fp.accumulators.native",
-        "custom_fp.accumulators.on_cuda",
+        "custom_fp.accumulators.cuda",
     )
-
     backends: ClassVar = BACKENDS
 
     sum: Format | Tabulated | str = "fp32"

@@ -6,7 +6,7 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import Affine, _scaled
+from custom_fp import Affine, _native
 from custom_fp.formats.names import parse, spelled
 from custom_fp.scaled import arithmetic
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
@@ -87,8 +87,8 @@ def test_compiled_equals_the_reference_on_every_instruction_set(name):
         1e-42,
         torch.tensor([3e38, -3e38]),
     )
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         for axis in (None, 0, 1, 2):
             for source in (x, x[2, :29, :7].contiguous().view(29, 7, 1)):
                 expected = by_reference(source, fmt, axis)

@@ -15,7 +15,7 @@ import custom_fp
 import numpy as np
 import pytest
 import torch
-from custom_fp import _scaled
+from custom_fp import _native
 from custom_fp.formats.names import parse
 from scipy.stats import norm
 
@@ -87,8 +87,8 @@ def test_blocks_along_an_axis(book):
     each = custom_fp.quantize_rows(rows, book).view(3, 301, 70).movedim(-1, 1)
     if book.block == "tensor":
         each = custom_fp.quantize(x, book)
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         for source, axis in ((x, 1), (x.transpose(0, 1).contiguous(), 0), (x.mT.contiguous(), 2)):
             found = custom_fp.quantize(source, book, axis=axis)
             expected = each if source is x else each.transpose(0, 1) if axis == 0 else each.mT

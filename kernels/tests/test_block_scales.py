@@ -152,8 +152,8 @@ def test_native_is_the_reference():
         for batch in ((1, 1), (2, 1), (1, 2), (2, 2)):
             a, b = operands(how, batch, columns=70, depth=90)
             want = by_reference(a, b, how)
-            for isa in native._accumulators.isas():
-                native._accumulators.use_isa(isa)
+            for isa in native._native.isas():
+                native._native.use_isa(isa)
                 assert same_bits(custom_fp.matmul(a, b, accumulator=how, seed=5), want), (name, isa)
         assert want.isnan().any() and want.isfinite().any()
 
@@ -168,8 +168,8 @@ def test_values_that_are_subnormal_in_float32_have_their_own_exponent():
         )
         assert ((a != 0) & (a.abs() < 2.0**-126)).any()
         want = by_reference(a, b, how)
-        for isa in native._accumulators.isas():
-            native._accumulators.use_isa(isa)
+        for isa in native._native.isas():
+            native._native.use_isa(isa)
             assert same_bits(custom_fp.matmul(a, b, accumulator=how), want), (name, isa)
         found_a, found_b = (
             encodings.find(x, f, i, how) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)

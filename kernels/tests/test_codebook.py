@@ -10,7 +10,7 @@ from itertools import pairwise
 import custom_fp
 import pytest
 import torch
-from custom_fp import Codebook, _scaled
+from custom_fp import Codebook, _native
 from custom_fp.formats.names import parse
 from custom_fp.scaled import arithmetic
 from scaled_in_torch import in_torch
@@ -255,8 +255,8 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
         )
 
     found = []
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         found.append(everything())
     in_torch(monkeypatch)
     expected = everything()

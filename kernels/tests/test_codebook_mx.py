@@ -5,7 +5,7 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import ScaledFormat, _tiles
+from custom_fp import ScaledFormat, _native
 from scaled_in_torch import in_torch
 
 gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
@@ -110,15 +110,15 @@ def test_the_compiled_blocks_equal_torch_on_every_instruction_set(name, monkeypa
     with monkeypatch.context() as m:
         in_torch(m)
         expected = [results(x[:n], name) for n in (len(x), 1241, 1234 + 32)]
-    used = _tiles.isa()
+    used = _native.isa()
     try:
-        for isa in _tiles.isas():
-            _tiles.use_isa(isa)
+        for isa in _native.isas():
+            _native.use_isa(isa)
             for n, by_torch in zip((len(x), 1241, 1234 + 32), expected, strict=True):
                 for ours, theirs in zip(results(x[:n], name), by_torch, strict=True):
                     assert torch.equal(ours, theirs), (isa, n)
     finally:
-        _tiles.use_isa(used)
+        _native.use_isa(used)
 
 
 def test_the_result_may_be_changed_in_place():

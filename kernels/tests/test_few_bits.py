@@ -10,7 +10,6 @@ import gfloat
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.scalar import Format
 from custom_fp.recipe.parsing import read_rule
 from custom_fp.recipe.rounding import Rounding
@@ -80,10 +79,8 @@ def test_it_is_the_fastest_of_gfloat(name, info):
 @pytest.fixture(params=native._native.isas())
 def isa(request):
     native._native.use_isa(request.param)
-    use_tiles_isa(request.param)
     yield request.param
     native._native.use_isa(native._native.isas()[-1])
-    use_tiles_isa(native._native.isas()[-1])
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import custom_fp
 import pytest
 import scaled_oracle
 import torch
-from custom_fp import BlockFormat, _tiles
+from custom_fp import BlockFormat, _native
 from custom_fp.formats.names import parse
 from custom_fp.scaled.scales import values as scale_values
 from scaled_in_torch import in_torch
@@ -96,15 +96,15 @@ def test_the_compiled_code_equals_torch_along_every_axis_on_every_instruction_se
     with monkeypatch.context() as m:
         in_torch(m)
         expected = [everything(x, fmt, axis) for x, axis in cases]
-    used = _tiles.isa()
+    used = _native.isa()
     try:
-        for isa in _tiles.isas():
-            _tiles.use_isa(isa)
+        for isa in _native.isas():
+            _native.use_isa(isa)
             for (x, axis), by_torch in zip(cases, expected, strict=True):
                 for i, (ours, theirs) in enumerate(zip(everything(x, fmt, axis), by_torch, strict=True)):
                     assert same(ours, theirs), (isa, x.shape, axis, i)
     finally:
-        _tiles.use_isa(used)
+        _native.use_isa(used)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvint4", "nvfp4_4over6", "nvfp4_2d_4over6"])

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp._tabulated import use_isa as use_tabulated_isa
-from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.names import parse
 from custom_fp.rounding import Form, Rounding, Rule, is_stochastic
 from custom_fp.scaled.arithmetic import ScaledReference
@@ -109,12 +107,9 @@ def test_the_probabilities_are_those_of_the_definition(name, form):
 
 @pytest.fixture(params=native._native.isas())
 def isa(request):
-    every = (native._native.use_isa, use_tiles_isa, use_tabulated_isa)
-    for use in every:
-        use(request.param)
+    native._native.use_isa(request.param)
     yield request.param
-    for use in every:
-        use(native._native.isas()[-1])
+    native._native.use_isa(native._native.isas()[-1])
 
 
 def hostile(n: int, bits: int) -> Tensor:

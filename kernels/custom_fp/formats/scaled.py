@@ -147,13 +147,13 @@ OPTIONS = (
 
 _REFERENCE = Backends("custom_fp.scaled.arithmetic:backend")
 _BLOCKS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.tiles_native:backend", cuda="custom_fp.scaled.tiles_on_cuda:backend"
+    cpu="custom_fp.scaled.tiles_native:backend", cuda="custom_fp.scaled.tiles_cuda:backend"
 )
 _CODEBOOKS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.codebook_native:backend", cuda="custom_fp.scaled.on_cuda:codebook"
+    cpu="custom_fp.scaled.codebook_native:backend", cuda="custom_fp.scaled.codebook_cuda:codebook"
 )
 _INTEGERS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.affine_native:backend", cuda="custom_fp.scaled.on_cuda:affine"
+    cpu="custom_fp.scaled.affine_native:backend", cuda="custom_fp.scaled.codebook_cuda:affine"
 )
 
 

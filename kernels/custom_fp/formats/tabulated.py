@@ -33,7 +33,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from custom_fp.formats.protocol import Backends, NumberFormat
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
 
 Number = float | Fraction
 
@@ -64,9 +65,7 @@ class Half:
 class Tabulated(NumberFormat):
     """Raises ValueError where the values are no table of numbers with a zero."""
 
-    BACKENDS: ClassVar = Backends(
-        "custom_fp.reference", "custom_fp.tabulated.native", "custom_fp.tabulated.on_cuda"
-    )
+    BACKENDS: ClassVar = Format.BACKENDS
     exponent_bits: ClassVar = None
     tapered: ClassVar[bool] = False
     """Whether precision is best somewhere in the middle of the range: `emax` is then where that ends."""

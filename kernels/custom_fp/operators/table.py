@@ -21,7 +21,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulator import read as read_accumulator
-from custom_fp.accumulators import at_once
+from custom_fp.accumulators import fused_sum
 from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
@@ -293,25 +293,25 @@ def accumulate(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Plan:
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
-    at_once.check_order(order, width, kahan, len(tensors))
-    if order != at_once.SEQUENTIAL:
-        at_once.check_narrow(tensors)
+    fused_sum.check_order(order, width, kahan, len(tensors))
+    if order != fused_sum.SEQUENTIAL:
+        fused_sum.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
     check_knows("accumulate", fmt)
     rule = _read_rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
         terms = [*map(as_source, tensors)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _backend_function("accumulate", first, fmt)(terms, fmt, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate(terms, fmt, width, _with_seed(rule), out)
+            fused_sum.accumulate(terms, fmt, width, _with_seed(rule), out)
 
     return [(first.shape, torch.float32)], first, fill
 
@@ -331,7 +331,7 @@ def accumulate_packed(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Plan:
     fmt = read(fmt)
@@ -340,15 +340,15 @@ def accumulate_packed(
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)
-    at_once.check_order(order, width, kahan, len(payloads))
+    fused_sum.check_order(order, width, kahan, len(payloads))
     first = payloads[0]
 
     def fill(out: Tensor) -> None:
         terms = [*map(dense, payloads)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _backend_function("accumulate_packed", first, fmt)(terms, fmt, n, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate_packed(terms, fmt, n, width, _with_seed(rule), out)
+            fused_sum.accumulate_packed(terms, fmt, n, width, _with_seed(rule), out)
 
     return [(first.shape, torch.uint8)], first, fill
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _scaled
+from custom_fp import _native
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
@@ -27,12 +27,12 @@ class NativeAffine(ScaledReference):
         x = single(x)
         addresses, rest = (x.data_ptr(), out.data_ptr()), (_largest_code(fmt), get_num_threads())
         if layout.height == 1:
-            _scaled.affine_quantize(*addresses, *_rows(layout), *rest)
+            _native.affine_quantize(*addresses, *_rows(layout), *rest)
         elif layout.width == 1:
             sizes = layout.planes, layout.rows, layout.columns, layout.height
-            _scaled.affine_columns(*addresses, *sizes, *rest)
+            _native.affine_columns(*addresses, *sizes, *rest)
         else:
-            _scaled.affine_tiles(*addresses, 0, 0, 0, *_tiles(layout), *rest)
+            _native.affine_tiles(*addresses, 0, 0, 0, *_tiles(layout), *rest)
 
     def encode(
         self,
@@ -52,9 +52,9 @@ class NativeAffine(ScaledReference):
         addresses = [tensor.data_ptr() for tensor in (x, codes, scale_codes, *others)]
         rest = _largest_code(fmt), get_num_threads()
         if layout.height > 1:
-            _scaled.affine_tiles(addresses[0], 0, *addresses[1:], *_tiles(layout), *rest)
+            _native.affine_tiles(addresses[0], 0, *addresses[1:], *_tiles(layout), *rest)
         else:
-            _scaled.affine_encode(*addresses, *_rows(layout), *rest)
+            _native.affine_encode(*addresses, *_rows(layout), *rest)
 
     def decode(
         self,
@@ -67,23 +67,23 @@ class NativeAffine(ScaledReference):
         layout = fmt.layout(codes.shape, axis)
         addresses = [tensor.data_ptr() for tensor in (codes, scale_codes, zeros, out)]
         if layout.height > 1:
-            _scaled.affine_decode_tiles(*addresses, *_tiles(layout), get_num_threads())
+            _native.affine_decode_tiles(*addresses, *_tiles(layout), get_num_threads())
         else:
-            _scaled.affine_decode(*addresses, *_rows(layout), get_num_threads())
+            _native.affine_decode(*addresses, *_rows(layout), get_num_threads())
 
     def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
         if fmt.code_bits != 4:
             super().join(codes_n, fmt, out)
             return
         n = codes_n.numel()
-        _scaled.join_halves(codes_n.data_ptr(), out.data_ptr(), n, get_num_threads())
+        _native.join_halves(codes_n.data_ptr(), out.data_ptr(), n, get_num_threads())
         out[(n + 1) // 2 :].zero_()
 
     def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
         if fmt.code_bits != 4:
             return super().split(data, n, fmt)
         codes_n = torch.empty(n, dtype=torch.uint8)
-        _scaled.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
+        _native.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
         return codes_n
 
 

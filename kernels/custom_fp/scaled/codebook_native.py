@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _scaled
+from custom_fp import _native
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
@@ -32,16 +32,16 @@ class NativeCodebook(ScaledReference):
         x, (tables, _) = single(x), _tables(fmt.element)
         addresses = x.data_ptr(), out.data_ptr()
         if layout.height == 1:
-            _scaled.codebook_quantize(*addresses, *_rows(layout), tables, get_num_threads())
+            _native.codebook_quantize(*addresses, *_rows(layout), tables, get_num_threads())
         else:
             sizes = layout.planes, layout.rows, layout.columns, layout.height
-            _scaled.codebook_columns(*addresses, *sizes, tables, get_num_threads())
+            _native.codebook_columns(*addresses, *sizes, tables, get_num_threads())
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
         size = max(1, min(fmt.block, n) if isinstance(fmt.block, int) else n)
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt.element)
-        _scaled.codebook_quantize(*addresses, rows, n, size, tables, get_num_threads())
+        _native.codebook_quantize(*addresses, rows, n, size, tables, get_num_threads())
 
     def encode(
         self,
@@ -99,9 +99,9 @@ class NativeCodebook(ScaledReference):
         body = out[scales_B.nbytes :]
         addresses = single(x).data_ptr(), body.data_ptr(), scales_B.data_ptr()
         if bits == 8:
-            _scaled.codebook_encode(*addresses, 1, n, layout.width, tables, get_num_threads())
+            _native.codebook_encode(*addresses, 1, n, layout.width, tables, get_num_threads())
         else:
-            _scaled.codebook_pack_halves(*addresses, n, layout.width, tables, get_num_threads())
+            _native.codebook_pack_halves(*addresses, n, layout.width, tables, get_num_threads())
         out[: scales_B.nbytes].copy_(scales_B.view(torch.uint8))
         body[math.ceil(n * bits / 8) :].zero_()
 
@@ -109,7 +109,7 @@ class NativeCodebook(ScaledReference):
         if fmt.code_bits != 4:
             return super().split(data, n, fmt)
         codes_n = torch.empty(n, dtype=torch.uint8)
-        _scaled.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
+        _native.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
         return codes_n
 
 
@@ -121,20 +121,20 @@ def _rows(layout: Layout) -> tuple[int, int, int]:
 def _encode(x: Tensor, fmt: ScaledFormat, codes: Tensor, scales: Tensor, layout: Layout) -> None:
     tables, _ = _tables(fmt.element)
     addresses = x.data_ptr(), codes.data_ptr(), scales.data_ptr()
-    _scaled.codebook_encode(*addresses, *_rows(layout), tables, get_num_threads())
+    _native.codebook_encode(*addresses, *_rows(layout), tables, get_num_threads())
 
 
 def _decode(codes: Tensor, scales: Tensor, fmt: ScaledFormat, out: Tensor, layout: Layout) -> None:
     values = tables_of(fmt.element, "cpu").by_code
     addresses = codes.data_ptr(), scales.data_ptr(), out.data_ptr()
-    _scaled.codebook_decode(*addresses, *_rows(layout), values.data_ptr(), get_num_threads())
+    _native.codebook_decode(*addresses, *_rows(layout), values.data_ptr(), get_num_threads())
 
 
 @cache
-def _tables(table: ValueTable) -> tuple[_scaled.CodebookTables, object]:
+def _tables(table: ValueTable) -> tuple[_native.CodebookTables, object]:
     """Return what the compiled functions take, and what keeps its memory."""
     search = search_of(table, "cpu")
-    return _scaled.CodebookTables(*search.addresses(int), len(table.sorted_codes)), search
+    return _native.CodebookTables(*search.addresses(int), len(table.sorted_codes)), search
 
 
 backend = NativeCodebook()

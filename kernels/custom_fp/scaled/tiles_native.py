@@ -1,4 +1,4 @@
-"""Scaled formats with the compiled extension, csrc/tiles/, on the CPU."""
+"""The compiled CPU backend of formats with scales (csrc/tiles/)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _tiles
+from custom_fp import _native
 from custom_fp.formats.layout import Block, Layout, cut
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators.checks import scale_dtype
@@ -16,7 +16,7 @@ from custom_fp.rounding import Rule
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
 
-LONG = 1 << 17  # blocks above that are cut between threads: `grain` in csrc/cpu/parallel.h
+LONG = 1 << 17  # several threads share longer blocks: `grain` in csrc/cpu/parallel.h
 
 
 class NativeTiles(ScaledReference):
@@ -26,8 +26,8 @@ class NativeTiles(ScaledReference):
         if x.numel():
             x = single(x)
             tiling = _tiling_of(fmt.block, x.shape, axis, fmt.name)
-            how = tiling, _scaling(fmt), *_drawn(rule), get_num_threads()
-            _tiles.quantize(x.data_ptr(), out.data_ptr(), *how)
+            args = tiling, _scaling(fmt), *_rule_args(rule), get_num_threads()
+            _native.quantize_tiles(x.data_ptr(), out.data_ptr(), *args)
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         if fmt.together is None:
@@ -89,11 +89,13 @@ class NativeTiles(ScaledReference):
         _decode(codes, scales, fmt, out, layout, t, dense=True)
 
     def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
-        _tiles.join(codes_n.data_ptr(), out.data_ptr(), codes_n.numel(), fmt.code_bits, get_num_threads())
+        _native.join_codes(
+            codes_n.data_ptr(), out.data_ptr(), codes_n.numel(), fmt.code_bits, get_num_threads()
+        )
 
     def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
         codes_n = torch.empty(n, dtype=torch.uint8)
-        _tiles.split(data.data_ptr(), codes_n.data_ptr(), n, fmt.code_bits, get_num_threads())
+        _native.split_codes(data.data_ptr(), codes_n.data_ptr(), n, fmt.code_bits, get_num_threads())
         return codes_n
 
 
@@ -107,8 +109,8 @@ def _encode(
     dense: bool = False,
 ) -> float:
     addresses = x.data_ptr(), scales.data_ptr(), codes.data_ptr()
-    how = _tiling(layout), _scaling(fmt), *_drawn(rule), get_num_threads()
-    return _tiles.encode(*addresses, dense, *how)
+    args = _tiling(layout), _scaling(fmt), *_rule_args(rule), get_num_threads()
+    return _native.encode_tiles(*addresses, dense, *args)
 
 
 def _decode(
@@ -121,24 +123,24 @@ def _decode(
     dense: bool = False,
 ) -> None:
     addresses = scales.data_ptr(), codes.data_ptr(), dense, out.data_ptr()
-    _tiles.decode(*addresses, _tiling(layout), _scaling(fmt), t, get_num_threads())
+    _native.decode_tiles(*addresses, _tiling(layout), _scaling(fmt), t, get_num_threads())
 
 
-def _drawn(rule: Rule) -> tuple[int, int, int, int]:
-    """(mode, seed, offset, mask)."""
-    mode, _, *drawn = rule.flat
-    return mode, *drawn
+def _rule_args(rule: Rule) -> tuple[int, ...]:
+    """Return mode, seed, offset and mask."""
+    mode, _, *random = rule.flat
+    return mode, *random
 
 
 def _is_one_row(layout: Layout) -> bool:
-    """Whether codes can be packed on the way: every piece of it begins at a whole byte."""
+    """Return whether the kernel can pack codes directly: every part of the tensor starts at a whole byte."""
     return layout.as_rows.rows == 1 == layout.planes and (
         layout.height == 1 and (layout.width <= LONG or layout.width >= layout.columns)
     )
 
 
 def _parts(data: Tensor, fmt: ScaledFormat, layout: Layout) -> tuple[int, Tensor, Tensor]:
-    """Bytes before the scales, room for the scales, aligned, and the codes."""
+    """Return the number of bytes before the scales, aligned memory for the scales, and the codes."""
     head, count = 4 * fmt.has_tensor_scale, layout.scales
     body = head + count * fmt.scale_bits // 8
     scales = data[head:body] if fmt.scale_bits == 8 else torch.empty(count, dtype=scale_dtype(fmt))
@@ -151,19 +153,19 @@ def _put(scales: Tensor, out: Tensor, head: int) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _tiling_of(block: Block, shape: Sequence[int], axis: int | None, name: str) -> _tiles.Tiling:
+def _tiling_of(block: Block, shape: Sequence[int], axis: int | None, name: str) -> _native.Tiling:
     return _tiling(cut(block, shape, axis, name))
 
 
 @lru_cache(maxsize=4096)
-def _tiling(layout: Layout) -> _tiles.Tiling:
+def _tiling(layout: Layout) -> _native.Tiling:
     flat = layout.as_rows
-    return _tiles.Tiling(flat.planes, flat.rows, flat.columns, flat.height, flat.width)
+    return _native.Tiling(flat.planes, flat.rows, flat.columns, flat.height, flat.width)
 
 
 @cache
-def _scaling(fmt: ScaledFormat) -> _tiles.Scaling:
-    return _tiles.Scaling(*fmt.parts)
+def _scaling(fmt: ScaledFormat) -> _native.Scaling:
+    return _native.Scaling(*fmt.parts)
 
 
 backend = NativeTiles()

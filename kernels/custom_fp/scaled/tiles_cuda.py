@@ -1,5 +1,7 @@
-"""Scaled formats with the CUDA kernels of csrc/tiles/tiles.cuh. Torch finds the largest magnitude of a whole tensor,
-and packs codes."""
+"""The CUDA backend of formats with scales (csrc/tiles/tiles.cuh).
+
+Torch finds the largest magnitude of a whole tensor, and packs codes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.cuda import address, blocks, launch, told, way
+from custom_fp.cuda import address, blocks, launch, mode_name, rule_args
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.rounding import Rule
@@ -19,11 +21,9 @@ from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
 
 NOTHING = np.uint64(0)
-WHOLE = (
-    1 << 14
-)  # values of a block that a warp would take long for: then its largest magnitude is found first
-
-RUNS, GROUP = (16, 32, 64, 128), 128  # GROUP: elements that share random words
+WHOLE = 1 << 14  # longer blocks take a warp too long, so torch finds their largest magnitude first
+RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have kernels of their own
+GROUP = 128  # elements that share random words
 
 
 class CudaTiles(ScaledReference):
@@ -61,37 +61,37 @@ class CudaTiles(ScaledReference):
         if codes.numel():
             layout, n = fmt.layout(codes.shape, axis), codes.numel()
             to = address(scales_), address(codes), address(out)
-            how = (
+            scaling = (
                 address(_scaling(fmt, str(codes.device))),
                 address(tensor_scale[0]) if tensor_scale else NOTHING,
             )
             if width := run(layout):
-                launch("scaled_decode_runs", codes, blocks(n, 8), *to, np.int64(n), np.int32(width), *how)
+                launch("scaled_decode_runs", codes, blocks(n, 8), *to, np.int64(n), np.int32(width), *scaling)
             else:
-                launch("scaled_decode", codes, _grid(layout), *to, *_sizes(layout), *how)
+                launch("scaled_decode", codes, _grid(layout), *to, *_sizes(layout), *scaling)
 
 
 def _run(
     x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
 ) -> None:
-    scaling = _scaling(fmt, str(x.device))
-    how = address(scaling), NOTHING if t is None else address(t), *told(rule)
+    tensor_scale = NOTHING if t is None else address(t)
+    args = address(_scaling(fmt, str(x.device))), tensor_scale, *rule_args(rule)
     n, width = x.numel(), run(layout)
-    is_dealt = not rule.is_stochastic or rule.flat[3] % GROUP == 0
-    if width and is_dealt and fmt.scale.rule != "4over6":
+    shares_words = not rule.is_stochastic or rule.flat[3] % GROUP == 0
+    if width and shares_words and fmt.scale.rule != "4over6":
         sizes = np.int64(n), np.int32(width)
-        launch(f"scaled_runs_{way(rule)}", x, blocks(n, 8), address(x), *to, *sizes, *how)
+        launch(f"scaled_runs_{mode_name(rule)}", x, blocks(n, 8), address(x), *to, *sizes, *args)
     elif layout.scales == 1 and n > WHOLE and fmt.scale.rule != "4over6":
         largest = x.abs().amax()
         whole = np.int64(n), address(largest)
         grid = blocks(n, 8 if rule.is_stochastic else 4)
-        launch(f"scaled_whole_{way(rule)}", x, grid, address(x), *to, *whole, *how)
+        launch(f"scaled_whole_{mode_name(rule)}", x, grid, address(x), *to, *whole, *args)
     else:
-        launch(f"scaled_tiles_{way(rule)}", x, _grid(layout), address(x), *to, *_sizes(layout), *how)
+        launch(f"scaled_tiles_{mode_name(rule)}", x, _grid(layout), address(x), *to, *_sizes(layout), *args)
 
 
 def run(layout: Layout) -> int:
-    """Of blocks that are so many neighbours in memory, one after the other, which kernels named _runs deal; else 0."""
+    """Return the size of contiguous blocks that kernels named _runs can process; 0 if the blocks are different."""
     rows = layout.as_rows
     return rows.width if rows.planes == rows.rows == 1 and rows.width in RUNS else 0
 
@@ -107,7 +107,7 @@ def _grid(layout: Layout) -> tuple[int, ...]:
 
 @cache
 def _scaling(fmt: ScaledFormat, device: str) -> Tensor:
-    """`Scaling` of csrc/tiles/tiles.h, in the device's memory."""
+    """Return the struct `Scaling` of csrc/tiles/tiles.h in the device's memory."""
     words = [part if isinstance(part, int) else np.float32(part).view(np.uint32).item() for part in fmt.parts]
     return torch.from_numpy(np.array(words, np.uint32).view(np.int32)).to(device)
 

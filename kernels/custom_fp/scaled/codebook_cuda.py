@@ -1,5 +1,7 @@
-"""Codebooks and affine integers with the CUDA kernels of csrc/scaled/scaled.cuh: rounding to nearest. Torch does the
-rest, on the GPU too."""
+"""The CUDA backend of codebooks and affine integers (csrc/scaled/scaled.cuh).
+
+The kernels round to nearest. For the other roundings, torch computes on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.search import search_of
-from custom_fp.scaled.tiles_on_cuda import run
+from custom_fp.scaled.tiles_cuda import run
 
 NOTHING = np.uint64(0)
-WHOLE = 1 << 14  # values of a tile that a warp would take long for: then the ends of a tensor are found first
+WHOLE = 1 << 14  # longer blocks take a warp too long, so torch finds the range of the tensor first
 
 
 class CudaCodebook(ScaledReference):
@@ -55,7 +57,7 @@ class CudaCodebook(ScaledReference):
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        scales.zero_()  # of a tensor without elements, too
+        scales.zero_()  # also if the tensor has no elements
         to = NOTHING, address(codes), address(scales)
         _run("codebook", single(x), fmt.layout(x.shape, axis), to, _search(fmt, x))
 
@@ -105,7 +107,7 @@ def _run(kind: str, x: Tensor, layout: Layout, to: tuple[Any, ...], parameters: 
 
 
 def _ends(kind: str, x: Tensor) -> Tensor:
-    """The largest magnitude, NaN where there is one, and of affine integers the least and the largest value or zero."""
+    """Return the largest magnitude, or NaN; for affine integers also the smallest and largest value or zero."""
     low, high = (end.to(torch.float32) for end in torch.aminmax(x))
     largest = torch.maximum(low.abs(), high.abs())
     return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])
