@@ -30,7 +30,7 @@ from custom_fp.reference import (
     round_to_format,
     write,
 )
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 ROW = 128
 """Columns of a row of random words: a multiple of so many."""

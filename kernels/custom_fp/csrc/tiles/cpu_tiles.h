@@ -1,4 +1,4 @@
-// CPU loops over blocks and tiles of values that share a scale. tiles.h has the arithmetic of a scale, formats/block.py
+// CPU loops over blocks and tiles of values that share a scale. tiles.h has the arithmetic of a scale, formats/scaled.py
 // the definition; what rounds and packs single values is that of formats without scales. See kernels.h for the
 // contract.
 #pragma once

@@ -1,4 +1,4 @@
-// Scaled formats on a GPU: tiles.h has the arithmetic, formats/block.py the definition, scaled/scaled/tiles.cuh who
+// Scaled formats on a GPU: tiles.h has the arithmetic, formats/scaled.py the definition, scaled/scaled/tiles.cuh who
 // does what. Part of custom_fp.cu.
 //
 // f: in memory, for it is as large as sixteen numbers. t: the scale of the tensor, null where there is none. Written

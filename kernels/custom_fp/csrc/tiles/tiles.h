@@ -1,4 +1,4 @@
-// Formats with scales: the scale of a block, and the factor of its elements. formats/block.py defines the steps, and
+// Formats with scales: the scale of a block, and the factor of its elements. formats/scaled.py defines the steps, and
 // scaled/scales.py computes them in torch. `Scaling` has the members of BlockFormat.parts.
 #pragma once
 
