@@ -135,10 +135,7 @@ def _check_numbers_and_file(arguments: argparse.Namespace) -> None:
 def _request(arguments: argparse.Namespace, options: list[str], count: int) -> dict[str, Any]:
     """Return the part of a request that formats and accumulators share.
 
-    Args:
-        arguments: The arguments of the command.
-        options: The options to show in the header of the vectors, in addition to --count and --seed.
-        count: The number of random inputs.
+    The header of the vectors shows the command with `options`, --count and --seed.
     """
     import cpdrun
 

@@ -28,13 +28,7 @@ from cpdrun.study.gradient_sums import (
 )
 from cpdrun.study.group import Group
 from cpdrun.study.records import rows_of
-from cpdrun.study.run_comparison import (
-    RunComparison,
-    compare_run,
-    find_neighbors,
-    is_improvement,
-    row_of,
-)
+from cpdrun.study.run_comparison import RunComparison, compare_run, find_neighbors, is_improvement, row_of
 from cpdrun.study.study import Study
 from cpdrun.whatif.counterfactual import Counterfactual, role_damage, worst_layers
 from cpdrun.whatif.damage import GRADIENT, number

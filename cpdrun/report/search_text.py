@@ -394,10 +394,7 @@ def describe_news(
 ) -> Iterator[str]:
     """Yield a line per changed verdict: "✓ e3m0 with APS is certified after 4 pairs, ...".
 
-    Args:
-        results: The results so far.
-        before: The ladders when news was last printed.
-        states: The ladders now.
+    `before` holds the ladders when news was last printed, and `states` the ladders now.
     """
     old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
     for candidate, judgement, width in itertools.chain(*states):
