@@ -50,8 +50,8 @@ def _of_groups(of: str) -> str:
 def _matrix_core(of: str, terms: int, split: int = 1) -> str:
     """Return the sum of CDNA 3.
 
-    Products are cut off at their largest exponent, separately for even and odd terms if split. Their sum and the partial
-    sum are then rounded down at their exponent, and the result is rounded to nearest.
+    Products are cut off at their largest exponent, separately for even and odd terms if split. Their sum and the
+    partial sum are then rounded down at their exponent, and the result is rounded to nearest.
     """
     halves = f"-split_{split}" if split > 1 else ""
     return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"

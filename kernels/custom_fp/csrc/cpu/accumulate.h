@@ -14,7 +14,7 @@ constexpr int64_t sum_block = 512;  // the most elements per block; a few arrays
 constexpr int terms_per_pass = 8;
 
 // The methods of rounding a sum, fastest first. The first ones are right under conditions that are checked afterwards.
-enum Method {
+enum SumMethod {
     plain,         // the format is float32 itself
     members,       // NearRounder: right if all terms are values of the format
     ties,          // NearRounder: right while no float32 sum is a tie
@@ -137,7 +137,7 @@ private:
             attempt<general, G>(terms);
     }
 
-    template <Method method, class G = float> bool attempt(const Terms& terms) {
+    template <SumMethod method, class G = float> bool attempt(const Terms& terms) {
         const int64_t count = terms.count;
         G widened[sizeof(G) == sizeof(double) ? sum_block : 1];
         std::memset(acc, 0, static_cast<size_t>(count) * sizeof(float));
@@ -202,7 +202,7 @@ private:
     }
 
     // Q(a + b). G is double if terms are.
-    template <Method method, class G>
+    template <SumMethod method, class G>
     static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
         if constexpr (method == randomly)
             return round_randomly(a + b, q.random, random, met);
@@ -226,7 +226,7 @@ private:
     }
 
     // acc = Q(acc + g)
-    template <Method method, class G> void add(const G* g, int64_t count, Met<float>& all) {
+    template <SumMethod method, class G> void add(const G* g, int64_t count, Met<float>& all) {
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         Met<float> met = all;
         if constexpr (method == wide_members)
@@ -236,7 +236,7 @@ private:
     }
 
     // Adds several terms in one pass, with four registers of partial sums, which the processor computes independently.
-    template <Method method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, Met<float>& all) {
+    template <SumMethod method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, Met<float>& all) {
         const NearRounder q = near;
         Met<FloatLanes> met_lanes;
         Met<float> met = all;
@@ -252,7 +252,7 @@ private:
         all = met;
     }
 
-    template <Method method, class V>
+    template <SumMethod method, class V>
     CFP_MEMBER void add_lanes(const float* const* g, int64_t begin, int terms, int64_t i, int step, const NearRounder& q, Met<V>& met) {
         float* const at = acc + i;
         V p0 = load<V>(at), p1 = load<V>(at + step), p2 = load<V>(at + 2 * step), p3 = load<V>(at + 3 * step);
@@ -273,16 +273,16 @@ private:
         store(at + 3 * step, p3);
     }
 
-    template <Method method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, Met<V>& met) {
+    template <SumMethod method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, Met<V>& met) {
         if (method == members) return round_near<V>(a + b, q, met);
         if (method == ties) return round_near_again<V>(a + b, q, met);
         return a + b;
     }
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
-    template <Method method, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
+    template <SumMethod method, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
         // y, t, acc and c are values of the format
-        constexpr Method inner = method == ties ? members : method == wide ? wide_members : method;
+        constexpr SumMethod inner = method == ties ? members : method == wide ? wide_members : method;
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         Met<float> met = all;
         if constexpr (method == wide_members)
