@@ -30,7 +30,7 @@ from custom_fp.reference import (
     round_to_format,
     write,
 )
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 ROW = 128
 """A row of random words has a multiple of this many columns."""

@@ -1,4 +1,4 @@
-// Integers with a scale and a zero point, as formats/affine.py defines them. scaled/affine.py does the same in torch.
+// Integers with a scale and a zero point, as formats/scaled.py defines them (minmax).
 #pragma once
 
 #include "custom_fp.h"

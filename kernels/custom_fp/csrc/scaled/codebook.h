@@ -1,7 +1,7 @@
 // Codebooks: the nearest of at most 256 values, times the largest magnitude of a block.
 //
-// y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j. formats/codebook.py computes them and defines
-// the result; scaled/codebook.py does the same in torch. There are three methods to find i without a branch:
+// y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j. formats/elements.py computes them and defines
+// the result. There are three methods to find i without a branch:
 //
 // few     for at most 16 values: 4 bisections with the thresholds in a register. cells   by the top bits of y. The two
 // halves of the table are for y >= 0 and y < 0. Each cell has at most one threshold

@@ -1,4 +1,4 @@
-// CPU kernels on blocks and tiles of values that share a scale. formats/block.py defines the results, tiles.h has the
+// CPU kernels on blocks and tiles of values that share a scale. formats/scaled.py defines the results, tiles.h has the
 // arithmetic of scales, and single values are rounded and packed as in formats without scales. See kernels.h for the
 // contract.
 #pragma once
