@@ -93,7 +93,7 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
     `others` holds the other arguments of a command that accepts overrides. One of them may be the value of the option,
     as in `--exp digits_bits`.
     """
-    from custom_fp.words import did_you_mean
+    from custom_fp.suggestions import did_you_mean
 
     option, _, value = word.partition("=")
     key = option.lstrip("-").replace("-", "_")

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "tests" / "ptx"))
 import ptx_cases
 from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from ptx_device import Device, ptx_of
 
 FORMATS = [

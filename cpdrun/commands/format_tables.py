@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom_fp.facts import FormatFacts, ScaleFacts, facts, listed, written
 from custom_fp.formats.names import KINDS
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.synonyms import naming_notes
+from custom_fp.properties import FormatFacts, ScaleFacts, facts, listed, written
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

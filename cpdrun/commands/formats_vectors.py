@@ -172,7 +172,7 @@ def _check_rules(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
     Raises:
         UserError: A value is unknown, or the format does not support it.
     """
-    from custom_fp.rule import Rounding, Rule
+    from custom_fp.rounding import Rounding, Rule
 
     for option in ("rounding", "overflow"):
         values = getattr(arguments, option)

@@ -14,7 +14,7 @@ from custom_fp import _native
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.reference import clamp_shift
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.tables import table_of
 
 NEAREST = Rule()

@@ -10,7 +10,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from kernels_on_host import OFFSET, ROUNDINGS, SEED, address, addresses, as_drawn, as_how, same_bits
 
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m23", "fp32", "e4m3b-100"]

@@ -106,10 +106,8 @@ def launches(monkeypatch):
     """Send CPU tensors to the CUDA backends and collect (name, arguments) of every launch; no kernel runs."""
     collected = []
 
-    def backend_of(kind, device):
-        return backends._resolve(
-            kind.BACKENDS["cuda" if device == "cpu" and "cuda" in kind.BACKENDS else "any"]
-        )
+    def backend_of(modules, device):
+        return backends._resolve((modules.cuda if device == "cpu" else None) or modules.any)
 
     monkeypatch.setattr(backends, "_backend", backend_of)
     backends.function.cache_clear()
@@ -135,7 +133,7 @@ def test_no_kernel_is_missed(launches):
 
 
 def test_no_operator_is_missed():
-    computing = {name for name, module in custom_fp._HOME.items() if module == "ops"} - {
+    computing = {name for name, module in custom_fp._MODULES.items() if module == "ops"} - {
         "backend",
         "packed_size",
     }

@@ -10,7 +10,7 @@ import torch
 from custom_fp import _native, reference
 from custom_fp.accumulators import native
 from custom_fp.accumulators import reference as defined
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 FORMATS = ["e3m0", "e2m1", "e4m3", "e5m2", "e8m7", "e4m3fnuz", "ue5m3", "posit8", "fp32"]
 ROUNDINGS = [

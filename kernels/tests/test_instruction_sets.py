@@ -15,7 +15,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp import _native, backends
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from torch import Tensor
 
 NEEDS = {  # as Linux names the features

@@ -6,7 +6,7 @@ import pytest
 import torch
 from custom_fp import _native, native, reference
 from custom_fp.formats.names import parse
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 # even cells and cells by octave, with and without infinity, NaN, sign, beyond; values past float32's
 NAMES = [

@@ -38,10 +38,7 @@ ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 from cpdrun.comm import ddp_hook
 epoch, loss = 1, 0.5
 {SHARDED}""",
-    "kernels/README.md": f"""{MODEL}
-x, g, w, a, b, g0, g1, g2 = torch.randn(8, 128, 128).unbind()
-network = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
-""",
+    "kernels/README.md": "import torch, custom_fp\nx = torch.randn(128, 128)\n",
     "docs/accumulators.md": f"{MODEL}\na, b = torch.randn(2, 64, 64).unbind()\n",
     "docs/recipes.md": MODEL,
     "docs/record.md": """

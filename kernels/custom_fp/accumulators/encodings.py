@@ -1,13 +1,13 @@
-"""The codes and scales that float32 values of a format with scales are decoded from, found again for a product of
-matrices: see block_scales.py for the formats that let that be done.
+"""Find the codes and scales of float32 values of a format with scales, for a matrix product.
 
-Values do not always say them. What is found gives every value back, bit by bit, and is what rounding to nearest even
-made, but for one thing: a tensor of nvfp4 of a few blocks can have the same values under two scales of the tensor, next
-to each other; the one nearest to the largest magnitude / (6 * 448) is taken. Rounded stochastically, a block of nvfp4
-without a code of .5, 1.5, 3 or 6 is found with a 6 where it had a 4, under a smaller scale, if there is one.
+block_scales.py lists the formats for which this is possible. Values do not always determine their scales. The codes
+and scales that are found give the same values, bit for bit, and are those of rounding to nearest even. There is one
+exception: a tensor of nvfp4 with few blocks can have the same values under two adjacent scales of the tensor. Then the
+one closest to the largest magnitude / (6 * 448) is used. After stochastic rounding, a block of nvfp4 without a code of
+.5, 1.5, 3 or 6 may be found with a 6 instead of a 4, under a smaller scale.
 
-A scale of the tensor is no part of the product: what is multiplied is code times scale of the block, and the sum is
-then multiplied by both tensors' scales, their product in float32 (alpha of cuBLAS), and rounded to nearest even.
+A scale of the tensor is not part of the product. Codes times the scales of blocks are multiplied. The sum is then
+multiplied by the float32 product of both tensors' scales (alpha of cuBLAS), and rounded to nearest even.
 
 Legend: Z matrices of a batch, M rows, N columns, K terms, S = ceil(K / terms under one scale); B blocks of T elements.
 """
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators import table as operators
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import from_blocks, to_blocks
 
@@ -33,12 +33,14 @@ LARGEST_CODES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
 """Of a block of e2m1fn, the likeliest first: nearest even leaves one below 6 under the two smallest scales alone."""
 
 ULPS = (0, 1, -1, 2, -2, 3, -3)
-"""From the largest magnitude / (6 * 448), rounded thrice, to the tensor's scale."""
+"""The candidates for a tensor's scale, as units in the last place from the largest magnitude / (6 * 448)."""
 
 
 class Operands(NamedTuple):
-    """What kernels multiply: float32 values, and, where operands have scales, the exponent of each block's (int32), of
-    a subnormal one the smallest normal one's."""
+    """What kernels multiply: float32 values and, if operands have scales, the exponent of each block's scale (int32).
+
+    The exponent of a subnormal scale is that of the smallest normal one.
+    """
 
     a_ZxMxK: Tensor
     b_ZxKxN: Tensor
@@ -56,7 +58,11 @@ class Found(NamedTuple):
 
 
 def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
-    """product of a (Z or 1, M, K) and b (Z or 1, K, N). Raises ValueError where one has no values of its format."""
+    """Multiply a (Z or 1, M, K) and b (Z or 1, K, N) with the given product.
+
+    Raises:
+        ValueError: An operand has values that are not of its format.
+    """
     if not how.scales:
         product(Operands(a, b), how, rule, out)
         return
@@ -68,11 +74,11 @@ def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rul
         operators.quantize.compute(out.double() * alpha.double(), "fp32", out=out)
 
 
-def find(x: Tensor, fmt: BlockFormat, axis: int, how: Accumulator) -> Found:
+def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
     layout = fmt.layout(x.shape, axis)
     if x.numel() == 0:
         return Found(x, torch.zeros(1, dtype=torch.int32, device=x.device), None)
-    found = (_of_powers if fmt.scaled_by.is_power_of_two else _of_digits)(x, fmt, layout, axis)
+    found = (_of_powers if fmt.scale.format.is_power_of_two else _of_digits)(x, fmt, layout, axis)
     if found is None:
         dimension = "last" if axis == 2 else "last but one"
         raise ValueError(
@@ -88,15 +94,15 @@ def find(x: Tensor, fmt: BlockFormat, axis: int, how: Accumulator) -> Found:
     return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
 
 
-def _of_powers(x: Tensor, fmt: BlockFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
+def _of_powers(x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
     if not _same(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
         return None
-    codes_B = scales.of_blocks(fmt, to_blocks(x, layout).abs().amax(1), None)
-    return x, torch.where(codes_B == fmt.scaled_by.nan_code, 0, codes_B.int() - 127), None
+    codes_B = scales.scale_codes(fmt, to_blocks(x, layout).abs().amax(1), None)
+    return x, torch.where(codes_B == fmt.scale.format.nan_code, 0, codes_B.int() - 127), None
 
 
 def _of_digits(
-    x: Tensor, fmt: BlockFormat, layout: Layout, axis: int
+    x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     x_BxT = to_blocks(x, layout)
     is_nan_B = x_BxT.isnan().any(1)
@@ -112,49 +118,51 @@ def _of_digits(
             continue
         for of_tensor in _around(near):
             if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
-                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scaled_by.magnitudes.emin)
+                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scale.format.magnitudes.emin)
                 values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
                 values = from_blocks(values_BxT, layout).reshape(x.shape).contiguous()
                 return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
     return None
 
 
-def _near(fmt: BlockFormat, finite: Tensor) -> Iterator[Tensor | None]:
-    """The tensor's scale but for its last digits. Where elements were not rounded to nearest even the largest may be a
-    4."""
+def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
+    """Yield candidates for the tensor's scale, which differ in its last digits.
+
+    If elements were not rounded to nearest even, the largest one may be a 4.
+    """
     if not fmt.has_tensor_scale:
         yield None
         return
     for code in LARGEST_CODES[:2]:
         t = finite.abs().amax() / (code * fmt.largest_scale)
-        yield t.clamp(min=scales.SMALLEST_TENSOR_SCALE)
+        yield t.clamp(min=scales.SMALLEST_SCALE)
 
 
 def _around(near: Tensor | None) -> list[Tensor | None]:
     if near is None:
         return [None]
-    smallest = scales.SMALLEST_TENSOR_SCALE
+    smallest = scales.SMALLEST_SCALE
     every = [(near.view(torch.int32) + ulps).view(torch.float32) for ulps in ULPS]
     return [t for t in every if t >= smallest]
 
 
 def _of_few_digits(x: Tensor) -> Tensor:
-    """To 8 digits: a code times a scale has 6 at most."""
+    """Round to 8 digits. A code times a scale has at most 6."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 256).round() / 256, exponent)
 
 
-def _scales(values_BxT: Tensor, fmt: BlockFormat) -> Tensor | None:
-    """The least scale of each block under which all of its values are those of codes; None where one has none."""
+def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
+    """Return the smallest scale of each block under which all its values are codes; None if a block has none."""
     largest_B = values_BxT.abs().amax(1).double()
-    found_B = torch.where(largest_B == 0, fmt.scaled_by.smallest, 0.0).double()
+    found_B = torch.where(largest_B == 0, fmt.scale.format.smallest, 0.0).double()
     for code in LARGEST_CODES:
         left = (found_B == 0).nonzero()[:, 0]
         if not len(left):
             break
         scale = largest_B[left] / code
         codes = values_BxT[left].double() / scale[:, None]
-        fits = _is_of(scale, fmt.scaled_by.magnitudes) & _is_of(codes, fmt.of).all(1)
+        fits = _is_of(scale, fmt.scale.format.magnitudes) & _is_of(codes, fmt.element).all(1)
         found_B[left] = torch.where(fits, scale, 0.0)
     return found_B.float() if (found_B != 0).all() else None
 
@@ -164,7 +172,7 @@ def _is_of(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _decoded(values_BxT: Tensor, scale_B: Tensor, of_tensor: Tensor | None) -> Tensor:
-    """As custom_fp.decode has it: a code times the float32 product of both scales."""
+    """Decode as custom_fp.decode does: multiply a code and the float32 product of both scales."""
     if of_tensor is None:
         return values_BxT
     codes_BxT = (values_BxT.double() / scale_B.double()[:, None]).float()

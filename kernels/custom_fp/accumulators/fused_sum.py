@@ -17,7 +17,7 @@ from custom_fp.accumulator import MOST_DIGITS, Accumulator
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 SEQUENTIAL, EXACT, ALIGNED = ORDERS = ("sequential", "exact", "aligned")
 _TERMS_PER_PART = 1 << 22
@@ -54,8 +54,8 @@ def accumulate(
 ) -> None:
     """Add tensors and round the sums once. width None: the exact sum."""
     device, terms_n, out_n = out.device.type, [x.view(-1) for x in tensors], out.view(-1)
-    add = function("fused_sum", Accumulator, device)
-    quantize = function("quantize", type(fmt), device)
+    add = function("fused_sum", Accumulator.backends, device)
+    quantize = function("quantize", fmt.backends, device)
     for start, stop in _parts(out.numel(), len(tensors)):
         total = torch.empty(stop - start, dtype=torch.float64, device=out.device)
         add([x[start:stop] for x in terms_n], width, _emin(fmt), total)
@@ -65,7 +65,7 @@ def accumulate(
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: NumberFormat, n: int, width: int | None, rule: Rule, out: Tensor
 ) -> None:
-    unpack, pack = (function(name, type(fmt), out.device.type) for name in ("unpack", "pack"))
+    unpack, pack = (function(name, fmt.backends, out.device.type) for name in ("unpack", "pack"))
     for start, stop in _parts(n, len(payloads)):
         data = slice(start // 8 * fmt.bits, -(-stop // 8) * fmt.bits)
         terms = torch.empty(len(payloads) + 1, stop - start, device=out.device)

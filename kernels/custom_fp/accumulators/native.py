@@ -11,7 +11,7 @@ from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.accumulators.tables import tables
 from custom_fp.native import pack_product
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.tabulated.tables import table_of
 
 NEAREST = Rule()

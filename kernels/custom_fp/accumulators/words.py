@@ -1,14 +1,14 @@
-"""What each word of an accumulator's name says. Standard library only."""
+"""The words of an accumulator's name. Standard library only."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, read_rounding
-from custom_fp.words import did_you_mean
+from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.rounding import Rounding, read_rounding
+from custom_fp.suggestions import did_you_mean
 
 EXACT = "exact"
 WORDS = (
@@ -19,7 +19,7 @@ WORDS = (
 
 
 def part(word: str) -> dict[str, Any]:
-    """What a word of a spelling says."""
+    """Return the fields of an Accumulator that a word sets."""
     key, _, value = word.partition("_")
     if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
         return {
@@ -66,7 +66,7 @@ def part(word: str) -> dict[str, Any]:
 
 
 def _one_or_two(value: str) -> tuple[str, ...] | str:
-    """Names of formats, joined by what some have in them, too."""
+    """Split the names of one or two formats, which are joined by the character that some names contain."""
     words = value.split("_")
     cuts = [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
     two = [names for names in cuts if all(map(_is_operand, names))]
@@ -75,6 +75,6 @@ def _one_or_two(value: str) -> tuple[str, ...] | str:
 
 def _is_operand(name: str) -> bool:
     try:
-        return Format.named(name) is not None or BlockFormat.named(name) is not None
+        return Format.named(name) is not None or ScaledFormat.named(name) is not None
     except ValueError:  # of ours, but none that can be
         return False

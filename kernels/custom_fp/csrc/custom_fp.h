@@ -132,7 +132,7 @@ template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code
 
 // ---- rounding --------------------------------------------------------------------------------------------------
 
-// As rule.py numbers them.
+// As rounding.py numbers them.
 enum Mode {
     nearest_even = 0, toward_zero = 1, stochastic = 2, nearest_away = 3, toward_positive = 4, toward_negative = 5,
     to_odd = 6

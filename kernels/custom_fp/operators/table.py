@@ -40,7 +40,7 @@ from custom_fp.operators.checks import (
     scale_shapes,
 )
 from custom_fp.operators.registration import Derivative, Plan, operator
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 
 FormatLike = NumberFormat | str  # a format, its name, or its text (`names.spelled`)
 
@@ -49,7 +49,7 @@ _ON_CPU = torch.empty(0, device="cpu")
 
 
 def _backend_function(name: str, x: Tensor, fmt: Any) -> Callable[..., None]:
-    return function(name, fmt.__class__, _device_type(x))
+    return function(name, fmt.backends, _device_type(x))
 
 
 def _device_type(x: Tensor) -> str:
@@ -138,7 +138,7 @@ def quantize(
 @operator("(Tensor x, SymInt shift) -> Tensor", vmap=elementwise)
 def scale_pow2(x: Tensor, shift: int) -> Plan:
     check_float(x)
-    scale = function("scale_pow2", Format, _device_type(x))
+    scale = function("scale_pow2", Format.BACKENDS, _device_type(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
 
@@ -156,7 +156,7 @@ def max_exponent(x: Tensor) -> Plan:
 def compute_max_exponent(x: Tensor) -> int | None:
     """Return what `custom_fp.max_exponent` returns, for a tensor whose memory can be read."""
     check_float(x)
-    return function("max_exponent", Format, _device_type(x))(as_source(x))
+    return function("max_exponent", Format.BACKENDS, _device_type(x))(as_source(x))
 
 
 # ---- Hadamard transforms
@@ -198,7 +198,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
         rows_length_columns = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
         source = quantize.compute(x, "fp32") if x.dtype is torch.float64 else as_source(x)
         if size <= shape[dim]:
-            transform = function("hadamard", Format, _device_type(x))
+            transform = function("hadamard", Format.BACKENDS, _device_type(x))
             transform(source.view(rows_length_columns), size, seed, inverse, out.view(rows_length_columns))
         else:  # there is no whole block
             scale_pow2.compute(source, 0, out=out)
@@ -303,7 +303,7 @@ def accumulate(
     if order != fused_sum.SEQUENTIAL:
         fused_sum.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
-    check_knows("accumulate", type(fmt))
+    check_knows("accumulate", fmt)
     rule = _read_rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
@@ -335,7 +335,7 @@ def accumulate_packed(
     width: int | None = None,
 ) -> Plan:
     fmt = read(fmt)
-    check_knows("accumulate_packed", type(fmt))
+    check_knows("accumulate_packed", fmt)
     rule = _read_rule(fmt, (rounding, overflow, seed, offset))
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
@@ -388,8 +388,7 @@ def matmul(
 ) -> Plan:
     how, is_kahan = read_accumulator(accumulator, kahan)
     for checked in (how, read_accumulator(backward, kahan)[0]):
-        kind: Any = type(checked)
-        check_knows("matmul", kind)
+        check_knows("matmul", checked)
     check_matrices(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from custom_fp.cuda import address, blocks, launch, mode_name, rule_args
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
-from custom_fp.rule import Rule
+from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
+from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.tiles import NEAREST, Tiles
 
 NOTHING = np.uint64(0)
 WHOLE = 1 << 14  # longer blocks take a warp too long, so torch finds their largest magnitude first
@@ -26,17 +26,19 @@ RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have kernels of thei
 GROUP = 128  # elements that share random words
 
 
-class CudaTiles(Tiles):
-    def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+class CudaTiles(ScaledReference):
+    def quantize(
+        self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
         if x.numel():
             x = single(x)
-            t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
+            t = scales.tensor_scale(fmt, x.view(-1)) if fmt.has_tensor_scale else None
             _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (address(out), NOTHING, NOTHING))
 
     def encode(
         self,
         x: Tensor,
-        fmt: BlockFormat,
+        fmt: ScaledFormat,
         codes: Tensor,
         scales_: Tensor,
         *tensor_scale: Tensor,
@@ -47,13 +49,13 @@ class CudaTiles(Tiles):
             super().encode(x, fmt, codes, scales_, *tensor_scale, axis=axis, rule=rule)
             return
         x = single(x)
-        t = scales.of_tensor(fmt, x.view(-1)) if fmt.has_tensor_scale else None
+        t = scales.tensor_scale(fmt, x.view(-1)) if fmt.has_tensor_scale else None
         _run(x, fmt, fmt.layout(x.shape, axis), rule, t, (NOTHING, address(codes), address(scales_)))
         for found in tensor_scale:
             found.copy_(t)
 
     def decode(
-        self, codes: Tensor, scales_: Tensor, *rest: Tensor | BlockFormat, axis: int | None = None
+        self, codes: Tensor, scales_: Tensor, *rest: Tensor | ScaledFormat, axis: int | None = None
     ) -> None:
         *tensor_scale, fmt, out = rest
         if codes.numel():
@@ -70,16 +72,16 @@ class CudaTiles(Tiles):
 
 
 def _run(
-    x: Tensor, fmt: BlockFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
+    x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule, t: Tensor | None, to: tuple[Any, ...]
 ) -> None:
     tensor_scale = NOTHING if t is None else address(t)
     args = address(_scaling(fmt, str(x.device))), tensor_scale, *rule_args(rule)
     n, width = x.numel(), run(layout)
     shares_words = not rule.is_stochastic or rule.flat[3] % GROUP == 0
-    if width and shares_words and fmt.rule != "4over6":
+    if width and shares_words and fmt.scale.rule != "4over6":
         sizes = np.int64(n), np.int32(width)
         launch(f"scaled_runs_{mode_name(rule)}", x, blocks(n, 8), address(x), *to, *sizes, *args)
-    elif layout.scales == 1 and n > WHOLE and fmt.rule != "4over6":
+    elif layout.scales == 1 and n > WHOLE and fmt.scale.rule != "4over6":
         largest = x.abs().amax()
         whole = np.int64(n), address(largest)
         grid = blocks(n, 8 if rule.is_stochastic else 4)
@@ -104,7 +106,7 @@ def _grid(layout: Layout) -> tuple[int, ...]:
 
 
 @cache
-def _scaling(fmt: BlockFormat, device: str) -> Tensor:
+def _scaling(fmt: ScaledFormat, device: str) -> Tensor:
     """Return the struct `Scaling` of csrc/tiles/tiles.h in the device's memory."""
     words = [part if isinstance(part, int) else np.float32(part).view(np.uint32).item() for part in fmt.parts]
     return torch.from_numpy(np.array(words, np.uint32).view(np.int32)).to(device)

@@ -9,25 +9,27 @@ import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _native
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Block, Layout, cut
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators.checks import scale_dtype
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
+from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.tiles import NEAREST, Tiles
 
 LONG = 1 << 17  # several threads share longer blocks: `grain` in csrc/cpu/parallel.h
 
 
-class NativeTiles(Tiles):
-    def quantize(self, x: Tensor, fmt: BlockFormat, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+class NativeTiles(ScaledReference):
+    def quantize(
+        self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
         if x.numel():
             x = single(x)
             tiling = _tiling_of(fmt.block, x.shape, axis, fmt.name)
             args = tiling, _scaling(fmt), *_rule_args(rule), get_num_threads()
             _native.quantize_tiles(x.data_ptr(), out.data_ptr(), *args)
 
-    def quantize_rows(self, x_RxN: Tensor, fmt: BlockFormat, out_RxN: Tensor) -> None:
+    def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         if fmt.together is None:
             super().quantize_rows(x_RxN, fmt, out_RxN)
         else:
@@ -36,7 +38,7 @@ class NativeTiles(Tiles):
     def encode(
         self,
         x: Tensor,
-        fmt: BlockFormat,
+        fmt: ScaledFormat,
         codes: Tensor,
         scales: Tensor,
         *tensor_scale: Tensor,
@@ -51,7 +53,7 @@ class NativeTiles(Tiles):
             super().encode(x, fmt, codes, scales, *tensor_scale, axis=axis, rule=rule)
 
     def decode(
-        self, codes: Tensor, scales: Tensor, *rest: Tensor | BlockFormat, axis: int | None = None
+        self, codes: Tensor, scales: Tensor, *rest: Tensor | ScaledFormat, axis: int | None = None
     ) -> None:
         *tensor_scale, fmt, out = rest
         if codes.numel():
@@ -59,7 +61,7 @@ class NativeTiles(Tiles):
             _decode(codes, scales, fmt, out, fmt.layout(codes.shape, axis), t)
 
     def pack(
-        self, x: Tensor, fmt: BlockFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
+        self, x: Tensor, fmt: ScaledFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
         layout = fmt.layout(x.shape, axis)
         if not _is_one_row(layout):
@@ -74,7 +76,7 @@ class NativeTiles(Tiles):
             super().pack(x, fmt, shift, rule, out, axis)
 
     def unpack(
-        self, data: Tensor, fmt: BlockFormat, shift: int, out: Tensor, axis: int | None = None
+        self, data: Tensor, fmt: ScaledFormat, shift: int, out: Tensor, axis: int | None = None
     ) -> None:
         layout = fmt.layout(out.shape, axis)
         if not (out.numel() and _is_one_row(layout)):
@@ -86,12 +88,12 @@ class NativeTiles(Tiles):
         t = data[:head].clone().view(torch.float32).item() if head else 1.0
         _decode(codes, scales, fmt, out, layout, t, dense=True)
 
-    def join(self, codes_n: Tensor, fmt: BlockFormat, out: Tensor) -> None:
+    def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
         _native.join_codes(
             codes_n.data_ptr(), out.data_ptr(), codes_n.numel(), fmt.code_bits, get_num_threads()
         )
 
-    def split(self, data: Tensor, n: int, fmt: BlockFormat) -> Tensor:
+    def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
         codes_n = torch.empty(n, dtype=torch.uint8)
         _native.split_codes(data.data_ptr(), codes_n.data_ptr(), n, fmt.code_bits, get_num_threads())
         return codes_n
@@ -99,7 +101,7 @@ class NativeTiles(Tiles):
 
 def _encode(
     x: Tensor,
-    fmt: BlockFormat,
+    fmt: ScaledFormat,
     scales: Tensor,
     codes: Tensor,
     layout: Layout,
@@ -114,7 +116,7 @@ def _encode(
 def _decode(
     codes: Tensor,
     scales: Tensor,
-    fmt: BlockFormat,
+    fmt: ScaledFormat,
     out: Tensor,
     layout: Layout,
     t: float,
@@ -137,7 +139,7 @@ def _is_one_row(layout: Layout) -> bool:
     )
 
 
-def _parts(data: Tensor, fmt: BlockFormat, layout: Layout) -> tuple[int, Tensor, Tensor]:
+def _parts(data: Tensor, fmt: ScaledFormat, layout: Layout) -> tuple[int, Tensor, Tensor]:
     """Return the number of bytes before the scales, aligned memory for the scales, and the codes."""
     head, count = 4 * fmt.has_tensor_scale, layout.scales
     body = head + count * fmt.scale_bits // 8
@@ -162,7 +164,7 @@ def _tiling(layout: Layout) -> _native.Tiling:
 
 
 @cache
-def _scaling(fmt: BlockFormat) -> _native.Scaling:
+def _scaling(fmt: ScaledFormat) -> _native.Scaling:
     return _native.Scaling(*fmt.parts)
 
 

@@ -18,7 +18,7 @@ from custom_fp.accumulators import cuda as dots_cuda
 from custom_fp.accumulators import native as dots_native
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import codebook_cuda, tiles_cuda
 from ptx_device import Device
 from torch import Tensor

@@ -15,7 +15,7 @@ import torch
 from custom_fp import cuda
 from custom_fp.accumulators import cuda as dots
 from custom_fp.nvrtc import MODES
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import codebook_cuda, tiles_cuda
 from ptx_device import Device
 from torch import Tensor

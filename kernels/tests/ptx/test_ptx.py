@@ -15,7 +15,7 @@ import torch
 from cupy.cuda import nvrtc as cupy_nvrtc
 from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from ptx_device import Device, compile_ptx, ptx_of
 
 if shutil.which("g++") is None:
