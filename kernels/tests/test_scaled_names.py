@@ -1,4 +1,4 @@
-"""Names of scaled formats, what they say of themselves, and what is refused."""
+"""Names and properties of formats with scales, and errors for invalid ones."""
 
 import pickle
 
