@@ -9,9 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import matplotlib
@@ -68,9 +66,13 @@ class _Job:
 
 
 def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    """Run the jobs, in forks of this process if it has no other threads, whose locks a fork could never release."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     if cores == 1 or threading.active_count() > 1 or "torch" in sys.modules:
         return [job.run() for job in jobs]
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (jobs,)) as pool:
         return list(pool.map(_run_in_process, range(len(jobs))))
 
