@@ -47,6 +47,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str):
+    if name == "testing":
+        return import_module("custom_fp.testing")
     if name not in _HOME:
         raise AttributeError(f"module 'custom_fp' has no attribute {name!r}")
     value = getattr(import_module(f"custom_fp.{_HOME[name]}"), name)
