@@ -1,4 +1,4 @@
-"""Command-line arguments that several commands share, their types, and their completion in the shell."""
+"""Arguments that several commands share, with their types and shell completion."""
 
 import argparse
 from pathlib import Path
@@ -14,36 +14,24 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises MistypedError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise MistypedError."""
         raise MistypedError(message, self.prog)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=AS_JSON)
 
 
 def add_mode(parser: argparse.ArgumentParser, option: str, meaning: str) -> None:
-    """Add an option that switches the command to another mode, so that the help lists this option.
+    """Add an option that selects a mode of a command, such as `--plan`, to its help.
 
-    A mode is a command with its own options (`cpdrun.cli.COMMANDS`).
-
-    Args:
-        parser: The parser of the command.
-        option: The option, such as `--plan`.
-        meaning: The help text of the option.
+    A mode is a command with options of its own (`cpdrun.cli.COMMANDS`).
     """
     text = f"{meaning} (own options: {parser.prog} {option} -h)"
     parser.add_argument(option, action="store_true", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add the positional arguments `key=value ...`, which are overrides, and the option --config-dir.
-
-    Args:
-        parser: The parser of the command.
-        meaning: The help text of the overrides.
-    """
+    """Add the positional arguments `key=value ...` and the option --config-dir."""
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
     parser.add_argument(
@@ -58,9 +46,9 @@ def add_names(
 
     Args:
         parser: The parser of the command.
-        nargs: The number of names: "*" for any number, or "+" for at least one.
+        nargs: "*" for any number of names, or "+" for at least one.
         meaning: The help text of the names.
-        completions: The names that the shell completes, as the name of a function (`complete_by`).
+        completions: The function that completes the names (`complete_by`).
     """
     text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
@@ -68,11 +56,9 @@ def add_names(
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """Set the function that completes an argument in the shell.
+    """Complete an argument by the function `name` in cpdrun.shell.completion.
 
-    Args:
-        name: The name of the function in cpdrun.shell.completion. This module is imported only when the shell asks.
-        argument: The argument.
+    The module is imported only when the shell asks for completions.
     """
 
     def completer(**words: str) -> list[str]:
@@ -86,17 +72,9 @@ def complete_by(name: str, argument: argparse.Action) -> None:
 def with_words_after_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
 ) -> argparse.Namespace:
-    """Add overrides or names that were typed after an option to the parsed arguments.
+    """Add overrides or names that were typed after an option to `arguments`.
 
-    Without this function they are errors, because argparse accepts positional arguments in one place only.
-
-    Args:
-        parser: The parser of the command.
-        arguments: The arguments that argparse has parsed. They are changed in place.
-        rest: The command-line arguments that argparse has not recognized.
-
-    Returns:
-        `arguments`.
+    argparse accepts positional arguments in one place only, and leaves the others in `rest`.
 
     Raises:
         MistypedError: The command takes no overrides or names, or `rest` contains an option.
@@ -119,8 +97,8 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
     Args:
         parser: The parser of the command.
         word: The unknown option, such as `--exp` or `--exp=digits_bits`.
-        others: The other command-line arguments if the command accepts overrides, and None otherwise. The first of
-            them that is neither an override nor an option may be the value of the option, as in `--exp digits_bits`.
+        others: The other arguments of a command that accepts overrides, else None. One of them may be the value of the
+            option, as in `--exp digits_bits`.
     """
     from custom_fp.words import did_you_mean
 
@@ -137,7 +115,7 @@ def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str
 
 
 class Version(argparse.Action):
-    """The action of --version. The version is imported only if it is printed."""
+    """The action of --version, which imports the version only if it is printed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import cpdrun
@@ -147,19 +125,18 @@ class Version(argparse.Action):
 
 
 def several(text: str) -> list[str]:
-    """Return the items of a comma-separated list."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def count(text: str) -> int:
-    """Convert text to a whole number that is at least 0."""
+    """Parse a whole number that is at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Convert text to a whole number that is at least 1."""
+    """Parse a whole number that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, not {text!r}")
     return int(text)

@@ -1,10 +1,9 @@
-"""The command line: parse the arguments, run the command, and report a user's mistake in one line.
+"""The command line: parse arguments, run the command, report errors in one line.
 
 The exit codes are 0 if all runs are done, 1 if a run failed, 2 for a usage or configuration error, and 130 if the
 command was interrupted. With --json, exactly one document goes to stdout (`cpdrun.shell.output`).
 
-To add a command, add a file with `add`, `run`, and `DOCUMENTS` to commands/ (see commands/__init__.py), and a line to
-COMMANDS.
+To add a command, add a file to commands/ (see commands/__init__.py) and a line to COMMANDS.
 """
 
 import argparse
@@ -59,10 +58,9 @@ Start with: cpdrun search exp=digits_search --report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that was typed and return its exit code.
+    """Run the command that was typed, and return its exit code.
 
-    Args:
-        argv: The command-line arguments after `cpdrun`. By default, they are taken from sys.argv.
+    `argv` holds the arguments after `cpdrun`, by default from sys.argv.
 
     Raises:
         SystemExit: The arguments cannot be parsed, or help or the version was printed.
@@ -92,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
-    """Run the command. Return its exit code, and the error that ended it, if any."""
+    """Run the command, and return its exit code and the error that ended it, if any."""
     try:
         _end_as_by_ctrl_c("SIGTERM", "SIGHUP")
         return arguments.run(arguments), None
@@ -106,18 +104,14 @@ def _run(arguments: argparse.Namespace) -> tuple[int, UserError | None]:
 
 
 def print_error(error: UserError) -> None:
-    """Print the lines of an error to stderr."""
     print("\n".join(f"error: {visible_line(line)}" for line in error.full_lines()), file=sys.stderr)
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """Parse the command-line arguments.
-
-    Returns:
-        The parsed arguments of the command. Their attribute `run` is the command's function.
+    """Parse the arguments. In the result, `run` is the command's function.
 
     Raises:
-        MistypedError: The command-line arguments cannot be parsed.
+        MistypedError: The arguments cannot be parsed.
         SystemExit: Help or the version was printed, or the shell asked for completions.
     """
     if "_ARGCOMPLETE" in os.environ:
@@ -147,7 +141,7 @@ def _help() -> str:
 
 
 def _nearest(name: str) -> str:
-    """Return the end of the message about an unknown command. It names the most similar command, or all commands."""
+    """Suggest a command similar to `name`, or list all commands."""
     from custom_fp.words import did_you_mean
 
     names = [command for command in COMMANDS if "--" not in command]
@@ -155,10 +149,7 @@ def _nearest(name: str) -> str:
 
 
 def _with_mode(words: list[str]) -> tuple[str, list[str]]:
-    """Return the name of the command, and the command-line arguments with this name first.
-
-    If one of the arguments selects a mode, the mode is part of the name, such as `search --plan`.
-    """
+    """Return the name of the command or mode, and the arguments with this name first."""
     for word in words[1:]:
         if (name := f"{words[0]} {word}") in COMMANDS:
             rest = words[1:]
@@ -168,7 +159,7 @@ def _with_mode(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _parser_to_complete() -> Parser:
-    """Return a parser of the command in the line that the shell completes, or of all commands if there is none yet."""
+    """Return a parser of the command in the line to complete, or of all commands."""
     words = os.environ.get("COMP_LINE", "").split()[1:]
     if not words or words[0] not in COMMANDS:
         return _parser([name for name in COMMANDS if "--" not in name])[0]
@@ -182,12 +173,12 @@ def _parser_to_complete() -> Parser:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command or a mode, such as `search` or `search --plan`."""
+    """Return the parser of a command or mode, such as `search --plan`."""
     return _parser([name])[1].choices[name]
 
 
 def _parser(names: Sequence[str]) -> "tuple[Parser, argparse._SubParsersAction]":
-    """Return a parser with the given commands, and the argparse action that maps their names to their own parsers."""
+    """Return a parser of the given commands, and the action that holds their parsers."""
     parser = Parser(prog="cpdrun", usage="cpdrun COMMAND ...")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="cpdrun")
@@ -200,7 +191,7 @@ def _parser(names: Sequence[str]) -> "tuple[Parser, argparse._SubParsersAction]"
 def _end_as_by_ctrl_c(*names: str) -> None:
     """Treat the named signals as Ctrl-C until a launch handles them itself.
 
-    Signals that are already ignored, for example because of nohup, stay ignored.
+    Signals that are already ignored, for example by nohup, stay ignored.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in names if hasattr(signal, name)):

@@ -1,9 +1,8 @@
 """The commands, one per file.
 
-In each file, `add` defines the arguments of the command, and `run` executes the command. Imports that take long are
-inside `run`. `DOCUMENTS` maps each kind of document that the command prints with --json to the dataclass that defines
-it. If importing the dataclass takes long, its place is given as text: `module:class`. The command's main kind of
-document comes first.
+Each file defines `add`, which adds the command's arguments to a parser, and `run`, which executes the command.
+`DOCUMENTS` maps each kind of document that the command prints with --json to its dataclass, the main kind first. A
+dataclass that takes long to import is given as "module:class". For the same reason, slow imports are inside `run`.
 """
 
 from importlib import import_module
@@ -14,7 +13,7 @@ from cpdrun.shell.document import ErrorDocument, json_schema
 
 
 def document_types() -> dict[str, type]:
-    """Return the dataclasses that define documents, keyed by kind of document (`cpdrun.shell.document`)."""
+    """Return {kind: dataclass} of all documents."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     found: dict[str, type] = {}
     for module in modules:

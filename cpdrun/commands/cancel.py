@@ -13,7 +13,7 @@ class CancelledSweep:
 
     Attributes:
         sweep: The folder of the sweep.
-        asked: The number of runs in progress that were asked to stop.
+        asked: The number of running runs that were asked to stop.
         withdrawn: The number of runs that were taken out of a scheduler's queue.
     """
 
@@ -28,7 +28,7 @@ class CancelledRun:
 
     Attributes:
         run: The name of the run.
-        asked: Whether the run was running or queued, so that it was asked to stop.
+        asked: Whether the run was running or queued, so that it could be asked.
     """
 
     run: str

@@ -1,6 +1,6 @@
 """The command `cpdrun doctor --calibrate`.
 
-It measures this machine and predicts the time of a step with more workers and other networks.
+It measures this machine and predicts step times with more workers and on other networks.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the first config that uses each compressor, keyed by the compressor's name in reports."""
+    """Return the first config that uses each compressor, keyed by its name in reports."""
     from cpdrun.config.keys import flatten
     from cpdrun.study.group import method_of
 

@@ -1,4 +1,4 @@
-"""The tables and documents of `cpdrun formats`."""
+"""Tables and documents of `cpdrun formats`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,6 @@ class FormatDocument(FormatFacts):
 
 
 def list_formats(output: Output) -> None:
-    """Print the kinds of number formats, and the formats that have a name of their own, such as e4m3fn."""
     formats = [facts(fmt) for fmt in listed()]
     kinds = [
         FormatKind(name, kind.LOOKS_LIKE, list(kind.EXAMPLES), kind.PURPOSE) for name, kind in KINDS.items()
@@ -98,8 +97,8 @@ def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, h
     Args:
         output: The output of the command.
         fmt: The format.
-        values: The values of the format's codes, in the order of the codes. Empty if values are not shown.
-        has_more: Whether the option --values would show the values that are not shown now.
+        values: The value of each code; empty to print none.
+        has_more: Whether --values would print values that are not printed now.
     """
     known, used = facts(fmt), uses(fmt)
     shown = [written(value) for value in values] or None
@@ -117,10 +116,7 @@ def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, h
 
 
 def number(value: float | None) -> str:
-    """Return a number with six significant digits.
-
-    Powers of two below 2^-6 are written as powers. None is written as "-".
-    """
+    """Format a number with six digits, or as a power such as "2^-9". None becomes "-"."""
     if value is None:
         return "-"
     if 0 < value < 2**-6 and math.frexp(value)[0] == 0.5:
@@ -135,7 +131,7 @@ def _cell(value: Any) -> str:
 
 
 def _print_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. If all headings are empty, the table has no header."""
+    """Print a table. It has no header if all headings are empty."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(headings))
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -147,7 +143,7 @@ def _print_table(console: Console, headings: Sequence[str], rows: Sequence[Seque
 
 
 def _properties(known: FormatFacts, used: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each property of a format. The text is empty if a property does not apply."""
+    """Yield the name and the text of each property; the text is "" if it does not apply."""
     whose = "element's " if known.scales else ""
     has = [(known.has_inf, "infinity"), (known.has_nan, "NaN"), (known.has_negative_zero, "-0")]
     signs = [word if is_there else f"no {word}" for is_there, word in [*has, (known.is_signed, "sign")]]
@@ -193,7 +189,7 @@ def _scales(scales: ScaleFacts) -> str:
 
 
 def _exact(value: float | None) -> str:
-    """Return all digits of a number. Small and large powers of two are also written as powers: `0.015625 = 2^-6`."""
+    """Return all digits of a number, and its power of two: "0.015625 = 2^-6"."""
     if not value:
         return "" if value is None else "0"
     power = math.log2(value)
@@ -201,10 +197,7 @@ def _exact(value: float | None) -> str:
 
 
 def _exponents(known: FormatFacts) -> str:
-    """Return the range of the exponents of normal values.
-
-    If a format does not distinguish normal and subnormal values, return the range of all exponents.
-    """
+    """Return the range of normal exponents, or of all exponents without subnormals."""
     if not known.max:
         return ""
     last = math.frexp(known.max)[1] - 1
@@ -233,7 +226,7 @@ def _used(used: Sequence[str]) -> str:
 
 
 def _value_lines(values: Sequence[float], bits: int) -> Iterator[str]:
-    """Yield lines such as `0x08  0.0156  0.0176 ...`. Each line starts with the code of its first value."""
+    """Yield lines such as "0x08  0.0156  0.0176", starting with the first value's code."""
     shown = [f"{value:.9g}" for value in values]
     digits, width = -(-bits // 4), max(map(len, shown))
     for first in range(0, len(shown), VALUES_PER_LINE):

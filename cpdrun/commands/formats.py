@@ -1,4 +1,4 @@
-"""The command `cpdrun formats`, which lists the number formats or shows one of them value by value."""
+"""The command `cpdrun formats`, which lists the number formats or shows one of them."""
 
 import argparse
 from collections.abc import Sequence
@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def named(name: str) -> "NumberFormat":
-    """Return the format with the given name.
+    """Parse the name of a format.
 
     Raises:
-        UserError: There is no such format. The message names the most similar format, or says what is allowed.
+        UserError: There is no such format. The message suggests a similar name, or says what is allowed.
     """
     from custom_fp.facts import near
     from custom_fp.formats.names import parse
@@ -72,8 +72,5 @@ def named(name: str) -> "NumberFormat":
 
 
 def _values(fmt: "NumberFormat", bits: int) -> Sequence[float]:
-    """Return the values of all codes of a format.
-
-    If the codes have more than `bits` bits or have no fixed values, return an empty sequence.
-    """
+    """Return the value of each code; () if there are none or more than 2**bits."""
     return (fmt.code_values() if fmt.code_bits <= bits else None) or ()

@@ -1,6 +1,6 @@
-"""The command `cpdrun formats --vectors`, which writes test vectors for a number format or an accumulator.
+"""The command `cpdrun formats --vectors`, which writes test vectors.
 
-Hardware and software teams can check their own implementations with these vectors.
+With them, hardware and software teams check their own implementations of a number format or an accumulator.
 """
 
 import argparse
@@ -31,7 +31,7 @@ VALUES, BLOCKS = 1024, 64
 
 
 class NoVectorsError(UserError):
-    """The process that computes the vectors failed. The message ends with the last line of the process's output."""
+    """The process that computes the vectors failed."""
 
     exit_code = FAILED
 
@@ -133,12 +133,11 @@ def _check_numbers_and_file(arguments: argparse.Namespace) -> None:
 
 
 def _request(arguments: argparse.Namespace, options: list[str], count: int) -> dict[str, Any]:
-    """Return the entries that a request for a format and a request for an accumulator have in common.
+    """Return the part of a request that formats and accumulators share.
 
     Args:
         arguments: The arguments of the command.
-        options: Options of the command. The header of the vectors shows the command with these options, --count, and
-            --seed.
+        options: The options to show in the header of the vectors, in addition to --count and --seed.
         count: The number of random inputs.
     """
     import cpdrun
@@ -154,10 +153,10 @@ def _request(arguments: argparse.Namespace, options: list[str], count: int) -> d
 
 
 def _format_request(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the request for a format's vectors, which is the input of the process that computes the vectors.
+    """Return the request for a format's vectors.
 
     Raises:
-        UserError: The format is unknown, or it does not support the given rounding or overflow.
+        UserError: The format is unknown, or it does not support the rounding or overflow.
     """
     from cpdrun.commands.formats import named
 
@@ -171,7 +170,7 @@ def _format_request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_rules(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
-    """Check the values of --rounding and --overflow.
+    """Check --rounding and --overflow.
 
     Raises:
         UserError: A value is unknown, or the format does not support it.
@@ -199,8 +198,8 @@ def _accumulator_request(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the request for an accumulator's vectors.
 
     Raises:
-        UserError: The name is not that of an accumulator, the accumulator rounds stochastically, the operands are not
-            suitable, or --rounding or --overflow was given.
+        UserError: The name or the operands are not suitable, the accumulator rounds stochastically, or --rounding or
+            --overflow was given.
     """
     from custom_fp.accumulator import Accumulator
 
@@ -220,16 +219,13 @@ def _accumulator_request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
-    """Return the formats of the two operands of an accumulator.
+    """Return the formats of an accumulator's two operands.
 
-    Args:
-        accumulator: The accumulator.
-        asked: The names from --operands: two names, or one name for both operands. Without --operands, the
-            accumulator's own operands are used. If it has none, the format of its sums is used for both operands.
+    `asked` holds one or two names from --operands. Otherwise, these are the accumulator's own operands or else the
+    format of its sums.
 
     Raises:
-        UserError: --operands was given, but the accumulator's name already determines operands with scales. Or a
-            format from --operands has no sign or has scales.
+        UserError: The accumulator's name already determines its operands, or a format has no sign or has scales.
     """
     from custom_fp.formats.scalar import Format
     from custom_fp.formats.tabulated import Tabulated
@@ -257,15 +253,10 @@ def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["Numb
 
 
 def _compute(name: str, asked: Path, made: Path) -> None:
-    """Compute the vectors in another process.
-
-    Args:
-        name: The name of the format or accumulator, for the message of an error.
-        asked: The file with the request, as JSON.
-        made: The file to which the vectors are written.
+    """Compute the vectors in another process, from the request file `asked`.
 
     Raises:
-        NoVectorsError: The process failed.
+        NoVectorsError: The process failed. The message ends with the last line of its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", MODULE, str(asked), str(made)],

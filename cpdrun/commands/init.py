@@ -10,7 +10,7 @@ from cpdrun.errors import OK
 
 @dataclass
 class InitDocument:
-    """A starter project that was written.
+    """A starter project.
 
     Attributes:
         folder: The folder of the project.

@@ -17,7 +17,7 @@ class SchemaDocument:
 
     Attributes:
         experiment: The schema of an experiment's yaml.
-        document: The schema of the kind of document that was named.
+        document: The schema of the named kind of document.
     """
 
     experiment: dict[str, Any] | None = optional()

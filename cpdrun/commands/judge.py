@@ -1,4 +1,4 @@
-"""The command `cpdrun judge`, which gives a verdict on results that need not come from cpdrun."""
+"""The command `cpdrun judge`, which gives a verdict on results from anywhere."""
 
 import argparse
 import math
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
-    """Return the request that the arguments specify: the margin, the baseline, the confidence, and so on.
+    """Return the comparison that the arguments specify.
 
     Raises:
         UserError: The margin cannot be read, or an option of a session was given without --session.
@@ -135,7 +135,7 @@ def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
 
 
 def _boundary(text: str, option: str, is_improvement: bool) -> "Boundary":
-    """Return the value of --margin or --better-by.
+    """Parse the value of --margin or --better-by.
 
     Raises:
         UserError: The text is not a finite number of at least 0, or is a percentage of 100 or more.

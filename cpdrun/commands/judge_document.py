@@ -1,7 +1,7 @@
 """The document of `cpdrun judge --json`.
 
-An arm is one of the variants in a table of results. A candidate is an arm that is compared with the baseline
-or the target.
+An arm is one variant in a table of results. A candidate is an arm that is compared with the baseline or a target. In a
+session, each judged candidate is an idea.
 """
 
 import math
@@ -27,33 +27,32 @@ class CandidateDocument:
     """The verdict on a candidate.
 
     Attributes:
-        candidate: The name of the candidate's arm in the table.
+        candidate: The candidate's arm in the table.
         verdict: The verdict. In a session, "certified" means that the idea is kept.
         pairs: The number of pairs.
         pairing: How the candidate's runs were paired with the baseline's runs.
         difference: The mean difference. Positive is better.
-        low: The lower end of the interval for the difference, or null if the interval has no lower end.
-        high: The upper end of the interval, or null if the interval has no upper end.
-        own_low: The lower end of the interval that follows from the candidate's own pairs alone, without the prior.
+        low: The lower end of the difference's interval, or null if it is infinite.
+        high: The upper end of the difference's interval, or null if it is infinite.
+        own_low: The lower end of the interval from the candidate's own pairs, without the prior.
         own_high: The upper end of the interval without the prior.
         deviation: The standard deviation of a single difference.
-        prior: The prior for this standard deviation, or null if there is none. Its degrees are null if the user
-            stated the standard deviation.
+        prior: The prior for this standard deviation, or null. Its degrees are null if the user stated the standard
+            deviation.
         is_conditional: Whether the verdict depends on a stated standard deviation.
         margin: The margin. It is negative if an improvement is required.
-        error_probability: The largest probability that a candidate is certified although it is worse by more than the
-            margin.
+        error_probability: The largest probability of certifying a candidate that is worse by more than the margin.
         more: The number of further pairs that are likely to decide the verdict, or null if there is no estimate.
         runs: The number of runs that have ended.
         runs_failed: The number of runs that failed.
         at_most_fail: The upper confidence limit of the share of runs that fail, or null if no run has ended.
         pairs_left_out: The number of pairs without a result because the baseline's run failed.
-        runs_unmatched: The number of the candidate's runs that have no run of the baseline to be paired with.
-        decision: In a session: whether the idea is kept or dropped, or undecided.
+        runs_unmatched: The number of runs that have no run of the baseline to be paired with.
+        decision: In a session: the decision about the idea.
         idea: In a session: the name of the idea.
         number: In a session: the number of the idea.
-        log_evidence: In a session: the natural logarithm of the e-value. A larger value is stronger evidence for
-            keeping the idea.
+        log_evidence: In a session: the natural logarithm of the e-value. Larger is stronger evidence for keeping the
+            idea.
         log_evidence_required: In a session: the smallest `log_evidence` with which the idea is kept.
     """
 
@@ -86,7 +85,7 @@ class CandidateDocument:
 
 @dataclass
 class SessionDocument:
-    """A session, which judges a stream of ideas and limits the share of false ideas among those that are kept.
+    """A session: a stream of ideas, of which at most a small share is kept although false.
 
     Attributes:
         file: The file of the session.
@@ -117,7 +116,7 @@ class JudgeDocument:
         candidates: The verdicts.
         session: The session, if there is one.
         says: The answer in sentences.
-        notes: Additional facts that the user should know.
+        notes: Additional notes for the user.
     """
 
     file: str
@@ -135,7 +134,7 @@ class JudgeDocument:
 def candidate_documents(
     judged: Sequence[JudgedArm], confidence: float, session: SessionState | None
 ) -> list[CandidateDocument]:
-    """Return the verdicts as parts of the document. If there is a session, they include its decisions."""
+    """Return the verdicts, with the decisions of the session if there is one."""
     found = [_candidate(each, confidence) for each in judged]
     for document, decision in zip(found, session.decisions if session else (), strict=False):
         document.verdict, document.decision = decision.verdict, DECISIONS[decision.verdict]
@@ -145,7 +144,6 @@ def candidate_documents(
 
 
 def session_document(file: str, session: SessionState) -> SessionDocument:
-    """Return the state of a session as a part of the document."""
     kept, also_kept = list(session.kept), list(session.also_kept)
     return SessionDocument(file, session.ideas, session.settings.planned, kept, also_kept)
 

@@ -1,4 +1,4 @@
-"""Options and checks that all commands that train runs share."""
+"""Options and checks of all commands that train runs."""
 
 import argparse
 import time
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     """Add the options of a launch.
 
-    Args:
-        parser: The parser of the command.
-        where: The part of --launcher's help text that lists the launchers other than `local`. If empty, the command
-            always trains on this machine and has no option --launcher.
+    `where` is the part of --launcher's help text that lists the launchers other than `local`. Without it, the command
+    always trains on this machine and has no option --launcher.
     """
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
@@ -44,7 +42,6 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
-    """Return the launch options from the command's arguments."""
     from cpdrun.launch import LaunchOptions
 
     return LaunchOptions(
@@ -53,16 +50,16 @@ def options_of(arguments: argparse.Namespace) -> "LaunchOptions":
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the overrides from the command line. The option --launcher NAME becomes the override `launcher=NAME`."""
+    """Return the overrides, with --launcher NAME as `launcher=NAME`."""
     return [*arguments.overrides, *([f"launcher={arguments.launcher}"] if arguments.launcher else [])]
 
 
 def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
-    """Read the stored output of scripts again if the settings of their metrics have changed since then.
+    """Read metrics from the stored output of scripts again if their settings changed.
 
     Args:
         runs: The planned runs with their configs.
-        dry_run: Only count the runs whose output would be read again.
+        dry_run: Whether to only count the affected runs.
 
     Returns:
         Lines that tell the user which runs are affected.
@@ -95,10 +92,10 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
 
 
 def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:
-    """Return the value that `cpdrun.record.cancellation` had for a sweep when the command was typed.
+    """Return the `cancellation` of a sweep at the time when the command was typed.
 
-    If the current value differs, the sweep was cancelled since then, and this command must stop. The comparison is
-    needed because a command takes seconds to start, and until then it does not know the sweep's folder.
+    If it differs now, the sweep was cancelled since then, and the command must stop. A command takes seconds to start
+    and only then knows the sweep's folder, so it cannot ask earlier.
     """
     from cpdrun.record import cancellation_before
 
@@ -114,7 +111,7 @@ def may_start(
     config_dir: "Path | None",
     output: "Output",
 ) -> bool:
-    """Return whether the runs may start, and print notes about them.
+    """Check the runs, print notes about them, and return whether they may start.
 
     Args:
         session: The session that launches the runs.
@@ -126,10 +123,10 @@ def may_start(
         output: The output of the command.
 
     Returns:
-        True if the runs may start, and False if the sweep was cancelled since the command was typed.
+        False if the sweep was cancelled since the command was typed.
 
     Raises:
-        UserError: The runs cannot be trained. The message has a line for each problem.
+        UserError: The runs cannot be trained. The message has a line per problem.
     """
     from cpdrun.sweep.requirements import missing_folders, smaller_experiment
 

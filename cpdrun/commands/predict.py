@@ -1,6 +1,7 @@
 """The command `cpdrun predict`.
 
-It ranks formats by the errors that they cause in the tensors of a run, and estimates how likely each format is to fail.
+It ranks formats by the errors that they cause in the tensors of an observed run, and estimates how likely each format
+is to fail.
 """
 
 import argparse
@@ -69,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _predict_experiment(
     arguments: argparse.Namespace, options: "LaunchOptions", session: "Session", console: "Console"
 ) -> int:
-    """Predict how likely an experiment's candidates are to fail, and return the exit code.
+    """Predict how likely the candidates of an experiment are to fail.
 
-    The prediction needs observed runs of the baseline. If some of them are missing, they are trained first.
+    Missing baseline runs are trained and observed first.
     """
     from cpdrun.report.prediction import Context
     from cpdrun.report.search_text import describe_candidates, tolerance_text
@@ -118,7 +119,7 @@ def _predict_experiment(
 
 
 def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
-    """Predict how likely variants of one observed run are to fail, and return the exit code."""
+    """Predict how likely variants of one observed run are to fail."""
     from cpdrun.record import find_runs
     from cpdrun.report.prediction import Context
     from cpdrun.whatif.effects import check_not_diverged
@@ -139,7 +140,7 @@ def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
 def _show(
     console: "Console", ladders: "Sequence[LadderForecast]", context: "Context", arguments: argparse.Namespace
 ) -> None:
-    """Print the table and then the sentences, so that the answer is at the end of the screen."""
+    """Print the table before the sentences, so that the answer is at the end of the screen."""
     from cpdrun.report.prediction import make_table, predict_document, summarize
     from cpdrun.shell.terminal import widen
 
@@ -172,7 +173,7 @@ def _train(
 ) -> int:
     """Train and observe the missing runs, and return the exit code.
 
-    Runs in the folder of the experiment's sweep are done afterwards, so a later sweep or search skips them.
+    Those in the folder of the experiment's sweep are then done, so a later sweep or search skips them.
     """
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.sweep import write_manifest

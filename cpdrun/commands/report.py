@@ -1,6 +1,6 @@
 """The command `cpdrun report`.
 
-For sweeps, it prints the verdict and writes tables and plots. For a run, it explains why the run is worse than its
+For sweeps, it prints the verdict and writes tables and plots. For one run, it explains why the run is worse than its
 baseline.
 """
 
@@ -109,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_plots(arguments: argparse.Namespace) -> int:
-    """Print the name of each plot and what it needs."""
     from rich.table import Table
 
     from cpdrun.report.document import PlotRow, PlotsDocument
@@ -125,10 +124,10 @@ def _list_plots(arguments: argparse.Namespace) -> int:
 
 
 def _baseline(words: list[str]) -> dict[str, Any]:
-    """Return the values of --baseline, which have the form KEY=VALUE, as a mapping.
+    """Parse the KEY=VALUE items of --baseline.
 
     Raises:
-        UserError: A value does not have this form.
+        UserError: An item does not have this form.
     """
     import yaml
 

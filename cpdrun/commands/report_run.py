@@ -13,14 +13,7 @@ DOCUMENTS = {"explain": "cpdrun.report.diagnosis:Explanation"}
 
 
 def report_run(arguments: argparse.Namespace, runs: "Sequence[RunDir]") -> int:
-    """Print why a run is worse than its baseline.
-
-    Args:
-        arguments: The arguments of the command.
-        runs: The runs that were named on the command line.
-
-    Returns:
-        The exit code.
+    """Print why a run is worse than its baseline, and return the exit code.
 
     Raises:
         UserError: More than one run was named.

@@ -1,7 +1,6 @@
 """The command `cpdrun search`.
 
-The command finds the format with the fewest bits that is worse than the baseline by at most the margin. It certifies
-this format with few runs.
+It certifies, with few runs, the format with the fewest bits that is worse than the baseline by at most the margin.
 """
 
 import argparse
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
-    """Plan the search, train runs until it is decided, print the results, and return the exit code."""
+    """Train runs until the search is decided, and return the exit code."""
     from cpdrun.report.search_text import describe_question
     from cpdrun.search.loop import RunQueue, parallel_runs
     from cpdrun.search.results import sweep_record
@@ -87,7 +86,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 
 def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> "Results":
-    """Read the overrides and return the search with its results so far.
+    """Plan the search, and return it with its results so far.
 
     Raises:
         UserError: The overrides or the margin are not valid.
@@ -122,7 +121,7 @@ def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Sess
 
 
 def _forecast(results: "Results", slots: int | None) -> list[str]:
-    """Return lines about the likely cost of the search, and notes about format names that are easily confused."""
+    """Return lines about the likely cost, and notes about ambiguous format names."""
     from custom_fp.formats.synonyms import naming_notes
 
     from cpdrun.config.keys import flatten
@@ -140,7 +139,7 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "tuple[int, list[Summary]]":
-    """Check whether all cells can be trained, and if so, run the search.
+    """Run the search if all of its cells can be trained.
 
     Returns:
         The exit code, and a summary of each round of runs.
@@ -169,10 +168,10 @@ def _show_results(
     forecast: list[str],
     summaries: "list[Summary]",
 ) -> None:
-    """Write the report if it was requested. Print the answers, the table, the cost, and the command to type next.
+    """Print the answers, the table, the cost and the next command.
 
     Raises:
-        UserError: The report could not be written. The error is raised after the results have been printed.
+        UserError: The requested report could not be written. The results have been printed already.
     """
     from cpdrun.report.search_text import SearchDocument, describe_results, make_table, next_step
     from cpdrun.report.study_text import margin_text
@@ -210,7 +209,7 @@ def _print(output: "Output", lines: list[str]) -> None:
 
 
 def _write_report(results: "Results") -> str:
-    """Write the report and return a line with the path of its page."""
+    """Write the report, and return a line with the path of its page."""
     from rich.console import Console
 
     from cpdrun.report import write_report

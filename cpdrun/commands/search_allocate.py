@@ -1,7 +1,7 @@
 """The command `cpdrun search --allocate`.
 
-The command finds the layers and roles that need more bits, and allocates bits to layers and roles. A role is a kind of
-tensor, such as weight or gradient.
+It finds the layers and roles that need more bits, and allocates bits to them. A role is a kind of tensor, such as
+weight or gradient.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> int:
-    """Train the rounds of a screen, print the allocation of bits, and return the exit code."""
+    """Train the rounds of a screen, print the allocation, and return the exit code."""
     from cpdrun.report.allocation_text import describe_effects, make_effects_table
     from cpdrun.search.allocate.question import ask
     from cpdrun.search.allocate.results import Round, choose_allocation, missing_runs, read
@@ -86,7 +86,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 def _show_question(
     question: "ScreenQuestion", rounds: "list[Round]", arguments: argparse.Namespace
 ) -> "list[PlannedRun]":
-    """Print the factors of a round and the number of runs that are done, and return the runs that are not done."""
+    """Print the factors of a round, and return the runs that are not done."""
     from cpdrun.record import State
     from cpdrun.report.allocation_text import ScreenDocument, describe_round
     from cpdrun.search.allocate.results import screen_result
@@ -116,7 +116,6 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> int:
-    """Train the runs of one round of a screen, and return the exit code."""
     from cpdrun.launch import Display, Job, axes_of, print_summary
     from cpdrun.search.allocate.results import write_rows
     from cpdrun.sweep import write_manifest
@@ -141,7 +140,6 @@ def _launch(
 
 
 def _show_allocation(rounds: "list[Round]", arguments: argparse.Namespace) -> None:
-    """Print the allocation and the command that certifies it."""
     from cpdrun.report.allocation_text import ScreenDocument, describe_allocation
     from cpdrun.search.allocate.results import choose_allocation, screen_result, write_allocation
 

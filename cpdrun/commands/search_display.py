@@ -1,4 +1,4 @@
-"""The display of a search: a table of candidates, a table of runs, and a line for each run that ends."""
+"""The live display of a search: candidates, runs, and a line for each run that ends."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,10 @@ from cpdrun.search.results import Results
 
 
 class SearchDisplay(Display):
-    """A display that shows the table of candidates above the table of runs.
+    """A display of the candidates above the table of runs.
 
-    When a run ends, the display prints a line. Where other commands name the best run, this line names the smallest
-    certified format. Its time left includes the runs that the search is likely to need. Each new verdict gets another
-    line.
+    When a run ends, its line names the smallest certified format where other commands name the best run. The time left
+    includes the runs that the search is likely to need. New verdicts get lines of their own.
     """
 
     def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
@@ -34,15 +33,15 @@ class SearchDisplay(Display):
         self._show_missing_predictions()
 
     def expect(self, runs: int) -> None:
-        """Add submitted runs to those of this launch.
+        """Add submitted runs.
 
-        `held_back` is the number of likely further runs. It included these runs, so it becomes smaller.
+        They were part of `held_back`, the number of likely further runs, so it becomes smaller.
         """
         super().expect(runs)
         self.held_back: int = max(0, self.held_back - runs)
 
     def on_end(self, states: list[LadderState]) -> None:
-        """Update the display when a run has ended, and print new verdicts. `states` includes this run."""
+        """Update the display after a run has ended, and print new verdicts."""
         self._show_missing_predictions()
         for line in describe_news(self._results, self._states, states):
             self._print(line)

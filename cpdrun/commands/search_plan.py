@@ -1,6 +1,6 @@
 """The command `cpdrun search --plan`.
 
-The command lists the runs that a search would start next, and the candidates that these runs help to decide.
+It lists the runs that a search would start next, and the candidates that they help to decide.
 """
 
 import argparse
@@ -58,13 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(typed: list[str]) -> list[str]:
-    """Return the overrides of a search.
+    """Return the overrides of the search.
 
-    If the first argument has no "=", it names an existing sweep. In this case, return the overrides that created the
-    sweep, changed by the other arguments.
-
-    Args:
-        typed: The arguments from the command line.
+    If the first argument is the name of a sweep, these are the overrides that created the sweep, changed by the other
+    arguments.
 
     Raises:
         UserError: The manifest of the sweep does not contain its overrides.

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
-    """Plan the sweep, train the runs that are not done, and return the exit code."""
+    """Train the runs that are not done, and return the exit code."""
     from cpdrun.commands.sweep_document import SweepDocument
     from cpdrun.sweep.dry_run import describe_sweep, print_config, print_dry_run
     from cpdrun.sweep.run_states import run_states
@@ -97,7 +97,7 @@ def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
 
 
 def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
-    """Plan the runs while PyTorch is imported in the background, because the import takes longer than planning."""
+    """Plan the runs while PyTorch, which takes longer, is imported in the background."""
     from cpdrun.sweep import listed, plan
 
     def say_how_many(runs: int) -> None:
@@ -117,10 +117,10 @@ def _plan(arguments: argparse.Namespace, session: "Session") -> "Plan":
 def _runs_to_train(
     sweep: "Plan", found: "RunStates", rerun: str | None
 ) -> "tuple[list[PlannedRun], set[str]]":
-    """Return the runs to train, and the names of those among them that must start from the beginning.
+    """Return the runs to train, and the names of those to train from the start.
 
-    With --rerun all, every run starts from the beginning. With --rerun changed, this holds for runs
-    whose code or data has changed. All other runs are resumed if they can be.
+    --rerun all trains every run from the start, and --rerun changed trains those whose code or data has changed. Other
+    runs are resumed if possible.
     """
     from cpdrun.record import State
 
@@ -134,10 +134,10 @@ def _runs_to_train(
 def _print_states(
     sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", arguments: argparse.Namespace
 ) -> bool:
-    """Print how many runs are done, how many will be trained, and the notes.
+    """Print how many runs are done and to run, and the notes.
 
     Returns:
-        Whether an error was printed because the record of a run cannot be read.
+        Whether the record of any run cannot be read.
     """
     from cpdrun.record import State
 
@@ -158,7 +158,7 @@ def _print_states(
 def _notes(
     sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
-    """Return notes that the user should read before any run starts."""
+    """Return notes to read before any run starts."""
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
@@ -216,10 +216,10 @@ def _launch(
     options: "LaunchOptions",
     arguments: argparse.Namespace,
 ) -> "Summary | None":
-    """Check whether the runs can be trained, and then train them. Runs in `anew` start from the beginning.
+    """Train the runs if they can be trained. Those in `anew` start from the beginning.
 
     Returns:
-        The summary of the runs, or None if the sweep was cancelled before a run started.
+        The summary; None if the sweep was cancelled before a run started.
     """
     from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary
@@ -261,10 +261,10 @@ def _note_ignored(sweep: "Plan", output: "Output") -> None:
 
 
 def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
-    """Record the tested hypotheses in sweep.yaml, and print the answer and the command for the report.
+    """Print the answer and the report command, and record the tested hypotheses.
 
     Returns:
-        The margins for which the seeds are enough to reach a verdict, or None if no runs are compared.
+        The margins that the seeds can decide; None if no runs are compared.
     """
     from cpdrun.report.sweep_text import answer_lines
     from cpdrun.study import ReportError
@@ -276,12 +276,15 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
     if len(sweep.runs) > 1:
         try:
             study = read_study([sweep.directory])
-            hypotheses, power = study.hypotheses, seed_power(study)
+            power = seed_power(study)
             lines = answer_lines(study, sweep.directory, power)
         except ReportError:  # the command `cpdrun report` prints the error
             lines = []
         else:
             with writing(sweep.directory.path):
+                hypotheses = [
+                    each.hypothesis for each in study.judged.values() if each.hypothesis is not None
+                ]
                 write_ledger(sweep.directory, hypotheses)
         for line in lines:
             output.print(line)

@@ -14,9 +14,8 @@ class SweepDocument(SweepDescription):
     Attributes:
         dry_run: Whether the runs were only planned.
         summary: The number of runs that ended in each way, or null if nothing was launched.
-        seed_power: The margins for which the seeds of the sweep are enough to reach a verdict, or null if no runs are
-            compared.
-        notes: Additional facts that the user should know.
+        seed_power: The margins that the seeds of the sweep can decide, or null if no runs are compared.
+        notes: Additional notes for the user.
     """
 
     dry_run: bool

@@ -53,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _work(
     sweep: "SweepDir", launcher: dict[str, Any], arguments: argparse.Namespace, session: "Session"
 ) -> "tuple[int, Summary | None]":
-    """Train the remaining runs of one sweep.
+    """Train the waiting runs of one sweep.
 
     Returns:
-        The exit code, and the summary of the runs. The summary is None if no run was trained.
+        The exit code, and the summary; None if no run was trained.
     """
     from cpdrun.launch import Display, axes_of, print_summary
     from cpdrun.launch.pull import Pool

@@ -30,6 +30,7 @@ from cpdrun.costmodel import (
 )
 from cpdrun.record import SweepDir
 from cpdrun.stats.evidence import Verdict
+from cpdrun.study.facet_summary import sends_alike
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.methods import by_setting, label, method_verdicts, reference
 from cpdrun.study.records import rows_of
@@ -144,7 +145,7 @@ def crossover(study: Study) -> Crossover:
     Raises:
         CalibrationError: The runs or the calibration lack data that the prediction needs.
     """
-    if study.sends_alike:
+    if sends_alike(study):
         key = study.bits_axis.key
         raise CalibrationError(
             f"all runs send equally many bytes, because {key} does not change what is sent"

@@ -1,7 +1,6 @@
-"""Show the results of the other packages as texts, tables, plots, and pages.
+"""Show results as sentences, tables, plots and an HTML page.
 
-Only `cpdrun.commands` and `cpdrun.api` import this package. The import is fast, because pandas and matplotlib are
-imported only when `write_report` is first used.
+pandas and matplotlib are imported only when `write_report` is first used, so importing this package is fast.
 """
 
 from typing import TYPE_CHECKING, Any

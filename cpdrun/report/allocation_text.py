@@ -1,8 +1,7 @@
-"""Texts of `cpdrun search --allocate`: the factors and runs, the effects and verdicts, and the allocation.
+"""Texts of `cpdrun search --allocate`: factors, effects, verdicts and the allocation.
 
-A factor is one role (such as weight or gradient) of a group of layers. A text claims no more than the tests allow. The
-verdicts `sensitive` and `harmless` hold jointly for all factors, at the screen's confidence. The interval of a factor
-holds at that confidence for this factor alone.
+A factor is one role (such as weight or gradient) of a group of layers. The verdicts "sensitive" and "harmless" hold
+jointly for all factors at the screen's confidence. The printed interval of a factor holds for this factor alone.
 """
 
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from cpdrun.search.allocate.allocation import Allocation
 from cpdrun.search.allocate.question import ScreenQuestion
 from cpdrun.search.allocate.results import Round, RoundResult, ScreenResult, level_name, uniform_prices
 from cpdrun.search.settings import GRADIENT
+from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.screening import Sensitivity
 
 STYLES = {Sensitivity.SENSITIVE: "red", Sensitivity.HARMLESS: "green", Sensitivity.OPEN: "yellow"}
@@ -33,7 +33,7 @@ class ScreenDocument(ScreenResult):
 
 
 def describe_round(question: ScreenQuestion) -> list[str]:
-    """Return lines about the factors that a round varies and about the number of its runs.
+    """Describe the factors and the number of runs of a round.
 
     The first round also lists the layers of each group.
     """
@@ -69,11 +69,9 @@ def describe_round(question: ScreenQuestion) -> list[str]:
 
 
 def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
-    """Return a table with the effect of each factor that varied, the most harmful factor first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("factor", no_wrap=True)
-    table.add_column(f"cost of low{found.metric.points}", justify="right", no_wrap=True)
-    table.add_column(f"{question.settings.confidence:g} %", justify="right", no_wrap=True)
+    """Make a table of the factors' effects, most harmful first."""
+    headings = [f"cost of low{found.metric.points}", f"{question.settings.confidence:g} %"]
+    table = plain_table(["factor"], headings)
     table.add_column("", no_wrap=True)
     for i in found.by_effect():
         effect = found.effects.factors[i]
@@ -84,7 +82,7 @@ def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
 
 
 def describe_effects(question: ScreenQuestion, found: RoundResult) -> list[str]:
-    """Return lines about the sensitive factors, the harmless factors, the diverged runs, and the method of the test."""
+    """Describe the sensitive and harmless factors, diverged runs and the test."""
     metric, effects = found.metric, found.effects.factors
     verdicts = [effect.verdict for effect in effects]
     return render_lines(
@@ -107,7 +105,7 @@ def describe_effects(question: ScreenQuestion, found: RoundResult) -> list[str]:
 
 
 def describe_allocation(rounds: Sequence[Round], chosen: Allocation | None) -> list[str]:
-    """Return lines that describe the allocation and compare its cost with that of uniform formats."""
+    """Describe the allocation and compare its cost with uniform formats."""
     question, found = rounds[-1].question, rounds[-1].found
     metric = found.metric
     values = {
@@ -140,10 +138,9 @@ def describe_allocation(rounds: Sequence[Round], chosen: Allocation | None) -> l
 
 
 def _describe_levels(question: ScreenQuestion, chosen: Allocation) -> str:
-    """Return a phrase about the levels of the factors, such as `10 of 12 factors are low; high: A, B`.
+    """Summarize the levels, such as "10 of 12 factors are low; high: A, B".
 
-    If there are several low levels, the phrase has the number of factors at each level. It also names the factors
-    at each level, except at the lowest.
+    With several low levels, count the factors at each level and name those above the lowest.
     """
     levels = {i: chosen.levels.get(i, 0) for i in range(len(question.factors))}
     rounds = question.settings.rounds

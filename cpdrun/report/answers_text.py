@@ -1,4 +1,4 @@
-"""Render the answers of a study from the templates: the first lines of a report, and the table of many facets.
+"""Render the answers of a study: the first lines of a report, its costs and its notes.
 
 A facet is a set of groups that differ only in format and gradient scaling. A ladder is the list of one facet's
 candidates that share a gradient scaling.
@@ -13,8 +13,8 @@ from custom_fp.formats.synonyms import naming_notes
 from cpdrun.record import SweepDir
 from cpdrun.report.cost import COSTS
 from cpdrun.report.failures_text import failures_text, identical_text, left_out_text
-from cpdrun.report.render import render_lines
-from cpdrun.report.result_text import gap_text, outlook_text, pairs_text, result_text, verdict_text
+from cpdrun.report.render import count, join_last, render_lines
+from cpdrun.report.result_text import gap_text, outlook_text, result_text, verdict_text
 from cpdrun.report.study_text import (
     baseline_problem_text,
     ignored_texts,
@@ -39,14 +39,10 @@ _MOST_NAMED = 12
 
 
 def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | None]:
-    """Return the first lines of a report, and the table of its facets.
+    """Return the first lines of a report, and the table of facets.
 
-    If the study has more than `MOST_FACETS` facets without named cases, the lines summarize these facets, and the table
-    shows their answers. Otherwise, each facet has its own lines, and the table is None.
-
-    Args:
-        study: The study.
-        next_command: The search command that adds pairs, or "" if there is none.
+    With more than `MOST_FACETS` ordinary facets (those without named cases), the lines summarize them and the table
+    lists their answers. Otherwise, each facet has its own lines, and the table is None.
     """
     ordinary = [facet for facet in study.facets if not facet.has_cases]
     is_answered = any(not study.baseline_problem(facet) for facet in study.facets)
@@ -61,7 +57,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
         has_no_margin=has_no_margin,
         answers=[answers.facet_answer(study, facet) for facet in shown],
         summaries=facet_summary.summarize(study, known),
-        axes=_axes(summarized),
+        axes=join_last([axis_title(key) for key in summarized[0].keys]) if summarized else "",
         n_summarized=len(summarized),
         n_unanswered=len(summarized) - len(known),
         first_problem=study.baseline_problem(summarized[0]) if summarized else None,
@@ -73,10 +69,7 @@ def headline(study: Study, next_command: str = "") -> tuple[list[str], Shown | N
 
 
 def _best_of_sentences(study: Study) -> list[str]:
-    """Return the warning that the table of the best means certifies nothing.
-
-    The list is empty if no axis is tuned or if the study has no valid margin.
-    """
+    """Warn that the table of best means certifies nothing; [] without tuned axes."""
     found = best_of(study)
     if not found or study.margin.problem:
         return []
@@ -85,15 +78,12 @@ def _best_of_sentences(study: Study) -> list[str]:
 
 
 def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
-    """Return the sentences that describe the Pareto front of the metric against each cost.
-
-    Each of the first `MOST_FACETS` facets has its own fronts.
+    """Describe the Pareto fronts of the metric against each cost.
 
     Args:
-        study: The study.
-        asked: The costs that the user named, as keys of `COSTS`. Each of them gets a sentence, which says why if there
-            is no front or no knee. By default, only informative fronts are described: those with more than two
-            groups, and those of costs that no other sentence mentions (`Cost.has_no_other`).
+        study: The study. Only its first `MOST_FACETS` facets are described.
+        asked: The costs that the user named, as keys of `COSTS`. Each gets a sentence, even if it has no front or knee.
+            By default, only fronts of more than two groups and fronts that no other sentence mentions are described.
     """
     lines = []
     for facet in study.facets[: answers.MOST_FACETS]:
@@ -102,23 +92,24 @@ def cost_sentences(study: Study, asked: Sequence[str] = ()) -> list[str]:
             found = pareto.front_of(study, costs) if len(set(costs.values())) > 1 else None
             is_interesting = found is not None and (len(found.groups) > 2 or cost.has_no_other)
             if asked or is_interesting:
-                values = {"cost": cost, "found": found, "reasons": reasons, "at": _at(facet)}
+                at = f", {facet.label}" if facet.label else ""
+                values = {"cost": cost, "found": found, "reasons": reasons, "at": at}
                 lines += render_lines("costs.j2", **values, **_functions(study))
     return lines
 
 
 def method_sentences(study: Study) -> list[str]:
-    """Return a sentence for each setting that names the certified method with the fewest bits, if there is one.
+    """Name the certified method with the fewest bits in each setting.
 
-    The groups of a setting differ only in their method. Settings that compare only formats have no sentence, because
-    their answers already name the format. At most `MOST_FACETS` settings have a sentence.
+    The groups of a setting differ only in their method. Settings that compare only formats are skipped, because the
+    answer already names the format.
     """
     found = methods.fewest_bits(study)[: answers.MOST_FACETS]
     return render_lines("methods.j2", found=found, bits=show_bits, **_functions(study))
 
 
 def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
-    """Return the notes on what is compared, and on missing, failed, and left-out runs. Each item is one note."""
+    """Return the notes on what is compared, and on missing, failed and left-out runs."""
     found = completeness(study, sweeps)
     return [
         *question_notes(study),
@@ -129,20 +120,17 @@ def notes(study: Study, sweeps: Sequence[SweepDir]) -> list[str]:
 
 
 def counts(study: Study) -> list[str]:
-    """Return a sentence that counts the certified, refuted, and open groups. If no group is compared, return []."""
+    """Count the certified, refuted and open groups in a sentence; [] if none is compared."""
     return render_lines("counts.j2", study=study, counts=answers.count_kinds(study), ci=f"{study.ci:g}")
 
 
 def order_sentences(study: Study) -> list[str]:
-    """Return a sentence for each certified format whose bit width is refuted in another order of summation."""
+    """Name certified formats whose bit width is refuted in another summation order."""
     return render_lines("orders.j2", found=facet_summary.compare_orders(study), order=_order_text)
 
 
 def _functions(study: Study) -> dict[str, Any]:
-    """Return the study, its confidence level, and the functions with which the templates show its groups.
-
-    The mapping is keyed by the names that the templates use.
-    """
+    """Return the variables and functions that the templates share."""
 
     def gap(group: Group) -> str:
         return gap_text(study.metric, study.judged[group].judgement)
@@ -159,7 +147,7 @@ def _functions(study: Study) -> dict[str, Any]:
         "names": lambda groups: [pareto.name_of(study, group) for group in groups],
         "gap": gap,
         "result": result,
-        "pairs": lambda group: pairs_text(study.judged[group].judgement.pairs),
+        "pairs": lambda group: count(study.judged[group].judgement.pairs, "pair"),
         "failures": lambda group: failures_text(study.failures(group)),
         "failures_by_format": lambda groups: [failures_text(study.failures(g), g.name) for g in groups],
         "failures_by_name": lambda groups: [
@@ -177,10 +165,10 @@ def _functions(study: Study) -> dict[str, Any]:
 
 
 def _matrix(study: Study, facets: list[Facet]) -> Shown:
-    """Return the table of answers, with a row for each facet.
+    """Return the table of answers, with one row per facet.
 
-    The columns are the facet's keys, its longest chain of rounded additions (if recorded), the baseline's mean, and the
-    answer for each gradient scaling. The rows with few workers and short chains come first.
+    The columns are the facet's keys, its longest chain of rounded additions, the baseline's mean and the answer for
+    each gradient scaling. Rows with few workers and short chains come first.
     """
     keys = list(facets[0].keys)
     names = [name for name in facet_summary.scalings(study) if any(name in facet.ladders for facet in facets)]
@@ -197,10 +185,10 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 
 
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
-    """Return a ladder's answer with the mark of its verdict, such as `✓ e3m0 (4 bits)` or `✗ none`.
+    """Return a ladder's answer with its mark: "✓ e3m0 (4 bits)" or "✗ none".
 
-    If the verdict is open, the mark is `?`, and the answer is the format that is most likely to be certified. If the
-    runs of the certified format equal the baseline's runs, the mark is `=`.
+    An open ladder (mark ?) shows the format most likely to be certified. The mark = means that the runs equal the
+    baseline's.
     """
     if scaling not in facet.ladders:
         return "-"
@@ -210,7 +198,7 @@ def _cell(study: Study, facet: Facet, scaling: str) -> str:
 
 
 def _order_text(facet: Facet) -> str:
-    """Return a facet's order of summation and the length of its longest chain of additions: `tree (chain 6)`."""
+    """Return a facet's summation order and longest chain: "tree (chain 6)"."""
     name = " ".join(
         axis_text(facet.keys[key]) for key in facet_summary.ORDER if facet.keys.get(key) is not None
     )
@@ -219,16 +207,6 @@ def _order_text(facet: Facet) -> str:
 
 
 def _seeds_text(seeds: Sequence[Any]) -> str:
-    """Return a text that names the seeds, such as `seeds 1000 to 1004`. Seeds that are not integers are all listed."""
     if all(isinstance(seed, int) for seed in seeds):
         return seeds_text(seeds)
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def _at(facet: Facet) -> str:
-    return f", {facet.label}" if facet.label else ""
-
-
-def _axes(facets: list[Facet]) -> str:
-    *first, last = [axis_title(key) for key in facets[0].keys] if facets else [""]
-    return " and ".join(filter(None, [", ".join(first), last]))

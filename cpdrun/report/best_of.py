@@ -1,4 +1,4 @@
-"""The table that shows each format at its best value of a tuned axis, such as optim.lr (`cpdrun.study.best_of`)."""
+"""Make the table of each format at its best value of a tuned axis, such as optim.lr."""
 
 import math
 
@@ -15,10 +15,9 @@ from cpdrun.study.study import Study
 
 
 def shown(study: Study) -> Shown | None:
-    """Return the table as text, or None if no axis is tuned.
+    """Return the table as text; None if no axis is tuned.
 
-    There is a row for each combination of a format, a gradient scaling, and values of the axes that are not tuned. The
-    row shows the values of the tuned axes that gave the best mean.
+    There is one row per format, gradient scaling and setting of the axes that are not tuned.
     """
     found = best_of(study)
     if not found:
@@ -51,11 +50,7 @@ def shown(study: Study) -> Shown | None:
 
 
 def numbers(study: Study) -> pd.DataFrame:
-    """Return the table of `shown` as numbers.
-
-    Means and differences are in the metric's own unit. A positive difference means that the row is better than the
-    baseline.
-    """
+    """Return the table as numbers, in the metric's own unit. Positive differences are better."""
     rows = []
     for best in best_of(study):
         for group in best.facet.groups:

@@ -1,6 +1,6 @@
-"""The content of a report: the answer, the notes, and the tables about the runs of some sweeps.
+"""Collect the content of a report: the answer, the notes and the tables.
 
-This module draws, prints, and writes nothing. `cpdrun.report.write` prints the content and writes the files, and
+This module prints and writes nothing. `cpdrun.report.write` prints the content and writes the files.
 `cpdrun.report.page` makes the pictures and the HTML page.
 """
 
@@ -26,25 +26,23 @@ from cpdrun.study.study import Study
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report compares and describes.
+    """Options of a report.
+
+    If a search made the runs, `metric`, `ci`, `tolerance` and `baseline` default to those of the search.
 
     Attributes:
-        metric: The metric to compare. If a search made these runs, the default is the search's metric. Otherwise, it is
-            the metric by which the dataset is judged.
-        ci: The confidence level of the intervals in percent. If a search made these runs, the default is the search's
-            level. Otherwise, it is 95.
-        tolerance: The margin: how much worse than the baseline is still good enough. A number is in the unit in which
-            the metric is shown. A percentage such as "2%" refers to the baseline's value or to its improvement,
-            whichever is smaller. If a search made these runs, the default is the search's margin. Otherwise, it is 0.5
-            points for a share and 2 % for any other metric.
-        baseline: The values that identify the baseline, keyed by config key, such as {"format": "bf16"}. If a search
-            made these runs, the default is the search's baseline. Otherwise, it is fp32.
+        metric: The metric to compare. Default: the usual metric of the dataset.
+        ci: The confidence level of the intervals in percent. Default: 95.
+        tolerance: The non-inferiority margin. A number is in the unit in which the metric is shown. A percentage such
+            as "2%" refers to the baseline's value or to its improvement, whichever is smaller. Default: 0.5 points for
+            a share, and 2 % for any other metric.
+        baseline: The config values of the baseline, such as {"format": "bf16"}. Default: fp32.
         rows: The axes along the rows of an additional table.
         cols: The axes along the columns of the additional table.
-        networks: The networks for which speed-ups and step times are predicted. Each is a name or the path of a yaml
-            file. The default is every named network and the calibrated one.
-        costs: The costs whose Pareto fronts are described in sentences: bytes, kept, bitops, area. By default, the
-            sentences describe every informative front.
+        networks: Names or yaml files of the networks for which step times are predicted. Default: every named network
+            and the calibrated one.
+        costs: The costs whose Pareto fronts are described: bytes, kept, bitops, area. Default: those whose front is
+            informative.
     """
 
     metric: str | None = None
@@ -57,7 +55,7 @@ class ReportOptions:
     costs: Sequence[str] = ()
 
     def check(self) -> None:
-        """Raise ReportUsageError if a value is not allowed."""
+        """Raise ReportUsageError if an option has an invalid value."""
         if unknown := [name for name in self.costs if name not in COSTS]:
             raise ReportUsageError(f"unknown cost {unknown[0]!r}; there are: {', '.join(COSTS)}")
         if self.ci is not None and not 0 < self.ci < 100:
@@ -68,14 +66,14 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table that has its own files.
+    """A table with files of its own.
 
     Attributes:
-        name: The name of the files without a suffix.
-        title: The heading.
+        name: The stem of the file names.
+        title: The heading on the page.
         numbers: The table as numbers.
         shown: The table as text.
-        sentences: The sentences that describe the table.
+        sentences: The sentences to print with the table.
     """
 
     name: str
@@ -89,20 +87,21 @@ class NamedTable:
 class Content:
     """The content of a report.
 
+    A facet is a set of groups that differ only in format and gradient scaling. A ladder is the list of one facet's
+    candidates that share a gradient scaling.
+
     Attributes:
-        study: The study that the report is about.
+        study: The runs, grouped and compared with the baseline.
         sweeps: The sweeps whose runs were read.
-        verdicts: The answer of each ladder. A ladder is the list of one facet's candidates that share a gradient
-            scaling.
-        next_command: The search command that adds pairs. It is empty if further pairs would decide no open verdict, or
-            if the command is not known.
+        verdicts: The answer of each ladder.
+        next_command: The search command that would add useful pairs; "" if there is none.
         answer: The sentences of the answer. The verdicts come first.
-        costs: The sentences about the costs.
-        notes: The notes on missing, failed, and left-out runs and on mixed versions. Each item is one note.
-        matrix: The table of the answers, or None if there are few facets.
-        best: The table that shows each format at its best value of the tuned axes, or None if no axis is tuned.
-        layout: The table with the requested axes, or None if none were requested.
-        crossover: The table of the predicted step times, or None if they cannot be predicted.
+        costs: The sentences about costs.
+        notes: The notes on missing, failed and left-out runs and on mixed versions.
+        matrix: The table of answers; None if the study has few facets.
+        best: Each format at its best value of the tuned axes; None if no axis is tuned.
+        layout: The table with the requested axes; None if none were requested.
+        crossover: The predicted step times; None without a usable calibration.
         fronts: The Pareto front and its knee for each cost that varies within a facet.
     """
 
@@ -124,8 +123,8 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
     """Read the runs of some sweeps and return the content of their report.
 
     Raises:
-        ReportError: There is nothing to report, or the runs do not allow the requested comparison.
-        ReportUsageError: An option has a value that is not allowed.
+        ReportError: There is nothing to report, or the runs cannot be compared as requested.
+        ReportUsageError: An option has an invalid value.
     """
     options.check()
     study = read_study(
@@ -172,11 +171,9 @@ def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTabl
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:
-    """Return the table of the predicted step times, which shows the fastest method on each network.
+    """Return the table of predicted step times, or None and the reason why there is none.
 
-    Returns:
-        The table and "". If nothing can be predicted, None and the reason. The reason is "" if the user did not ask for
-        a prediction, which means that no sweep has a calibration and no network was named.
+    The reason is "" if the user did not ask for a prediction: no sweep is calibrated, and no network was named.
     """
     try:
         found = crossover(study)

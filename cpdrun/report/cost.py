@@ -1,4 +1,4 @@
-"""Define the costs that a report plots the metric against, and format the table of predicted step times."""
+"""The costs that reports plot the metric against, and the table of predicted step times."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,17 +14,16 @@ from cpdrun.study.group import Group
 
 @dataclass(frozen=True)
 class Cost:
-    """A kind of cost that each group of runs has.
+    """A kind of cost.
 
     Attributes:
-        key: The name of the cost on the command line.
-        name: The name of the cost in a sentence.
+        key: The name on the command line.
+        name: The name in a sentence.
         title: The axis label of a plot.
-        says: The text that follows the number in a sentence.
-        show: A function that formats a value with its unit or prefix.
-        find: A function that returns the costs of groups, and the reasons why some groups' costs are unknown.
-        has_no_other: Whether no other sentence of a report mentions this cost. If true, the report describes the Pareto
-            front even if it has no knee.
+        says: The text after the number in a sentence.
+        show: Formats a value with its unit or prefix.
+        find: Returns the costs of groups, and the reasons why other groups' costs are unknown.
+        has_no_other: Whether no other sentence mentions this cost, so that a front without a knee is described too.
     """
 
     key: str
@@ -37,14 +36,7 @@ class Cost:
 
 
 def show_bytes(count: float, digits: int = 3) -> str:
-    """Format a number of bytes with a decimal unit, such as `42 B`, `13.2 kB`, or `1.4 MB`.
-
-    NaN and inf become `-`.
-
-    Args:
-        count: The number of bytes.
-        digits: The number of significant digits.
-    """
+    """Format bytes with a decimal unit, such as "13.2 kB". NaN and inf become "-"."""
     if not math.isfinite(count):
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -55,12 +47,7 @@ def show_bytes(count: float, digits: int = 3) -> str:
 
 
 def show_count(count: float, digits: int = 3) -> str:
-    """Format a count with a decimal prefix, such as `512`, `59.2 M`, or `7.58 G`. NaN and inf become `-`.
-
-    Args:
-        count: The count.
-        digits: The number of significant digits.
-    """
+    """Format a count with a decimal prefix, such as "59.2 M". NaN and inf become "-"."""
     if not math.isfinite(count):
         return "-"
     for unit in ("", "k", "M", "G", "T", "P"):
@@ -71,7 +58,7 @@ def show_count(count: float, digits: int = 3) -> str:
 
 
 def show_transistors(count: float) -> str:
-    """Format a count with thousands separators, such as `11,232`. NaN and inf become `-`."""
+    """Format a count with thousands separators: "11,232". NaN and inf become "-"."""
     return f"{count:,.0f}" if math.isfinite(count) else "-"
 
 
@@ -104,10 +91,7 @@ class CalibrateDocument:
 
 
 def forecast_table(title: str, rows: Sequence[ForecastRow]) -> Table:
-    """Return a table of the milliseconds per step and the speed-up.
-
-    The table has one row for each number of workers and one column for each format.
-    """
+    """Make a table of step times and speed-ups, with workers down and formats across."""
     found = {(row.workers, row.format): f"{1e3 * row.total_s:.3g} ms\n{row.speedup:.3g}x" for row in rows}
     names = list(dict.fromkeys(row.format for row in rows))
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")

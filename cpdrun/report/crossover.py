@@ -1,4 +1,8 @@
-"""Format the predicted step times as sentences, as a table for people, and as a data frame."""
+"""Show predicted step times as sentences, as text and as numbers.
+
+A panel holds the predictions for one setting: every method on every network. A plain sum is a method without a
+compressor.
+"""
 
 import math
 from typing import Any
@@ -6,18 +10,14 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.costmodel.crossover import MARGIN, Cell, Crossover, Panel
-from cpdrun.report.render import render_lines
+from cpdrun.report.render import join_last, render_lines
 from cpdrun.report.tables import BITS_A_PARAMETER, Shown, show_bits
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import MARKS
 
 
 def sentences(study: Study, found: Crossover) -> list[str]:
-    """Return the predictions in sentences.
-
-    They name the networks on which a plain sum is fastest, the fastest methods on the other networks, and the
-    assumptions of the predictions.
-    """
+    """Name the fastest method on each network, and the assumptions."""
     return render_lines(
         "crossover.j2",
         study=study,
@@ -30,12 +30,12 @@ def sentences(study: Study, found: Crossover) -> list[str]:
 
 
 def _winners(panel: Panel) -> dict[str, Any]:
-    """Return the values that the sentences about one setting quote.
+    """Return the template variables for one panel.
 
     Returns:
-        `label`: the setting. `plain`: the networks on which each plain sum wins. `others`: every other winner with the
-        plain sum on the same network. `open`: the networks on which each open method is faster than the winner.
-        `missing`: the reasons why some methods have no prediction.
+        `plain`: the networks on which each plain sum wins. `others`: every other winner, with the plain sum on its
+        network. `open`: the networks on which an open method beats the winner. `missing`: why some methods have no
+        prediction. `label`: the setting.
     """
     winners = [cell for network in panel.networks if (cell := panel.winner(network)) is not None]
     plain: dict[str, list[str]] = {}
@@ -48,18 +48,17 @@ def _winners(panel: Panel) -> dict[str, Any]:
             open_.setdefault(cell.name, []).append(network)
     return {
         "label": panel.facet.label,
-        "plain": {name: _listed(networks) for name, networks in plain.items()},
+        "plain": {name: join_last(networks) for name, networks in plain.items()},
         "others": [(cell, panel.plain(cell.network)) for cell in winners if not cell.group.method.is_plain],
-        "open": {name: _listed(networks) for name, networks in open_.items()},
+        "open": {name: join_last(networks) for name, networks in open_.items()},
         "missing": panel.missing,
     }
 
 
 def shown(found: Crossover) -> Shown:
-    """Return a table with a row for each method, fewest bits first.
+    """Return the step times as text, with one row per method, fewest bits first.
 
-    The columns contain the milliseconds per step on each network. The winner is marked. If the curves of any method
-    reach the baseline's loss, further columns contain the seconds to this loss.
+    If any method reaches the baseline's loss, columns with the seconds to this loss are added.
     """
     networks, several = found.panels[0].networks, len(found.panels) > 1
     in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
@@ -82,7 +81,7 @@ def shown(found: Crossover) -> Shown:
 
 
 def numbers(found: Crossover) -> pd.DataFrame:
-    """Return a data frame with a row for each method and network."""
+    """Return the step times as numbers, with one row per method and network."""
     rows = []
     for panel in found.panels:
         for cell in panel.cells:
@@ -120,7 +119,3 @@ def _ms(seconds: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g}" if math.isfinite(seconds) else "-"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,7 +1,7 @@
 """Explain why runs are worse than their baseline.
 
-`explain` returns the explanation of one run. `worse_groups` returns a report's table of all groups that are worse.
-templates/diagnosis.j2 contains the sentences. This module computes the values that they quote.
+`explain` explains one run. `worse_groups` makes a report's table of all groups that are worse. This module computes the
+values, and templates/diagnosis.j2 holds the sentences.
 """
 
 import math
@@ -63,7 +63,7 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class ExplainedFix:
-    """A change of the configuration that reduces the gap to the baseline or the errors that cause it.
+    """A change of the configuration that would make the run better.
 
     Attributes:
         words: The overrides for the command line, as key=value.
@@ -89,7 +89,7 @@ class ExplainedFix:
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """The errors of one layer's tensor in one role.
+    """The rounding errors of one tensor of a layer.
 
     Attributes:
         name: The name of the layer.
@@ -106,9 +106,9 @@ class LayerLoss:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation why a run is worse than its baseline.
+    """Why a run is worse than its baseline.
 
-    Values of the metric and the margin are in the unit in which the metric is stored. Unknown values are NaN.
+    Metric values and the margin are in the unit in which the metric is stored. Unknown values are NaN.
 
     Attributes:
         run: The name of the run.
@@ -127,7 +127,7 @@ class Explanation:
         layers: The errors of the layers' tensors.
         epochs: The relative error of the sum of gradients, keyed by epoch. Each value is a mean over layers.
         first_nonfinite_epoch: The first epoch with inf or NaN in the sum of gradients; None if there is none.
-        fixes: The changes that reduce the gap to the baseline or its causes, best first.
+        fixes: The changes that would make the run better, best first.
         roles: The statistics of the error in each role, computed on observed tensors.
         parts: The error of the sum of gradients, divided into the parts range, additions, and mantissa.
         observed: The name of the run whose tensors were observed; None if there is none.
@@ -160,7 +160,7 @@ class Explanation:
 
 
 def explain(diagnosis: Diagnosis) -> Explanation:
-    """Return a diagnosis as a document for programs, with the explanation in sentences."""
+    """Convert a diagnosis to a document, with the explanation in sentences."""
     comparison, reason, study = diagnosis.comparison, diagnosis.reason, diagnosis.study
     counterfactual, nonfinite = diagnosis.counterfactual, reason.statistics.nonfinite
     own = None if counterfactual is None else counterfactual.own
@@ -220,14 +220,14 @@ def _figures(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def by_chance(study: Study, comparison: RunComparison) -> dict[str, int] | None:
-    """Return the number of test samples by which a run differs from its baseline, if chance may explain the difference.
+    """Return the number of test samples that differ, if chance may explain it.
 
-    A share p of n samples has the variance p (1 - p) / n. The difference between two shares has the sum of both
-    variances. If the difference is at most twice its standard deviation (about 95 % confidence), chance may explain it.
+    A share p of n samples has the variance p (1 - p) / n, and a difference of two shares has the sum of both variances.
+    Chance may explain a difference of up to two standard deviations (about 95 % confidence).
 
     Returns:
-        `count`: the number of samples by which the run differs. `samples`: the size of the test set. None if the
-        difference is 0, is unknown, or is too large to be explained by chance.
+        {"count": differing samples, "samples": size of the test set}, or None if the difference is 0, unknown or too
+        large.
     """
     samples = study.samples(comparison.group) if comparison.group is not None else math.nan
     if not (samples > 0 and math.isfinite(comparison.lost)):
@@ -243,7 +243,7 @@ def by_chance(study: Study, comparison: RunComparison) -> dict[str, int] | None:
 
 
 def _facts(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the values that the template quotes in addition to the diagnosis."""
+    """Return the template variables that are not in the diagnosis itself."""
     study, comparison, reason = diagnosis.study, diagnosis.comparison, diagnosis.reason
     counterfactual, result, run = diagnosis.counterfactual, diagnosis.result, diagnosis.run
     progress = run.progress() if diagnosis.state is State.RUNNING else None
@@ -275,11 +275,11 @@ def _no_comparison(study: Study | None, comparison: RunComparison) -> str:
 
 
 def _reason(diagnosis: Diagnosis) -> str:
-    """Return which kind of reason the explanation gives.
+    """Return the kind of explanation to give.
 
     Returns:
         "observed" for errors on observed tensors, "sums" for errors in the sums of gradients, "exact" if nothing is
-        rounded, or "" for no reason.
+        rounded, or "" for none.
     """
     cause, counterfactual = diagnosis.reason.cause, diagnosis.counterfactual
     if counterfactual is not None and (
@@ -301,10 +301,10 @@ def _diagnosed_setting(diagnosis: Diagnosis) -> dict[str, Any]:
 def _setting(
     reason: Reason, aps: bool, workers: int, sync: Mapping[str, Any], chain: int | None = None
 ) -> dict[str, Any]:
-    """Return the settings that the explanation of an error in the sums of gradients quotes.
+    """Return the settings that the explanation of wrong gradient sums quotes.
 
-    `chain` is the largest number of rounded additions in series. `range` contains the exponents that the format
-    represents and the exponents of the gradients. If they are unknown, it is None.
+    `chain` is the recorded number of rounded additions in series. In the result, `range` holds the exponents of the
+    format and of the gradients, or None if they are unknown.
     """
     found, per_scale = reason.statistics, workers_per_scale(sync, workers)
     limits = exponent_range(reason.worst[0].format) if reason.worst else None
@@ -326,10 +326,9 @@ def _setting(
 
 
 def _course(reason: Reason) -> dict[str, Any] | None:
-    """Return how the error that is the main reason changed over the epochs.
+    """Describe how the main error changed over the epochs; None with fewer than two.
 
-    The error is the share of overflows if overflow is the main reason; otherwise it is the relative error of the sum.
-    With fewer than two epochs, return None.
+    The error is the share of overflows if overflow is the cause, and the relative error of the sum otherwise.
     """
     is_overflow = reason.cause is Cause.OVERFLOW
     values = reason.statistics.by_epoch(lambda epoch: epoch.overflow if is_overflow else epoch.sum_error)
@@ -353,9 +352,9 @@ def _worst_layers(counterfactual: Counterfactual | None) -> list[tuple[str, Mapp
 
 
 def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
-    """Return the share of each part in the error of the sum of gradients, largest share first.
+    """Return each part's share in the error of the gradient sum, largest first.
 
-    If the parts add up to at most 1e-4, return an empty list, because sums in float32 have errors of this size too.
+    Return [] if the parts add up to at most 1e-4, because float32 sums have errors of this size too.
     """
     parts = {} if counterfactual is None else counterfactual.parts
     total = sum(parts.values())
@@ -364,10 +363,7 @@ def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
 
 
 def _seeds(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """Return the result over all seeds of the run's group.
-
-    For the baseline, and for groups with fewer than two pairs, return None.
-    """
+    """Return the result over all seeds; None for the baseline or below two pairs."""
     study, group = diagnosis.study, diagnosis.comparison.group
     if study is None or group is None or diagnosis.is_baseline:
         return None
@@ -379,7 +375,7 @@ def _seeds(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _saturating_format(config: Mapping[str, Any]) -> str:
-    """Return the name of the run's format if it replaces overflows by finite numbers; otherwise "".
+    """Return the run's format if it replaces overflows by finite numbers, else "".
 
     With such a format, the loss may stay finite although gradients overflow.
     """
@@ -389,7 +385,6 @@ def _saturating_format(config: Mapping[str, Any]) -> str:
 
 
 def _fix_facts(own: Forecast | None, fix: Fix) -> dict[str, Any]:
-    """Return the values that the sentence about an observed fix quotes in addition to the fix."""
     if own is None or fix.change is None or fix.forecast is None:
         return {}
     return {
@@ -423,7 +418,7 @@ def _not_observed(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _rounded_within(config: Mapping[str, Any]) -> list[str]:
-    """Return phrases for what the config rounds in matrix products and optimizer steps."""
+    """Return phrases for what the config rounds in GEMMs and optimizer steps."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return []
@@ -437,15 +432,13 @@ def _rounded_within(config: Mapping[str, Any]) -> list[str]:
 
 
 def _line(part: str, **values: Any) -> str:
-    """Render one part of templates/diagnosis.j2 as a line."""
     return render("diagnosis.j2", part=part, **values)
 
 
 def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
-    """Return introductory sentences and a table with a row for each group that is worse than the baseline.
+    """Return sentences and a table of the groups that are worse than the baseline.
 
-    The table describes the first run of each group. Groups are in the order of the report's table of means. If no group
-    is worse, or no run recorded why, return None.
+    Each row describes the first run of a group. Return None if no group is worse or no run recorded why.
     """
     worse = [
         group for group in study.groups if not group.is_baseline and group.runs and _is_worse(study, group)
@@ -462,15 +455,13 @@ def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
 
 
 def _is_worse(study: Study, group: Group) -> bool:
-    """Return whether a group is worse than the baseline by more than the margin.
+    """Return True if a group is worse than the baseline by more than the margin.
 
-    It is worse if its mean is outside of the margin, if one of its runs failed, diverged, or did not learn, or if it
-    has no value. If the group cannot be compared with the baseline, it is worse only if one of its runs diverged or was
-    stopped early because it did not learn.
+    Failed runs count as worse. Without a baseline, only diverged and early-stopped runs do.
     """
     gap = study.against_baseline(group)
     if gap is None:
-        return group.diverged > 0 or group.gave_up > 0
+        return group.diverged > 0 or bool(group.gave_up_seeds)
     return not study.may_be_within(group) or -gap.mean * study.metric.scale > study.tolerance
 
 

@@ -1,4 +1,4 @@
-"""The documents of `cpdrun report --json` and `cpdrun report --plots --json`."""
+"""Documents of `cpdrun report --json` and `cpdrun report --plots --json`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,13 @@ class ReportDocument:
     Attributes:
         verdicts: The answer for each facet and gradient scaling.
         next_command: The search command that adds pairs for open verdicts, or null if there is none.
-        sentences: The sentences of the answer, followed by the sentences about costs.
-        notes: The notes on missing, failed, and left-out runs and on mixed versions.
-        table: The rows of details.csv, one for each group of runs that differ only in their seed.
+        sentences: The sentences of the answer, then those about costs.
+        notes: The notes on missing, failed and left-out runs and on mixed versions.
+        table: The rows of details.csv, one per group of runs that differ only in their seed.
         fronts: The Pareto front and its knee for each cost that varies within a facet.
         crossover: The predicted step times. Empty if they cannot be predicted.
         files: The paths of the written files.
-        layout: The rows of the table with the requested axes. Empty if no axes were requested.
+        layout: The rows of the table with the requested axes. Empty if none were requested.
     """
 
     verdicts: list[LadderVerdict]
@@ -39,9 +39,9 @@ class PlotRow:
     """A plot that a report can contain.
 
     Attributes:
-        name: The name of the plot, which is also the name of its files.
+        name: The name of the plot and the stem of its files.
         title: The heading.
-        needs: The data that the runs must have for the plot to be drawn.
+        needs: The data without which the plot is not drawn.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Render the sentences that `cpdrun judge` prints. This module imports neither numpy nor pandas."""
+"""Render the sentences of `cpdrun judge`, without numpy and pandas."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,14 +18,14 @@ def judge_sentences(
     session: SessionState | None,
     decision_words: Mapping[Verdict, str],
 ) -> list[str]:
-    """Return the sentences about the comparison, each candidate's verdict, the session, and the assumptions.
+    """Describe the comparison, the verdicts, the session and the assumptions.
 
     Args:
-        question: The comparison that the user requested.
+        question: The requested comparison.
         margin: The margin in the metric's unit.
-        judged: The candidates with their verdicts and numbers.
-        session: What this call decided about the ideas of a session. None without a session.
-        decision_words: The texts for the decisions about ideas, keyed by the verdict on the idea.
+        judged: The judged candidates.
+        session: The decisions about the ideas of a session, if there is one.
+        decision_words: The text of a decision for each verdict on an idea.
     """
     return render_lines(
         "judge.j2",

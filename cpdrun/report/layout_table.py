@@ -1,4 +1,7 @@
-"""A table of the metric whose rows and columns the user chooses, as in a paper: `--rows format,aps --cols model`."""
+"""A table of the metric with rows and columns of the user's choice.
+
+Example: `cpdrun report --rows format,aps --cols model`.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,23 +23,21 @@ Values = Mapping[str, Any]
 
 
 def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tuple[pd.DataFrame, Shown]:
-    """Return a table of the metric with the chosen axes along its rows and columns.
+    """Return the means with the chosen axes along the rows and columns.
 
-    There is a row for each combination of the values of `rows`, and a column for each combination of the values of
-    `cols`. If several groups would share a cell, further axes are added to the rows until each group has its own cell.
+    If several groups would share a cell, further axes are added to the rows until each group has its own cell.
 
     Args:
         study: The study.
-        rows: The axes along the rows. An axis is named by its column in table.csv or by its title, such as `workers`. A
-            config key that has the same value in all runs can also be named.
+        rows: The axes along the rows: columns of table.csv, titles such as `workers`, or config keys that are constant.
         cols: The axes along the columns, named in the same way.
 
     Returns:
-        The table of the means in the metric's own unit, and the table as text. In the text, each mean is followed by
-        the mark of its verdict.
+        The means in the metric's own unit, and the table as text. In the text, a mean is followed by the mark of its
+        verdict.
 
     Raises:
-        ReportUsageError: The study has no such axis, or an axis is named twice.
+        ReportUsageError: An axis is unknown or named twice.
     """
     fixed = _fixed(study)
     values_of = {group: fixed | group.keys for group in study.groups}
@@ -63,7 +64,7 @@ def layout_table(study: Study, rows: Sequence[str], cols: Sequence[str]) -> tupl
 
 
 def _fixed(study: Study) -> dict[str, Any]:
-    """Return the values of the config keys that have one value in all runs, without keys that cannot be axes."""
+    """Return the config keys and values that are the same in all runs."""
     keys = [key for key in config_keys(study.runs) if may_be_axis(key)]
     return {key: study.runs[key].iloc[0] for key in keys if len(set(map(identity, study.runs[key]))) == 1}
 
@@ -71,7 +72,7 @@ def _fixed(study: Study) -> dict[str, Any]:
 def _chosen_axes(
     study: Study, groups: Collection[Values], rows: Sequence[str], cols: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the axes along the rows, with the axes that had to be added, and the axes along the columns."""
+    """Resolve the names of the axes, and add row axes until each group has its own cell."""
     axes = [*CORE_AXES, *study.axes]
     columns = {column(axis): axis for axis in axes}
     every = [key for values in groups for key in values]
@@ -105,7 +106,7 @@ def _mark(study: Study, group: Group) -> str:
 
 
 def _sorted(groups: Collection[Values], axes: list[str], bits_axis: str) -> dict[Key, list]:
-    """Return the combinations of values of `axes`, sorted axis by axis. Formats are sorted widest first."""
+    """Return the distinct values of `axes`, sorted axis by axis. Wide formats come first."""
     found = {_key(values, axes): [values[axis] for axis in axes] for values in groups}
 
     def order(item: tuple[Key, list]) -> list[tuple]:

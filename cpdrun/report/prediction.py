@@ -1,4 +1,4 @@
-"""Render a prediction as sentences and a table for people, and as a document for programs.
+"""Render a prediction as sentences, a table and a JSON document.
 
 A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
 """
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cpdrun.report.render import render_lines
 from cpdrun.shell.document import optional
+from cpdrun.shell.terminal import plain_table
 from cpdrun.whatif.damage import Damage
 from cpdrun.whatif.forecast import Chance, Forecast, LadderForecast, Outcome, fitted_model, ranked
 
@@ -30,10 +31,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Context:
-    """The basis of a prediction.
+    """What a prediction refers to.
 
     Attributes:
-        margin: The margin as text, such as `1 point`.
+        margin: The margin as text, such as "1 point".
         baseline: The name of the baseline.
         observed: The folders of the observed runs.
     """
@@ -44,11 +45,7 @@ class Context:
 
 
 def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
-    """Return the prediction in sentences.
-
-    They contain the ranking of the candidates, each ladder's narrowest format that is likely good enough, and the
-    limits of the prediction.
-    """
+    """Describe a prediction: the ranking, the narrowest good formats and the caveats."""
     forecasts = ranked(ladders)
     uncovered: dict[str, list[Forecast]] = {}
     for forecast in forecasts:
@@ -63,15 +60,14 @@ def summarize(ladders: Sequence[LadderForecast], context: Context) -> list[str]:
         undecided=min(forecasts, key=lambda forecast: abs(forecast.logit)),
         extrapolated=_extrapolated(forecasts[0].strictness),
         uncovered=uncovered,
-        labels=_labels,
         percent=_range,
     )
 
 
 def _extrapolated(strictness: float) -> dict[str, str] | None:
-    """Return the margin and the range of margins to which the model was fitted, each as a percentage of the metric.
+    """Return the margin and the fitted range of margins as percentages of the metric.
 
-    If the margin lies within this range, return None, because the prediction does not extrapolate.
+    Return None if the margin lies within the range, because the prediction does not extrapolate then.
     """
     low, high = fitted_model().strictness
     if low - 0.05 <= strictness <= high + 0.05:
@@ -80,26 +76,18 @@ def _extrapolated(strictness: float) -> dict[str, str] | None:
     return {"margin": margin, "loosest": loosest, "strictest": strictest}
 
 
-def _labels(forecasts: Sequence[Forecast], most: int) -> str:
-    more = f" and {len(forecasts) - most} more" if len(forecasts) > most else ""
-    return ", ".join(forecast.subject.label for forecast in forecasts[:most]) + more
-
-
 def _range(chance: Chance) -> str:
-    """Return the interval of a chance in percent as text, such as `0 to 92`; only one number if both ends are equal."""
+    """Format the interval of a chance in percent: "0 to 92", or "5" if both ends agree."""
     low, high = f"{100 * chance.low:.0f}", f"{100 * chance.high:.0f}"
     return low if low == high else f"{low} to {high}"
 
 
 def make_table(ladders: Sequence[LadderForecast]) -> Table:
-    """Return a table with a row for each candidate, least likely to fail first."""
+    """Make a table of the candidates, least likely to fail first."""
     forecasts = ranked(ladders)
     has_outcomes = any(forecast.outcome is not None for forecast in forecasts)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("candidate", no_wrap=True)
     headings = ["bits", *(heading for heading, _ in COLUMNS.values()), "fails %"]
-    for heading in headings + (["trained"] if has_outcomes else []):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(["candidate"], headings + (["trained"] if has_outcomes else []))
     for forecast in forecasts:
         cells = [_show(forecast.measured.get(key), unit) for key, (_, unit) in COLUMNS.items()]
         chance = Text(_range(forecast.chance), style=_style(forecast.chance))
@@ -136,8 +124,8 @@ class PredictedCandidate:
         candidate: The label of the candidate.
         run: The name that identifies the candidate in the forecast.
         bits: The bits per value.
-        probability: The probability that the candidate fails, which means that it is worse than the baseline by more
-            than the margin. This is the mean over networks that tolerate different amounts of damage.
+        probability: The probability that the candidate is worse than the baseline by more than the margin. This is the
+            mean over networks that tolerate different amounts of damage.
         low: The lower end of the probability's 80 % credible interval.
         high: The upper end of the probability's 80 % credible interval.
         underflow: The share of gradients that become zero.
@@ -179,8 +167,8 @@ class PredictedLadder:
     Attributes:
         chain: The label of the ladder, which names the gradient scaling.
         smallest: The narrowest format that is likely good enough.
-        from_: The narrowest format that is likely good enough at the optimistic end of the 80 % credible intervals.
-        to: The narrowest format that is likely good enough at the pessimistic end of the 80 % credible intervals.
+        from_: The narrowest format at the optimistic end of the 80 % credible intervals.
+        to: The narrowest format at the pessimistic end of the 80 % credible intervals.
         smallest_bits: The bits of `smallest`.
         from_bits: The bits of `from`.
         to_bits: The bits of `to`.
@@ -216,7 +204,7 @@ class ObservedRun:
 class PredictDocument:
     """The ranking of the candidates and their probabilities of failing.
 
-    For a dry run, the document contains only the runs that would be trained.
+    A dry run's document contains only the runs that would be trained.
 
     Attributes:
         dry_run: Whether the runs were only planned.
@@ -244,7 +232,6 @@ class PredictDocument:
 def predict_document(
     ladders: Sequence[LadderForecast], context: Context, notes: list[str]
 ) -> PredictDocument:
-    """Return a prediction as a document for programs."""
     return PredictDocument(
         dry_run=False,
         notes=notes,

@@ -1,7 +1,7 @@
 """Render sentences from the templates in `cpdrun/report/templates`.
 
-A template contains the wording and receives plain values, such as the dataclasses of `cpdrun.study`. An empty line
-separates paragraphs. Each paragraph becomes one line of output, so a template can wrap long sentences.
+A template holds the wording and receives plain values. An empty line in a template starts a new paragraph. Each
+paragraph becomes one line of output, so a template can wrap long sentences.
 """
 
 import math
@@ -15,54 +15,52 @@ if TYPE_CHECKING:
 
 
 def render_lines(template: str, **values: Any) -> list[str]:
-    """Render a template and return its paragraphs, each as one line.
+    """Render a template and return each paragraph as one line.
 
     Args:
-        template: The name of a file in `cpdrun/report/templates`, such as `headline.j2`.
-        values: The values that the template uses, keyed by name. If one is missing, jinja2 raises UndefinedError.
+        template: A file name such as `headline.j2`.
+        values: The variables of the template. jinja2 raises UndefinedError if one is missing.
     """
     text = _environment().get_template(template).render(**values)
     return [line for paragraph in re.split(r"\n\s*\n", text) if (line := " ".join(paragraph.split()))]
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template and return its text as one line; "" if the text is empty."""
+    """Render a template as a single line; "" if it produces no text."""
     return " ".join(render_lines(template, **values))
 
 
 def render_file(template: str, **values: Any) -> str:
-    """Render a template as the content of a file.
+    """Render a template as the content of a file, with its line breaks.
 
-    The line breaks of the template are kept, and the text ends with one line break.
-
-    Args:
-        template: The name of a file in `cpdrun/report/templates`, such as `table.tex.j2`.
-        values: The values that the template uses, keyed by name.
+    The text ends with exactly one line break.
     """
     return _environment().get_template(template).render(**values).strip("\n") + "\n"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as `1 run` or `3 runs`.
+    """Return a number with its noun, such as "1 run" or "3 runs".
 
-    Args:
-        number: The number.
-        noun: The noun in the singular.
-        plural: The noun in the plural, if it is irregular. By default, an "s" is added.
+    Pass `plural` if the noun does not simply take an "s".
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def join_first(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:
-    """Join the first `most` items, and add the number of the items that were left out: `a, b, and 3 more`."""
+    """Join the first `most` items and count the rest: "a, b, and 3 more"."""
     more = len(items) - most
     return separator.join(items[:most]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
-def share(value: float) -> str:
-    """Return a share in [0, 1] as a percentage, such as `97 %` or `0.3 %`.
+def join_last(items: Sequence[str]) -> str:
+    """Join items with commas and a last "and": "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
 
-    A share of 0 becomes `none`, and a share that is not finite becomes `an unknown share`.
+
+def share(value: float) -> str:
+    """Format a share in [0, 1] as a percentage, such as "97 %" or "0.3 %".
+
+    0 becomes "none". NaN and inf become "an unknown share".
     """
     if not math.isfinite(value):
         return "an unknown share"
@@ -73,7 +71,6 @@ def share(value: float) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a text with its first letter in upper case. The other letters keep their case."""
     return text[:1].upper() + text[1:]
 
 

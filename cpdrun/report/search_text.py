@@ -1,8 +1,8 @@
-"""Texts of a search: its candidates and margin, the answer of each ladder, the next runs, and the cost.
+"""Texts of a search: the question, the answers, the next runs and the cost.
 
 A ladder holds the candidates that differ only in their format, from most bits to fewest. Its answer is the certified
-format with the fewest bits, if there is one. A text claims no more than the test allows: a format is certified,
-refuted, or open. If a width is not certified, narrower widths were not reached, and the texts do not mention them.
+format with the fewest bits, if any. Candidates with equally many bits form a width. Widths below one that is not
+certified are not tested, so the texts do not mention them.
 """
 
 import itertools
@@ -18,13 +18,13 @@ from rich.text import Text
 from cpdrun.launch.progress.results import duration
 from cpdrun.launch.summary import Summary
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
-from cpdrun.report.render import capital, count, render, render_lines
+from cpdrun.report.render import capital, count, join_last, render, render_lines
 from cpdrun.report.result_text import (
     MOST_ADVISED,
     gap_text,
+    has_own_interval,
     more_text,
     own_interval_text,
-    pairs_text,
     result_text,
 )
 from cpdrun.report.study_text import at_text, choice_text, counting_rule, margin_text, seeds_text, tried_text
@@ -38,6 +38,7 @@ from cpdrun.search.results import (
     baseline_labels,
     tuned_arms,
 )
+from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
@@ -55,10 +56,10 @@ class SearchDocument(SearchResult):
 
     Attributes:
         margin: The margin and its origin, as text.
-        says: The answer of each ladder, the tuned values, and the number of runs, as lines of text.
+        says: The answer of each ladder, the tuned values and the number of runs, as lines of text.
         dry_run: Whether the command was a dry run, which starts no runs.
-        forecast: The likely cost of the search, as lines of text. It is empty unless this is a dry run.
-        summaries: The numbers of finished, diverged, and failed runs in each round.
+        forecast: The likely cost of the search, as lines of text. Empty unless this is a dry run.
+        summaries: The numbers of finished, diverged and failed runs in each round.
         notes: Further notes for the user.
     """
 
@@ -85,9 +86,9 @@ class NextDocument(SearchPlan):
 
 
 def describe_question(results: Results) -> list[str]:
-    """Return lines that state the candidates, the baseline, the margin, and the confidence of the search.
+    """State the candidates, the baseline, the margin and the confidence of a search.
 
-    If candidates of earlier searches share the error probability, the lines also state the number of these.
+    If earlier searches share the error probability, the number of their candidates is stated too.
     """
     question = results.question
     asked = {c.name for ladder in question.ladders for width in ladder.widths for c in width}
@@ -112,7 +113,7 @@ def describe_question(results: Results) -> list[str]:
 
 
 def describe_candidates(question: Question) -> str:
-    """Return the candidates, most bits first, such as `8 candidates: without APS e4m3, e3m2; with APS the same`."""
+    """List the candidates: "8 candidates: without APS e4m3, e3m2; with APS the same"."""
     listed: list[tuple[str, str]] = []
     for ladder in question.ladders:
         names = ", ".join(format_of(candidate, ladder) for width in ladder.widths for candidate in width)
@@ -124,12 +125,12 @@ def describe_candidates(question: Question) -> str:
 
 
 def tolerance_text(results: Results) -> str:
-    """Return the margin, such as `1 point`, `0.5 points`, or `0.05`. If it is unknown, return `the margin`."""
+    """Return the margin, such as "0.5 points"; "the margin" if it is unknown."""
     return results.metric.show_tolerance(results.tolerance)
 
 
 def format_of(candidate: Candidate, ladder: Ladder) -> str:
-    """Return the candidate's label without the ladder's label. Usually, this is the name of its format."""
+    """Return a candidate's label without the ladder's label, usually its format."""
     return candidate.label.removesuffix(f" {ladder.label}")
 
 
@@ -137,7 +138,7 @@ def format_of(candidate: Candidate, ladder: Ladder) -> str:
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return the answer of each ladder, then lines about tuned values, and finally a line with the number of runs."""
+    """Return the answer of each ladder, the tuned values and the number of runs."""
     answers = [_answer(results, state) for state in results.states()]
     return [*answers, *_tuning_lines(results), _describe_runs(results)]
 
@@ -173,7 +174,7 @@ def _answer(results: Results, state: LadderState) -> str:
 def _candidate(
     results: Results, state: LadderState, candidate: Candidate, judgement: Judgement
 ) -> dict[str, Any]:
-    """Return the template variables that describe one candidate in a ladder's answer."""
+    """Return the template variables of one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
     format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
     short_name = f"{format_name} ({candidate.bits:g} bits){at}"
@@ -183,7 +184,7 @@ def _candidate(
         "short_name": short_name,
         "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
         "short_gap": f"{format_name}{at} {gap}",
-        "pairs": pairs_text(judgement.pairs),
+        "pairs": count(judgement.pairs, "pair"),
         "result": result_text(metric, judgement, counts, results.question.settings.confidence),
         "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
         "more": "" if counts.failed else _more(results, judgement),
@@ -198,37 +199,34 @@ def _candidate(
 
 
 def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
-    """Return the full name of a candidate with its bits, such as `e3m0 (4 bits) with APS at lr 0.1`."""
+    """Return a candidate's full name: "e3m0 (4 bits) with APS at lr 0.1"."""
     name, bits = format_of(candidate, ladder), f"({candidate.bits:g} bits)"
     common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 
 def _above_start(state: LadderState) -> tuple[str, bool]:
-    """Return the open widths above the narrowest certified width, and whether any of their candidates has pairs.
+    """Return the open widths above the narrowest certified one ("8, 7 and 6").
 
-    If no width is certified, these are the open widths above the start. The text is such as `8, 7 and 6`.
+    Also return whether any of them has pairs. If no width is certified, use the widths above the start.
     """
     answered = max((i for i, width in enumerate(state.widths) if width.certified is not None), default=-1)
     upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
     bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
     has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
-    return " and ".join(filter(None, [", ".join(bits[:-1]), *bits[-1:]])), has_pairs
+    return join_last(bits), has_pairs
 
 
 def _identical(results: Results, state: LadderState) -> list[str]:
-    """Return a sentence for each group of cells of this ladder whose runs are equal bit for bit, baseline included."""
+    """Return sentences about bit-identical cells of a ladder and its baseline."""
     cells = {state.ladder.baseline: results.question.baseline_name}
     cells |= {candidate.name: format_of(candidate, state.ladder) for candidate, _, _ in state}
     return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
 def _more(results: Results, judgement: Judgement) -> str:
-    """Return the likely number of further pairs that decide a candidate, or why this number is unknown, as text.
-
-    If the candidate is certified or refuted, the text is empty.
-    """
+    """Estimate how many further pairs decide a candidate; "" if it is decided."""
     if judgement.settled_at is not None:
         return ""
     rules = results.rules()
@@ -247,7 +245,7 @@ def _describe_runs(results: Results) -> str:
 
 
 def next_step(results: Results) -> str:
-    """Return a line with the command to type next, which starts, continues, or reports the search."""
+    """Return the command to type next: start or continue the search, or report it."""
     words = [word for word in results.question.typed if key_of(word) != "search.budget"]
     states = results.answerable_states()
     if any(state.active is not None for state in states):
@@ -260,10 +258,9 @@ def next_step(results: Results) -> str:
 
 
 def _needs_seeds(state: LadderState) -> bool:
-    """Return whether a moderate number of further seeds may decide an open candidate.
+    """Return True if a moderate number of further seeds may decide an open candidate.
 
-    The caller has checked that no further run is possible with the present seeds. If a format is certified, more seeds
-    are not needed, and the result is False.
+    Call this only if the present seeds allow no further run. If a format is certified, no seeds are needed.
     """
     if state.answer is not None or state.frontier is None:
         return False
@@ -278,7 +275,6 @@ def _needs_seeds(state: LadderState) -> bool:
 
 
 def report_command(results: Results) -> str:
-    """Return a line with the command of the report, which reads the settings of the search from sweep.yaml."""
     return f"For the report: cpdrun report {results.directory.path}"
 
 
@@ -303,19 +299,13 @@ def _tuning_lines(results: Results) -> list[str]:
 
 
 def _at(results: Results, name: str) -> str:
-    """Return a suffix with the chosen values of a cell, such as ` at lr 0.1`.
-
-    The suffix is empty if the cell is not tuned or if its values are not chosen yet.
-    """
+    """Return a cell's chosen values as a suffix (" at lr 0.1"); "" if none yet."""
     tuning = results.question.tuning
     return at_text(tuning.values.get(name, {}), tuning.keys)
 
 
 def _tuned_so_far(results: Results, name: str) -> str:
-    """Return the progress of a cell that is being tuned, such as `3 of 6 runs`.
-
-    The text is empty if the cell is not tuned or if none of its tuning runs has ended.
-    """
+    """Return the tuning progress of a cell, such as "3 of 6 runs"; "" before the first."""
     tuning = results.question.tuning
     if name not in tuning.arms:
         return ""
@@ -324,7 +314,7 @@ def _tuned_so_far(results: Results, name: str) -> str:
 
 
 def _chosen(results: Results, name: str) -> str:
-    """Return the chosen values for a table cell, such as `0.2 max`, or `3 of 6 runs` while a cell is being tuned."""
+    """Return a cell's chosen values ("0.2 max") or its tuning progress."""
     tuning = results.question.tuning
     ends = {key: " max" if end == "largest" else " min" for key, end in tuning.edges(name)}
     values = tuning.values.get(name, {})
@@ -337,30 +327,20 @@ def _chosen(results: Results, name: str) -> str:
 
 
 def make_table(results: Results, states: Sequence[LadderState] | None = None) -> Table:
-    """Return a table with the difference, interval, and verdict of each candidate that was tried or is next.
+    """Make a table of the candidates that were tried or are next.
 
-    The printed interval may use the spread of other candidates. If it therefore differs in any row from the interval
-    that uses only the candidate's own spread, a further column shows the latter.
-
-    Args:
-        results: The results so far.
-        states: The verdicts so far. If None, they are computed from `results`.
+    The printed interval may use the spread of other candidates. If it then differs from the interval of the candidate's
+    own pairs, a column with the latter is added. `states` defaults to the states of `results`.
     """
     states = results.states() if states is None else states
     judgements = [judgement for state in states for _, judgement, _ in state]
-    has_own = any((each.own_low, each.own_high) != (each.low, each.high) for each in judgements)
+    has_own = any(map(has_own_interval, judgements))
     tuning = results.question.tuning
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("candidate", no_wrap=True)
-    if tuning:
-        table.add_column(", ".join(short_titles(tuning.keys).values()), no_wrap=True)
-    for heading in (
-        "bits",
-        "pairs",
-        f"difference{results.metric.points}",
-        *(["own spread"] if has_own else []),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    tuned = [", ".join(short_titles(tuning.keys).values())] if tuning else []
+    own_spread = ["own spread"] if has_own else []
+    table = plain_table(
+        ["candidate", *tuned], ["bits", "pairs", f"difference{results.metric.points}", *own_spread]
+    )
     # If the table is too wide, only this column is wrapped, because the others would lose digits.
     table.add_column(
         "verdict" if math.isnan(results.tolerance) else f"verdict, margin {tolerance_text(results)}"
@@ -371,35 +351,21 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
         for candidate, judgement, width in state:
             is_next = state.active is not None and candidate is state.active[0]
             if judgement.pairs or is_next or candidate.name in results.ended.given_up:
-                table.add_row(*_row(results, state, candidate, judgement, width, has_own=has_own))
+                verdict = width.verdict_of(judgement)
+                chosen = [_chosen(results, candidate.name)] if tuning else []
+                own = [own_interval_text(results.metric, judgement)] if has_own else []
+                gap = results.metric.show_between(judgement.mean, judgement.low, judgement.high)
+                words = _verdict_text(results, state, candidate, judgement, width)
+                mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
+                numbers = [f"{candidate.bits:g}", str(judgement.pairs), gap, *own]
+                table.add_row(candidate.label, *chosen, *numbers, mark)
     return table
-
-
-def _row(
-    results: Results,
-    state: LadderState,
-    candidate: Candidate,
-    judgement: Judgement,
-    width: Width,
-    *,
-    has_own: bool,
-) -> list[str | Text]:
-    metric, verdict = results.metric, width.verdict_of(judgement)
-    chosen = [_chosen(results, candidate.name)] if results.question.tuning else []
-    own = [own_interval_text(metric, judgement)] if has_own else []
-    gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
-    words = _verdict_text(results, state, candidate, judgement, width)
-    mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
-    return [candidate.label, *chosen, f"{candidate.bits:g}", str(judgement.pairs), gap, *own, mark]
 
 
 def _verdict_text(
     results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
 ) -> str:
-    """Return the verdict on a candidate for a table cell.
-
-    If the candidate is open, its failed runs or the likely number of further pairs follow.
-    """
+    """Return a candidate's verdict, and the reason if it is still open."""
     counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
     if candidate.name in results.ended.given_up:
         return f"{verdict}, all runs failed"
@@ -416,7 +382,7 @@ def _verdict_text(
 
 
 def describe_smallest(states: Sequence[LadderState]) -> str:
-    """Return a phrase with the certified candidate that has the fewest bits in all ladders, or `none certified yet`."""
+    """Name the certified candidate with the fewest bits, or "none certified yet"."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
     return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
@@ -425,24 +391,24 @@ def describe_smallest(states: Sequence[LadderState]) -> str:
 def describe_news(
     results: Results, before: Sequence[LadderState], states: Sequence[LadderState]
 ) -> Iterator[str]:
-    """Yield a line for each verdict that has changed, such as `✓ e3m0 with APS is certified after 4 pairs, ...`.
+    """Yield a line per changed verdict: "✓ e3m0 with APS is certified after 4 pairs, ...".
 
     Args:
         results: The results so far.
-        before: The verdicts that were shown last.
-        states: The verdicts now.
+        before: The ladders when news was last printed.
+        states: The ladders now.
     """
     old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
     for candidate, judgement, width in itertools.chain(*states):
         verdict = width.verdict_of(judgement)
         if verdict is not old[candidate.label]:
             gap = gap_text(results.metric, judgement)
-            pairs = pairs_text(judgement.pairs)
+            pairs = count(judgement.pairs, "pair")
             yield f"{MARKS[verdict]} {candidate.label} is {verdict} after {pairs}, {gap}"
 
 
 def describe_missing_prediction(missing: MissingPrediction) -> str:
-    """Return a sentence such as `Without APS: no prediction is available, so the search starts at 8 bits.`."""
+    """Say where a search starts without a prediction, and why."""
     effect = (
         "formats of the same width keep their usual order"
         if missing.bits is None
@@ -452,12 +418,9 @@ def describe_missing_prediction(missing: MissingPrediction) -> str:
 
 
 def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> list[str]:
-    """Return lines about the likely cost of a search, such as the number of pairs that certify an equal format.
+    """Describe the likely cost of a search, such as the pairs that certify an equal format.
 
-    Args:
-        results: The results so far.
-        cost: The forecast.
-        slots: The number of runs that are trained at the same time, or None if it is unknown.
+    `slots` is the number of runs that are trained at the same time, if known.
     """
     metric, tolerance = results.metric, results.tolerance
     noise = "" if cost.noise is None else f"{cost.noise.deviation * metric.scale:.2g}{metric.points}"
@@ -476,7 +439,7 @@ def describe_cost(results: Results, cost: CostForecast, slots: int | None) -> li
 
 
 def describe_plan(results: Results, plan: SearchPlan) -> list[str]:
-    """Return lines about the candidates that the next runs help to decide, and about the time that the runs take.
+    """Describe what the next runs decide and how long they take.
 
     If no runs are left, return the answers instead.
     """
@@ -517,17 +480,10 @@ def _planned_candidate(results: Results, candidate: NextCandidate) -> dict[str, 
 
 
 def make_plan_table(plan: SearchPlan) -> Table:
-    """Return a table of the next runs."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in (
-        "",
-        "run",
-        "seed",
-        "time",
-        "evidence on",
-        *(["within the budget"] if plan.budget else []),
-    ):
-        table.add_column(heading, no_wrap=heading != "evidence on")
+    table = plain_table(["", "run", "seed", "time"])
+    table.add_column("evidence on")
+    if plan.budget:
+        table.add_column("within the budget", no_wrap=True)
     for number, run in enumerate(plan.runs, 1):
         time = "unknown" if run.seconds is None else duration(run.seconds)
         evidence = ", ".join(run.candidates) + (" (ahead)" if run.ahead else "")

@@ -1,14 +1,17 @@
-"""Texts about a study: its margin, baselines, tuned values, and comparison, and the settings that had no effect."""
+"""Texts about a study's margin, baseline, tuned values and ignored settings."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from cpdrun.report.render import render_lines
 from cpdrun.stats.means import edges
 from cpdrun.study.axes import axis_text, plain, short_titles
 from cpdrun.study.choices import GROUPS, RECIPE
-from cpdrun.study.collect import SEED, IgnoredSetting
+from cpdrun.study.collect import SEED, IgnoredSetting, finished
+from cpdrun.study.facet_summary import sends_alike
 from cpdrun.study.margin import Margin
 from cpdrun.study.metric import Metric, guess
 from cpdrun.study.search_record import CHOOSES, NOT_CHOSEN, USE, Tune
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def margin_text(margin: Margin, metric: Metric) -> str:
-    """Return the margin with its origin, such as `0.5 points (the default for shares)`.
+    """Return the margin with its origin: "0.5 points (the default for shares)".
 
-    If the margin's value is not known yet (NaN), return only the origin.
+    Return only the origin if the margin is not known yet.
     """
     if margin.shown != margin.shown:
         return margin.origin
@@ -32,7 +35,7 @@ def margin_text(margin: Margin, metric: Metric) -> str:
 
 
 def baseline_problem_text(study: "Study", problem: "BaselineProblem") -> str:
-    """Return why nothing can be compared with a baseline, such as `fp32 itself diverged in 2 of 3 runs`."""
+    """Explain why a baseline is unusable: "fp32 itself diverged in 2 of 3 runs"."""
     name, metric, group = study.baseline_name, study.metric, problem.group
     kind = str(problem.kind)
     if kind == "not finished" or group is None:
@@ -52,9 +55,9 @@ def baseline_problem_text(study: "Study", problem: "BaselineProblem") -> str:
 
 
 def tuned_sentences(study: "Study") -> list[str]:
-    """Return a sentence for each tuning. It says how the values were chosen, and which values each group got.
+    """Say for each tuning how values were chosen, and which each group got.
 
-    A tuning with a single combination of values has no sentence, because nothing was chosen.
+    A tuning with a single combination of values is skipped, because nothing was chosen.
     """
     found = []
     for tune in {repr(tune): tune for tune in study.tuned.by_sweep.values()}.values():
@@ -69,32 +72,28 @@ def tuned_sentences(study: "Study") -> list[str]:
 def choice_text(
     tried: Mapping[str, Sequence[Any]], seeds: Sequence[int], each: Sequence[str], aside: str
 ) -> str:
-    """Return the text that says how the tuned values were chosen, and which values were chosen.
+    """Say how tuned values were chosen, and which were chosen.
 
     Args:
         tried: The tried values, keyed by config key.
-        seeds: The seeds whose runs were used to choose the values.
-        each: A text for each group with its chosen values.
-        aside: A phrase that says where these seeds are not used, such as "in no number here".
+        seeds: The seeds whose runs decided the choice.
+        each: The chosen values of each group, as texts.
+        aside: Where these seeds are not used, such as "in no number here".
     """
     tuned = f"{tried_text(tried)} was chosen for each by the mean over {seeds_text(seeds)}, {aside}"
     return f"{tuned}. Chosen: {'; '.join(each)}."
 
 
 def tried_text(tried: Mapping[str, Sequence[Any]]) -> str:
-    """Return the tuned keys with their tried values: `lr (0.05, 0.1, 0.2), momentum (0, 0.9)`."""
+    """List the tried values: "lr (0.05, 0.1, 0.2), momentum (0, 0.9)"."""
     titles = short_titles(tried)
     return ", ".join(f"{titles[key]} ({', '.join(map(axis_text, of))})" for key, of in tried.items())
 
 
 def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, ends: bool = False) -> str:
-    """Return the chosen values as a suffix of a name: ` at lr 0.1, momentum 0`. If there are no values, return "".
+    """Return the chosen values as a suffix: " at lr 0.1, momentum 0"; "" if none.
 
-    Args:
-        values: The chosen values, keyed by config key.
-        tried: The tried values, keyed by config key.
-        ends: Whether to mark a chosen value if it is the largest or the smallest tried value:
-            `lr 0.2 (largest tried)`.
+    With `ends`, mark a value at the end of its tried range: "lr 0.2 (largest tried)".
     """
     titles, of = short_titles(tried), dict(edges(values, tried)) if ends else {}
     texts = [f"{titles[key]} {tuned_text(values[key], of.get(key))}" for key in tried if key in values]
@@ -102,14 +101,14 @@ def at_text(values: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], *, en
 
 
 def tuned_text(value: Any, end: str | None) -> str:
-    """Return a chosen value as text, such as `0.1`. If `end` is "largest", return `0.2 (largest tried)`."""
+    """Format a chosen value: "0.1", or "0.2 (largest tried)" if `end` is "largest"."""
     return axis_text(value) + (f" ({end} tried)" if end else "")
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Return a text that names the seeds: `seed 1000`, `seeds 1000 and 1001`, `seeds 1000 to 1004`.
+    """Name the seeds: "seed 1000", "seeds 1000 and 1001", "seeds 1000 to 1004".
 
-    Three or more seeds that are not consecutive are all listed.
+    Seeds that are not consecutive are all listed.
     """
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
@@ -128,24 +127,34 @@ def _chosen_text(group: "Group", values: Mapping[str, Any], tune: Tune) -> str:
 
 
 def question_notes(study: "Study") -> list[str]:
-    """Return the notes on what is compared, such as the baseline, and the settings that come from a search."""
+    """Return notes on what is compared and which settings come from a search."""
     key = study.bits_axis.key
     uses = Counter(study.tuned.runs[USE].dropna()) if study.tuned.by_sweep else Counter()
     return render_lines(
         "study.j2",
         study=study,
+        may_be_share=may_be_share(study),
         rule=counting_rule(key) if key in GROUPS else "",
         choosing=uses[CHOOSES],
         not_chosen=uses[NOT_CHOSEN],
     )
 
 
-def counting_rule(group: str) -> str:
-    """Return the sentence that says how many bits a choice of a config group counts as.
+def may_be_share(study: "Study") -> bool:
+    """Return True if the values look like an accuracy, although no record declares the metric as a share.
 
-    Args:
-        group: The name of the config group, such as `recipe`.
+    This matters because the default margin for shares differs from that for other metrics.
     """
+    metric, done = study.metric, finished(study.runs)
+    values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
+    if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
+        return False
+    # If even the largest value is below 0.05, the metric may be a percentage, and no run may have learned anything.
+    return bool(values.between(0, 1).all() and values.max() > 0.05)
+
+
+def counting_rule(group: str) -> str:
+    """Say how the bits of a choice in a config group such as `recipe` are counted."""
     if group == RECIPE:
         return (
             "A recipe has the bits of the narrowest format in which matrix products read activations or gradients, or "
@@ -158,17 +167,17 @@ def counting_rule(group: str) -> str:
 
 
 def sends_alike_text(study: "Study") -> str:
-    """Return why all groups send the same number of bytes. If the numbers can differ, return ""."""
+    """Explain why all groups send equally many bytes; "" if they need not."""
     key = study.bits_axis.key
     return (
         f"all runs send equally many bytes, because {key} does not change what is sent"
-        if study.sends_alike
+        if sends_alike(study)
         else ""
     )
 
 
 def ignored_texts(settings: Iterable[IgnoredSetting]) -> list[str]:
-    """Return a sentence for each setting of a script that changed no metric."""
+    """Return a sentence for each setting that changed no metric of a script."""
     return [_ignored_text(setting) for setting in settings]
 
 

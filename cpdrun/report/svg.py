@@ -1,8 +1,8 @@
-"""Convert figures to SVGs whose points show a text when the mouse points at them.
+"""Convert matplotlib figures to SVGs with tooltips.
 
-Of the data attached to an artist, matplotlib writes only the id to an SVG. `hover`, `part_of`, and `name_of` therefore
-store the artist's text and groups in its id. A group is identified by its description (`describe_group`), which the
-page uses to find the group's row.
+matplotlib writes nothing but an artist's id to an SVG. `hover`, `part_of` and `name_of` therefore encode the tooltip
+and the groups in this id. A group is identified by its description (`describe_group`), from which the page finds the
+group's row.
 """
 
 import html
@@ -20,34 +20,31 @@ _PX_PER_PT = 2.4
 
 
 def hover(artist: Artist, text: str, of: str = "") -> None:
-    """Show `text` when the mouse points at `artist`, in an SVG and on the page.
+    """Show `text` as the tooltip of `artist`.
 
-    Args:
-        artist: The artist.
-        text: The text to show.
-        of: The description of the artist's group. By default, it is `text`.
+    `of` is the description of the artist's group. By default, the tooltip is the description.
     """
     artist.set_gid(MARK + _hex(text, of or text))
 
 
 def part_of(artist: Artist, *texts: str) -> None:
-    """Mark `artist` as a part of the groups with the descriptions `texts`.
+    """Mark `artist` as a part of all groups with these descriptions.
 
-    The page fades the artist if the reader filters out any of these groups.
+    The page fades the artist if any of the groups is filtered out.
     """
     artist.set_gid(PART + _hex(*texts))
 
 
 def name_of(artist: Artist, *texts: str) -> None:
-    """Mark `artist` as the name of the groups with the descriptions `texts`.
+    """Mark `artist` as the name of all groups with these descriptions.
 
-    The page fades the artist if the reader filters out all of these groups.
+    The page fades the artist only if all of the groups are filtered out.
     """
     artist.set_gid(NAME + _hex(*texts))
 
 
 def texts_of(mark: str) -> list[str]:
-    """Return the texts that an id stores. If `hover` made the id, these are the shown text and the description."""
+    """Decode the texts in an id: for `hover`, the tooltip and the description."""
     return bytes.fromhex(mark.partition("-")[2]).decode().split(_BETWEEN)
 
 
@@ -56,28 +53,24 @@ def _hex(*texts: str) -> str:
 
 
 def standalone(rendered: str) -> str:
-    """Return the content of an SVG file, made from the SVG that matplotlib wrote.
-
-    The text of a point becomes its <title>, which browsers show when the mouse rests on the point.
-    """
+    """Convert matplotlib's SVG to the content of a file. Tooltips become <title> elements."""
     return _resolve(
         rendered, lambda tip, of: f"<g><title>{html.escape(tip)}</title>", lambda texts, kind: "<g>"
     )
 
 
 def inline(rendered: str, prefix: str, description: str, groups: Mapping[str, int]) -> str:
-    """Return a picture as an SVG element for the page, without an XML head.
+    """Convert matplotlib's SVG to an <svg> element for the page.
 
-    Points have the class `point` and their text as `data-tip`. Points and parts of groups have the numbers of their
-    groups as `data-group`. Names of groups have these numbers as `data-names`.
-
-    The tab key stops only at a picture's first point. From there, the arrow keys move from point to point.
+    A point gets the class `point` and its tooltip as `data-tip`. Points and parts get the row numbers of their groups
+    as `data-group`, and names get them as `data-names`. The tab key stops at the first point of a picture. The arrow
+    keys move between points.
 
     Args:
         rendered: The SVG that matplotlib wrote.
-        prefix: The prefix that makes the ids unique on the page.
-        description: The picture's name for screen readers.
-        groups: The numbers of the groups, keyed by description.
+        prefix: A prefix that makes the ids unique on the page.
+        description: The picture's label for screen readers.
+        groups: The row number of each group, keyed by description.
     """
     first = iter(("0",))
 

@@ -12,19 +12,16 @@ from cpdrun.study.study import Study
 
 
 def answer_lines(study: Study, sweep: SweepDir, power: SeedPower | None) -> list[str]:
-    """Return the first lines of a sweep's report.
-
-    If `power` is given, the last line says for which margin the sweep's seeds are enough.
-    """
+    """Return the first lines of a sweep's report, and what its seeds can decide."""
     lines, _ = headline(study, next_command(study, [sweep]))
     return lines if power is None else [*lines, seed_power_text(power, study.metric)]
 
 
 def seed_power_text(power: SeedPower, metric: Metric) -> str:
-    """Return a sentence with the smallest margin for which the seeds are enough.
+    """Name the smallest margin that the seeds can decide.
 
-    The numbers are for a candidate exactly as good as the baseline. The number of further pairs that a verdict names
-    is for one candidate with its own mean difference, so it may be larger or smaller.
+    The numbers hold for a candidate exactly as good as the baseline. The number of further pairs that a verdict names
+    uses the candidate's own mean difference, so the two can differ.
     """
 
     def show(value: float) -> str:

@@ -1,6 +1,6 @@
-"""Make the tables of means, as numbers and as text.
+"""Make the tables of means as numbers and as text.
 
-A row is a group: the runs that have the same values on all axes and differ only in their seed.
+Each row is a group: runs that differ only in their seed.
 """
 
 import math
@@ -10,7 +10,7 @@ import pandas as pd
 
 from cpdrun.costmodel.costs import bit_operations, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
-from cpdrun.report.result_text import gap_text, own_interval_text, verdict_text
+from cpdrun.report.result_text import gap_text, has_own_interval, own_interval_text, verdict_text
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
@@ -81,7 +81,7 @@ class Shown:
     Attributes:
         header: The headings.
         rows: The cells of each row.
-        n_labels: The number of leading columns that identify a row. The other columns are numbers or verdicts.
+        n_labels: The number of leading columns that identify a row.
     """
 
     header: list[str]
@@ -90,17 +90,15 @@ class Shown:
 
 
 def frame(study: Study) -> pd.DataFrame:
-    """Return the table of table.csv, with a row for each group.
+    """Return table.csv, with one row per group.
 
-    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd, and diverged. If a record
-    has the number, there is also the column bits_per_parameter_per_step.
+    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd and diverged.
+    bits_per_parameter_per_step is added if any run recorded it.
 
-    `format` holds what is compared. In a sweep of recipes, for example, it is the recipe, and the gradients' format is
-    in the column `config.format` if it varies.
-
-    Means and standard deviations over the seeds are in the metric's own unit (a fraction from 0 to 1 for an accuracy).
-    `n` counts the seeds. `diverged` counts the diverged runs. If a diverged run has a measured value, the value is part
-    of the mean.
+    `format` holds what is compared, such as the recipe in a sweep of recipes. The gradients' format is then in
+    `config.format` if it varies. Means and standard deviations over seeds are in the metric's own unit (0 to 1 for
+    accuracy). `n` counts seeds. `diverged` counts diverged runs, whose values still enter the mean if they were
+    measured.
     """
     table = pd.DataFrame([_numbers(study, group) for group in study.groups])
     table["bits"] = _whole_if_possible(table["bits"])
@@ -110,27 +108,26 @@ def frame(study: Study) -> pd.DataFrame:
 
 
 def details(study: Study) -> pd.DataFrame:
-    """Return the table of details.csv: the columns of `frame`, and everything else that is known about each group.
+    """Return details.csv: the columns of `frame` and everything else known about a group.
 
-    `baseline` names the group that a row is compared with. It is empty for the baseline itself, and if there is no
-    baseline.
+    baseline: The group that the row is compared with; empty for the baseline itself.
 
-    `vs_baseline` is the mean gap to the baseline over `pairs` pairs. A positive gap always means that the group is
-    better, even for a metric whose lower values are better. The gap's interval goes from `vs_baseline_low` to
-    `vs_baseline_high`. The interval from `own_low` to `own_high` uses only the group's own pairs. Both intervals are
-    valid after any number of pairs. If the pairs do not determine an end, it is empty.
+    vs_baseline: The mean gap over `pairs` pairs. Positive is better, also for metrics whose lower values are better.
+    The interval from `vs_baseline_low` to `vs_baseline_high` belongs to it. The interval from `own_low` to `own_high`
+    uses only the group's own pairs. Both are valid after any number of pairs, and an end that the pairs do not
+    determine is empty.
 
-    `verdict` is based on the same evidence. If `is_identical` is true, the group's runs equal the baseline's runs bit
-    for bit. Such runs are no evidence, so texts call a group with the verdict `certified` not tested.
+    verdict: The verdict from the same evidence. If `is_identical` is true, the runs equal the baseline's runs bit for
+    bit. That is no evidence, so texts call a certified group "not tested".
 
-    For an open verdict, `more_pairs` is the expected number of further pairs that decide it. The number lies between
-    `more_pairs_low` and `more_pairs_high` in 80 % of searches. `runs_failed` counts the runs that failed, diverged, or
-    did not learn. `at_most_fail` is the upper confidence limit of the failure rate as a share, with the confidence of
-    the report.
+    more_pairs: The expected number of further pairs that decide an open verdict, with an 80 % range from
+    `more_pairs_low` to `more_pairs_high`.
 
-    The other columns are counts: the longest chain of rounded additions, bytes on the wire and in memory, and seconds.
-    If the records have them, they include the multiply-accumulates and bit operations of a step, and the mean number of
-    transistors in a multiply-accumulate unit (`cpdrun.costmodel.costs`).
+    runs_failed: The runs that failed, diverged or did not learn. `at_most_fail` is the upper confidence limit of the
+    failure rate as a share.
+
+    The other columns are the longest chain of rounded additions, bytes sent and kept, seconds, and the counts of
+    `cpdrun.costmodel.costs`.
     """
     rows = []
     for group in study.groups:
@@ -138,11 +135,11 @@ def details(study: Study) -> pd.DataFrame:
             _numbers(study, group)
             | {
                 "learnt": study.learnt(group) if group.values else None,
-                "gave_up": group.gave_up,
+                "gave_up": len(group.gave_up_seeds),
                 "baseline": study.baseline_name if group in study.judged else "",
                 **_judged(study, group),
                 "hybrid": group.hybrid,
-                "test_samples": group.test_samples,
+                "test_samples": group.figures["test_samples"],
                 "longest_chain": group.longest_chain,
                 "bytes_per_step": group.wire_bytes,
                 "parameters": group.figures["parameters"],
@@ -161,9 +158,8 @@ def details(study: Study) -> pd.DataFrame:
 def brief(study: Study) -> Shown:
     """Return the table of `means`, shortened for a terminal of 80 columns.
 
-    `APS` and `workers` are left out if they have one value in all rows. `n` is left out, because `failed` says how many
-    runs ended. The interval from a group's own spread is reduced to its half-width. Intervals contain no spaces, so
-    that no line breaks within an interval.
+    `n` is dropped because `failed` shows the number of runs. `APS` and `workers` are dropped if they are constant. The
+    interval from a group's own spread is reduced to its half-width.
     """
     table = _means(study, is_short=True)
     same = {
@@ -180,11 +176,10 @@ def brief(study: Study) -> Shown:
 
 
 def means(study: Study) -> Shown:
-    """Return the table of means, with a row for each group.
+    """Return the table of means, gaps, failed runs and verdicts, with one row per group.
 
-    A row shows the group's mean, its gap to the baseline with both intervals, its failed runs, and its verdict. In a
-    hybrid run, parts of the model are exchanged in fp32, so its bits are shown as `4 + 32`. If the interval from the
-    group's own spread equals the interval of the gap in every row, its column is left out.
+    Hybrid runs exchange parts of the model in fp32, so their bits look like "4 + 32". The column of intervals from a
+    group's own pairs is dropped if it repeats the gap's intervals.
     """
     return _means(study, is_short=False)
 
@@ -193,7 +188,10 @@ def _means(study: Study, is_short: bool) -> Shown:
     axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
     labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
     own = ["own ±" if is_short else OWN_SPREAD] if has_own_spread(study) else []
-    header = [*labels, "n", study.metric.title, study.difference_title, *own, "failed", "verdict"]
+    unit = f", {study.metric.points.strip()}" if study.metric.points else ""
+    sign = "" if study.metric.higher_is_better else ", +: better"
+    difference = f"against {study.baseline_name}{unit}{sign}"
+    header = [*labels, "n", study.metric.title, difference, *own, "failed", "verdict"]
     rows = []
     mean_texts = show_means(study)
     for i, group in enumerate(study.groups):
@@ -204,19 +202,20 @@ def _means(study: Study, is_short: bool) -> Shown:
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
+            # Without spaces, a terminal breaks no line within an interval.
             figures[2], verdict = figures[2].replace(", ", ","), verdict.split(" ", 1)[-1]
         rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
     return Shown(header, rows, len(labels))
 
 
 def show_means(study: Study) -> list[str]:
-    """Return the mean of each group as text.
+    """Format the mean of each group.
 
-    The means have as many decimals as are needed to distinguish each group from its baseline, up to a limit.
+    All means have the same number of decimals: as many as distinguish each group from its baseline, up to a limit.
     """
     scale, digits = study.metric.scale, study.metric.digits
     most = digits + (_MORE_DECIMALS if study.metric.is_fraction else 0)
-    pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baseline_of(g)) is not None]
+    pairs = [(g.mean, b.mean) for g in study.groups if g.values and (b := study.baselines.get(g)) is not None]
     apart = [(ours * scale, theirs * scale) for ours, theirs in pairs if not math.isclose(ours, theirs)]
     while digits < most and any(f"{ours:.{digits}f}" == f"{theirs:.{digits}f}" for ours, theirs in apart):
         digits += 1
@@ -224,9 +223,8 @@ def show_means(study: Study) -> list[str]:
 
 
 def has_own_spread(study: Study) -> bool:
-    """Return whether the interval from any group's own spread differs from the interval of its gap."""
-    found = [judged.judgement for judged in study.judged.values()]
-    return any((each.own_low, each.own_high) != (each.low, each.high) for each in found)
+    """Return True if any group's own interval differs from that of its gap."""
+    return any(has_own_interval(judged.judgement) for judged in study.judged.values())
 
 
 def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
@@ -239,10 +237,9 @@ def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
 
 
 def _failed(study: Study, group: Group) -> str:
-    """Return how many of the ended runs failed, such as `1 of 3`.
+    """Return how many of the ended runs failed, such as "1 of 3".
 
-    Runs that diverged or that were stopped because they did not learn count as failed. If no run failed but the mean is
-    no better than a guess, return `did not learn`.
+    Return "did not learn" if no run failed but the mean is no better than a guess.
     """
     if group.values and not group.diverged and not study.failures(group).failed and not study.learnt(group):
         return "did not learn"
@@ -251,14 +248,13 @@ def _failed(study: Study, group: Group) -> str:
 
 
 def count_failed(study: Study, group: Group) -> int:
-    """Return the number of failed runs.
+    """Count the runs that failed, diverged or did not learn.
 
-    Runs that diverged or that were stopped because they did not learn count as failed. If no run failed but the mean is
-    no better than a guess, all finished runs count as failed.
+    If the mean of a group is no better than a guess, all of its finished runs count.
     """
     if group in study.judged and study.failures(group).failed:
         return study.failures(group).failed
-    failed = group.failed + group.diverged + group.gave_up
+    failed = group.failed + group.diverged + len(group.gave_up_seeds)
     return failed or (group.n_finished if group.values and not study.learnt(group) else 0)
 
 
@@ -270,9 +266,10 @@ def _verdict(study: Study, group: Group) -> str:
 
 
 def runs(study: Study) -> pd.DataFrame:
-    """Return the table of runs.csv, with a row for each finished run. The means can be recomputed from it.
+    """Return runs.csv, with one row per finished run.
 
-    The columns are the sweep, the run's name, the axes, the seed, how the run ended, and all metrics.
+    The columns are the sweep, the run's name, the axes, the seed, the status and all metrics. The means can be
+    recomputed from them.
     """
     done = finished(study.runs)
     done = done.assign(**{FORMAT: done[study.bits_axis.key], f"config.{FORMAT}": done[FORMAT]})
@@ -286,7 +283,7 @@ def runs(study: Study) -> pd.DataFrame:
 
 
 def _chain(study: Study) -> dict[str, list[str]]:
-    """Return the column of the longest chains of rounded additions as {heading: cells}; {} if no record has them."""
+    """Return {"chain": cells}, the longest chains of rounded additions; {} if unrecorded."""
     lengths = [group.longest_chain for group in study.groups]
     if not _known(lengths):
         return {}
@@ -294,7 +291,7 @@ def _chain(study: Study) -> dict[str, list[str]]:
 
 
 def full(study: Study) -> Shown:
-    """Return the table for the page: the columns of `means`, followed by the columns of `size_counts`."""
+    """Return the table for the page: `means` followed by the columns of `size_counts`."""
     table, sizes = means(study), size_counts(study)
     columns = [_size_texts(name, counts) for name, counts in sizes.items()]
     rows = [[*row, *(column[i] for column in columns)] for i, row in enumerate(table.rows)]
@@ -302,10 +299,10 @@ def full(study: Study) -> Shown:
 
 
 def size_counts(study: Study) -> dict[str, list[float]]:
-    """Return the cost columns of `full`, keyed by heading, with a number for each group.
+    """Return the cost columns of `full` as {heading: one number per group}.
 
-    They include the bytes that a worker sends, and the bits that it sends per parameter if a record has them. If they
-    differ between groups, they also include the bytes that a worker keeps, the bit operations, and the transistors.
+    Bytes sent are always included, and bits sent per parameter if recorded. Bytes kept, bit operations and transistors
+    are included if they differ between groups.
     """
     sent = {"bytes sent a step": [group.wire_bytes for group in study.groups]}
     if _known(bits := _bits_a_parameter(study)):
@@ -328,7 +325,7 @@ def _bits_a_parameter(study: Study) -> list[float]:
 
 
 def _size_texts(title: str, counts: list[float]) -> list[str]:
-    """Return the cells of a cost column, with enough digits to distinguish different costs, up to a limit."""
+    """Format a cost column with enough digits to distinguish different costs, up to a limit."""
     shows = {_BITS_TITLE: show_bits, _OPERATIONS_TITLE: show_count}
     if title == _AREA_TITLE:
         return [show_transistors(count) for count in counts]
@@ -340,12 +337,7 @@ def _size_texts(title: str, counts: list[float]) -> list[str]:
 
 
 def show_bits(bits: float, digits: int = 3) -> str:
-    """Return bits per parameter and step, such as `32`, `8.01`, or `0.125`. NaN and inf become `-`.
-
-    Args:
-        bits: The number of bits.
-        digits: The number of significant digits.
-    """
+    """Format bits per parameter and step, such as "8.01". NaN and inf become "-"."""
     return f"{bits:.{digits}g}" if math.isfinite(bits) else "-"
 
 
@@ -354,12 +346,12 @@ def _known(counts: list[float]) -> list[float]:
 
 
 def column(axis: str) -> str:
-    """Return the name of an axis's CSV column. If the axis has a name in `OWN`, such as bits, it is `config.bits`."""
+    """Return the CSV column of an axis: its key, or `config.KEY` if the name is taken."""
     return "sweep" if axis == SWEEP else f"config.{axis}" if axis in OWN else axis
 
 
 def _numbers(study: Study, group: Group) -> dict:
-    """Return a group's row of table.csv, keyed by column."""
+    """Return a group's row of table.csv as {column: value}."""
     row = {FORMAT: group.keys[FORMAT] if study.bits_axis.is_of_gradients else group.name, "bits": group.bits}
     axes = {"config.format" if axis == FORMAT else column(axis): group.keys[axis] for axis in _axes(study)}
     row |= axes | {"n": len(group.values)}
@@ -369,7 +361,7 @@ def _numbers(study: Study, group: Group) -> dict:
 
 
 def _judged(study: Study, group: Group) -> dict:
-    """Return the values of the columns `_OF_VERDICT` for a group. Unknown values are None."""
+    """Return a group's values of the verdict columns; None for unknown values."""
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
@@ -389,10 +381,7 @@ def _judged(study: Study, group: Group) -> dict:
 
 
 def _axes(study: Study) -> list[str]:
-    """Return the axes that identify a row, in addition to what is compared.
-
-    They include the gradients' format if it varies and is not itself what is compared.
-    """
+    """Return the axes that identify a row in addition to what is compared."""
     held = (
         not study.bits_axis.is_of_gradients and len({str(group.keys[FORMAT]) for group in study.groups}) > 1
     )
@@ -401,16 +390,13 @@ def _axes(study: Study) -> list[str]:
 
 
 def _labels(group: Group, axes: list[str]) -> list[str]:
-    """Return the cells that identify a group: its name, its bits, and its values on the axes."""
+    """Return the cells that identify a group: name, bits and values on the axes."""
     bits = group.bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
 
 
 def _whole_if_possible(bits: pd.Series) -> pd.Series:
-    """Return a column of bits as integers if all of them are whole numbers, and unchanged otherwise.
-
-    A format with scales can have a fractional number of bits, such as 8.25.
-    """
+    """Convert bits to integers, unless a format with scales has a fraction such as 8.25."""
     numbers = bits.astype("Float64")
     return numbers if (numbers.dropna() % 1 != 0).any() else numbers.astype("Int64")

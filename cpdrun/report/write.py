@@ -191,11 +191,11 @@ def _put_before(
 def _write_pictures(content: Content, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Draw the plots, write the pictures and the page, and return the paths of the files."""
     kinds = [kind for kind in formats if kind in pictures.KINDS] or DEFAULT_PICTURES
-    figures = pictures.draw(content.study)
-    rendered = pictures.render(figures) if "svg" in kinds or "html" in formats else {}
-    files = pictures.write(folder, figures, rendered, kinds)
-    if "html" in formats:
-        write_text(folder / PAGE, html.page(content, rendered))
+    in_page = ["svg"] if "html" in formats else []
+    rendered = pictures.render(content.study, list(dict.fromkeys([*kinds, *in_page])))
+    files = pictures.write(folder, rendered, kinds)
+    if in_page:
+        write_text(folder / PAGE, html.page(content, pictures.svgs(rendered)))
         files.append(folder / PAGE)
     return files
 

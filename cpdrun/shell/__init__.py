@@ -1,1 +1,1 @@
-"""The interface between the commands and the user's terminal or notebook."""
+"""The output of commands in terminals, notebooks and JSON documents."""

@@ -1,6 +1,6 @@
-"""Support for packages that can also be called as functions.
+"""Packages that can also be called as functions.
 
-`cpdrun.sweep` is a package, as in `from cpdrun.sweep import plan`, and a function, as in `cpdrun.sweep(...)`.
+`cpdrun.sweep` is a package (`from cpdrun.sweep import plan`) and a function (`cpdrun.sweep(...)`).
 """
 
 import inspect
@@ -12,10 +12,7 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package that can be called like the function of the same name in cpdrun.api.
-
-    The package has the signature and the docstring of this function.
-    """
+    """A package with the call, signature and docstring of a function in cpdrun.api."""
 
     def __call__(self, *words: Any, **keywords: Any) -> Any:
         return self._function(*words, **keywords)
@@ -31,15 +28,10 @@ class _CallablePackage(ModuleType):
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]  # because a package has a docstring of its own
-        """The docstring of the function, with its signature after the first line."""
         first, _, rest = (inspect.getdoc(self._function) or "").partition("\n")
         return f"{first}\n\n{self._function.__name__}{self.__signature__}\n{rest}"
 
 
 def is_function_too(package: str) -> None:
-    """Make a package callable.
-
-    Args:
-        package: The full name of the package. Calls go to the function of the same name in cpdrun.api.
-    """
+    """Make a package callable as the function of the same name in cpdrun.api."""
     sys.modules[package].__class__ = _CallablePackage

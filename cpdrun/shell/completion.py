@@ -1,6 +1,6 @@
-"""Completion in the shell for experiments, keys and their values, and the names of sweeps and runs.
+"""Shell completion of experiments, keys, values, sweeps and runs.
 
-Users turn it on in their shell with: eval "$(register-python-argcomplete cpdrun)"
+Users turn it on with: eval "$(register-python-argcomplete cpdrun)"
 
 Completion must take less than 0.3 s, so this module reads the yaml files of conf/ itself instead of composing them with
 Hydra.
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
-    """Return the completions of an override.
+    """Return the completions of an override: `key=`, or the values of the key.
 
-    Before the equals sign, the completions are `key=` for every key and group. After the equals sign or a comma, they
-    are the values of the key. The overrides that were already typed determine which keys exist. If --config-dir was
-    typed, the yaml files in its folder are included.
+    Which keys exist depends on the overrides that were typed before, and on --config-dir.
     """
     words = getattr(parsed_args, "overrides", None) or []
     chosen = dict(word.split("=", 1) for word in words if "=" in word)
@@ -41,17 +39,14 @@ def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: A
 
 
 def sweeps(**_: Any) -> list[str]:
-    """Return the names of the sweeps in the default results directory."""
     return [sweep.name for sweep in _sweeps()]
 
 
 def sweeps_and_runs(**_: Any) -> list[str]:
-    """Return the names of the sweeps and runs in the default results directory."""
     return [*sweeps(), *(run.name for sweep in _sweeps() for run in sweep.runs())]
 
 
 def formats(**_: Any) -> list[str]:
-    """Return the names of the listed number formats."""
     from custom_fp.facts import listed
 
     return [fmt.name for fmt in listed()]
@@ -64,7 +59,7 @@ def _sweeps() -> "list[SweepDir]":
 
 
 def _folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders of yaml files: the user's own, cpdrun's, and those of installed packages."""
+    """Return the user's folder of yaml files, cpdrun's, and those of installed packages."""
     found = [config_dir] if config_dir else []
     with contextlib.suppress(ImportError):  # The command itself reports what is wrong.
         for package in yaml_packages():
@@ -74,13 +69,7 @@ def _folders(config_dir: Path | None) -> list[Path]:
 
 
 def _values(key: str, typed: str, folders: list[Path]) -> list[str]:
-    """Return the values of a key.
-
-    Args:
-        key: The key.
-        typed: What was typed after the equals sign.
-        folders: The folders of yaml files.
-    """
+    """Return the values of a key. `typed` is the text after the equals sign."""
     if key in ("script", "script.path"):
         return _scripts(typed)
     if key == "format":
@@ -91,7 +80,7 @@ def _values(key: str, typed: str, folders: list[Path]) -> list[str]:
 
 
 def _scripts(typed: str) -> list[str]:
-    """Return the folders and Python files whose paths start with what was typed."""
+    """Return the folders and Python files whose paths start with the typed text."""
     paths = sorted(Path(path) for path in glob.glob(f"{glob.escape(typed)}*"))  # noqa: PTH207 (keeps "./")
     return [
         f"{path}/" if path.is_dir() else str(path) for path in paths if path.is_dir() or path.suffix == ".py"
@@ -99,7 +88,7 @@ def _scripts(typed: str) -> list[str]:
 
 
 def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]:
-    """Return all groups, and the keys that a config with the given choices of groups has."""
+    """Return all groups, and the keys of a config with the chosen groups."""
     names = [root, *([f"{EXPERIMENT}/{chosen[EXPERIMENT]}"] if EXPERIMENT in chosen else [])]
     bodies = [body for name in names for body in _read(folders, name)]
     defaults = [entry for body in bodies for entry in body.get("defaults", ())]
@@ -118,10 +107,7 @@ def _keys(folders: list[Path], chosen: Mapping[str, str], root: str) -> set[str]
 
 
 def _read(folders: list[Path], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the content of a yaml file, followed by the contents of the files that its defaults list names.
-
-    These files are in the same folder.
-    """
+    """Yield the content of a yaml file and of the files in its defaults list."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

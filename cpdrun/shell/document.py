@@ -1,13 +1,12 @@
-"""The JSON documents of the commands: conversion from dataclasses, and JSON Schemas generated from the same types.
+"""The JSON documents of the commands and their JSON Schemas.
 
-A dataclass defines one kind of document. Its fields are the keys, and the section "Attributes:" of its docstring has
-their descriptions. These rules apply to the dataclass and to those nested in it:
+A dataclass defines each kind of document. Its fields are the keys, and "Attributes:" in its docstring describes them.
+These rules also apply to nested dataclasses:
 
-- If a field is declared by `optional()` and its value is None, its key is left out.
-- If a field's name ends with an underscore, the key has no underscore. For example, `from_` becomes `from`.
+- A field declared by `optional()` is left out if it is None.
+- A trailing underscore of a field's name is dropped: `from_` becomes `from`.
 - NaN and infinite numbers are written as null.
-- The class attribute VERSION (default: 1) is the version of the document. It is increased when a key is removed or
-  changes its meaning, but not when a key is added.
+- The class attribute VERSION (default 1) is increased when a key is removed or changes its meaning.
 """
 
 import inspect
@@ -49,17 +48,17 @@ class ErrorDocument:
 
 
 def optional() -> Any:
-    """Declare a field of a document whose key is left out if its value is None."""
+    """Declare a field whose key is left out if its value is None."""
     return field(default=None, metadata={OPTIONAL: True})
 
 
 def schema_name(kind: str, document_type: type) -> str:
-    """Return the name of the schema of a kind of document, such as `cpdrun.sweep/1`."""
+    """Return the name of a document's schema, such as "cpdrun.sweep/1"."""
     return f"cpdrun.{kind}/{getattr(document_type, 'VERSION', 1)}"
 
 
 def to_plain(value: Any) -> Any:
-    """Return a document, or a part of a document, as plain data that JSON can represent."""
+    """Convert a document, or a part of one, to plain data for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return {
             key.name.rstrip("_"): to_plain(item)
@@ -78,12 +77,7 @@ def to_plain(value: Any) -> Any:
 
 
 def json_schema(kind: str, document_type: type) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of document.
-
-    Args:
-        kind: The kind of the document, such as "sweep".
-        document_type: The dataclass that defines it.
-    """
+    """Return the JSON Schema of the documents of `document_type`."""
     import msgspec
 
     [root, failure], parts = msgspec.json.schema_components(
@@ -118,14 +112,14 @@ def _path_schema(python_type: type) -> dict[str, Any]:
 
 
 def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
-    """Split a docstring in Google style into its text and the descriptions of the attributes."""
+    """Split a Google-style docstring into its text and {attribute: description}."""
     text, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
     attributes = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
     return text.strip(), {name: " ".join(words.split()) for name, words in attributes}
 
 
 def _describe(part: dict[str, Any]) -> None:
-    """Convert, in place, msgspec's schema of a dataclass to the schema of the JSON object that `to_plain` returns."""
+    """Convert, in place, msgspec's schema of a dataclass to that of its `to_plain`."""
     if "properties" not in part:
         return
     part["description"], attributes = parse_docstring(part.get("description", ""))
@@ -142,7 +136,7 @@ def _add_descriptions(part: dict[str, Any], attributes: Mapping[str, str]) -> No
 
 
 def _nullable_numbers(value: Any) -> Any:
-    """Allow null for every float, because `to_plain` converts NaN and infinite numbers to None."""
+    """Allow null for every float, because `to_plain` converts NaN and inf to None."""
     if isinstance(value, dict):
         if value.get("type") == "number":
             return value | {"type": ["number", "null"]}

@@ -1,11 +1,11 @@
-"""The output of a command: text for people while it runs, and one document for programs at its end.
+"""The output of a command: text for people, and one document for programs.
 
-A document looks like this:
+With `--json`, a command prints its document on stdout and nothing else. A call from Python (`cpdrun.api`) returns the
+same document. It looks like this:
 
     {"schema": "cpdrun.sweep/1", "exit_code": 0, ...}
 
-docs/json.md describes the documents, and `cpdrun.shell.document` generates their JSON Schemas. With `--json`, a command
-prints its document on stdout and nothing else. A call from Python (`cpdrun.api`) returns the same document.
+docs/json.md describes the documents, and `cpdrun.shell.document` generates their JSON Schemas.
 """
 
 import sys
@@ -28,12 +28,12 @@ class Output:
 
     Args:
         command: The kind of the command's document.
-        as_json: Whether the command prints a document on stdout. All text then goes to stderr.
-        words: The console for the answer as text. By default, the answer goes to stdout, or to stderr with `as_json`.
-        progress: The console for progress. By default, progress is shown on the console of the answer.
+        as_json: Whether to print a document on stdout. All text then goes to stderr.
+        words: The console for the answer as text. Default: stdout, or stderr with `as_json`.
+        progress: The console for progress. Default: the console of the answer.
 
     Attributes:
-        notes: The notes for the user so far. The document contains them, too.
+        notes: The notes for the user so far, which the document contains too.
     """
 
     def __init__(
@@ -76,40 +76,38 @@ class Output:
             print(visible_line(line), file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def note(self, line: str, kind: str = "note") -> None:
-        """Print an additional fact that the user should know, and add it to `notes`.
-
-        Args:
-            line: The text of the note.
-            kind: The word before the text, such as "note" or "error".
-        """
+        """Print "KIND: LINE" as progress, and add the line to `notes`."""
         self.notes.append(line)
         self.print_progress(f"{kind}: {line}")
 
     def print_progress(self, line: str) -> None:
-        """Print a line that is not part of the answer, on the progress console if there is one, or else on stderr."""
+        """Print a line that is not part of the answer, by default on stderr."""
         if self._progress is not None:
             self._progress.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
         else:
             print(visible_line(line), file=sys.stderr, flush=True)
 
     def announce(self, line: str) -> None:
-        """Say on a terminal what the command is about to do. In a pipe, stderr contains notes and errors only."""
+        """On a terminal, say what the command is about to do.
+
+        In a pipe, stderr contains only notes and errors.
+        """
         if self._progress is None and sys.stderr.isatty():
             self.print_progress(line)
 
     def set_result(self, document: object, kind: str | None = None) -> None:
-        """Set the result of the command. A later call replaces it.
+        """Set or replace the result of the command.
 
         Args:
-            document: A dataclass that defines a kind of document (`cpdrun.shell.document`).
+            document: A dataclass that defines a kind of document.
             kind: The kind of the document, if it is not the command's main kind.
         """
         self._result, self._kind = document, kind or self.command
 
     def document(self, exit_code: int, error: UserError | None = None) -> dict[str, Any]:
-        """Return the command's result as plain data, with the name of its schema.
+        """Return the result as plain data with the name of its schema.
 
-        If the command stopped before it had a result, return an error document instead.
+        If the command ended without a result, return an error document.
         """
         lines = ["interrupted"] if error is None else error.full_lines()
         kind, result, failure = self._kind, self._result, error and {ERROR: FailureDocument(lines)}

@@ -1,11 +1,11 @@
-"""Escaping of text from unknown sources before it is printed on a terminal."""
+"""Escape text from unknown sources before it is printed on a terminal."""
 
 
 def visible(text: str) -> str:
-    """Return the text with every unprintable character replaced by an escape sequence, such as `\\x1b`.
+    r"""Replace every unprintable character by an escape sequence such as `\x1b`.
 
-    Text such as the name of a run may come from other people and may contain control characters, which a terminal
-    would execute or hide.
+    Names of runs may come from other people. Control characters in them could make a terminal execute or hide
+    something.
     """
     if text.isprintable():
         return text
@@ -15,5 +15,5 @@ def visible(text: str) -> str:
 
 
 def visible_line(line: str) -> str:
-    """Return the line with unprintable characters escaped, except for tabs and newlines."""
+    """Escape unprintable characters, except for tabs and newlines."""
     return "".join(c if c in "\t\n" else visible(c) for c in line)

@@ -1,9 +1,10 @@
-"""The consoles on which the commands print: a terminal, a notebook, and live displays on either."""
+"""Consoles for terminals and notebooks, and live displays on either."""
 
 import html
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -15,30 +16,40 @@ WIDEST = 10_000
 
 
 class Terminal(Console):
-    """A console for plain text, with colors if stdout is a terminal.
+    """A plain console on stdout, with colors if stdout is a terminal.
 
-    If the reader closes the pipe, as in `cpdrun report | head`, printing stops and the command continues, so that its
-    files are still written.
+    If the reader closes the pipe, as in `cpdrun report | head`, printing stops but the command continues to write its
+    files.
     """
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
 
     def on_broken_pipe(self) -> None:
-        """Stop printing, and send all later output to os.devnull."""
+        """Discard all further output."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Notebook(Console):
-    """A console for plain text in the output of a notebook cell."""
+    """A plain console in the output of a notebook cell."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, force_terminal=False, force_jupyter=False, width=100)
 
 
+def plain_table(left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """Return a table without lines, with columns that are aligned left and right and are never wrapped."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in left:
+        table.add_column(heading, no_wrap=True)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def widen(console: Console, table: Table) -> None:
-    """Make a console at least as wide as a table, so that no cell is cut or wrapped."""
+    """Make a console wide enough for a table, so that no cell is cut or wrapped."""
     options = console.options.update(width=WIDEST)
     console.width = max(console.width, console.measure(table, options=options).maximum)
 
@@ -46,8 +57,7 @@ def widen(console: Console, table: Table) -> None:
 class NotebookLive:
     """A live display in the output of a notebook cell.
 
-    Each update replaces the previous one, and `stop` clears the display. rich's own Live needs ipywidgets in a
-    notebook, and shows nothing in a notebook that is executed without a browser.
+    rich's own Live needs ipywidgets in a notebook, and shows nothing if the notebook is executed without a browser.
     """
 
     def __init__(self, console: Console) -> None:
@@ -61,7 +71,7 @@ class NotebookLive:
         self._shown = display({"text/plain": ""}, raw=True, display_id=True)
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
-        """Replace what is displayed. `refresh` has no effect and exists for compatibility with rich's Live."""
+        """Replace what is displayed. `refresh` is ignored; rich's Live has it."""
         drawn = io.StringIO()
         Console(file=drawn, width=self._width, force_jupyter=False, force_terminal=False).print(renderable)
         text = drawn.getvalue()
@@ -74,9 +84,9 @@ class NotebookLive:
 
 
 def live(console: Console) -> Live | NotebookLive | None:
-    """Return a live display for a console.
+    """Return a live display, or None if the console cannot show one.
 
-    Return None if the console is quiet or is neither a terminal nor a notebook. The caller then prints lines instead.
+    A quiet console or a file cannot. The caller then prints lines instead.
     """
     if console.quiet:
         return None
@@ -86,6 +96,6 @@ def live(console: Console) -> Live | NotebookLive | None:
 
 
 def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook. IPython's shell in a terminal does not count."""
+    """Return True if this process is the kernel of a notebook, not IPython in a terminal."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None

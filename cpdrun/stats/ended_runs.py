@@ -1,6 +1,6 @@
 """Record how the runs of an experiment ended, keyed by cell and seed.
 
-A cell is one combination of values on the experiment's axes, except for the seed. Its runs differ only in their seed.
+A cell is one combination of values on the experiment's axes. Its runs differ only in their seed.
 """
 
 from collections.abc import Collection
@@ -16,15 +16,13 @@ RunKey = tuple[str, int]
 class EndedRuns:
     """The results of the runs that have ended.
 
-    If GIVE_UP_AFTER runs of a cell failed and none finished or diverged, the cell is given up: no further runs of it
-    are started.
+    A cell is given up, and no further runs of it are started, if GIVE_UP_AFTER of its runs failed and none has a value.
 
     Attributes:
-        values: The metric of each run, keyed by cell name and then by seed. A diverged run has NaN.
-        failures: The reasons why runs have no metric, keyed by cell name and then by seed.
+        values: The metric of each run, keyed by cell name and seed. A diverged run has NaN.
+        failures: The reasons why runs have no metric, keyed by cell name and seed.
         given_up: The names of the cells that were given up.
-        lengths: The numbers of epochs, steps, or rows, keyed by cell name and then by seed. Only runs whose program
-            decides when to stop have an entry (`cpdrun.stats.failures.Runs`).
+        lengths: As `Runs.lengths`, keyed by cell name and seed.
         gave_up: The seeds of the runs that ended early because they did not learn, keyed by cell name.
     """
 
@@ -35,22 +33,16 @@ class EndedRuns:
     gave_up: dict[str, set[int]] = field(default_factory=dict)
 
     def has(self, key: RunKey) -> bool:
-        """Return whether a run has ended, with a value or with a failure."""
+        """Return True if a run has ended, with a value or a failure."""
         name, seed = key
         return seed in self.values.get(name, {}) or seed in self.failures.get(name, {})
 
     def runs(self, name: str) -> Runs:
-        """Return the runs of a cell in the form that `compare_runs` expects."""
+        """Return the runs of a cell, for `compare_runs`."""
         values, failures = self.values.get(name, {}), self.failures.get(name, {})
         return Runs(values, failures, self.lengths.get(name, {}), self.gave_up.get(name, set()))
 
     def compared(self, name: str, baseline: str, aside: Collection[int] = ()) -> Compared:
-        """Pair the runs of a cell with those of a baseline, and return the values and the failures of the pairs.
-
-        Args:
-            name: The name of the candidate's cell.
-            baseline: The name of the baseline's cell.
-            aside: Seeds whose runs are ignored.
-        """
+        """Pair the runs of a candidate's cell with a baseline's cell. Seeds in `aside` are ignored."""
         sides = (self.runs(name), self.runs(baseline))
         return compare_runs(*(runs.without(aside) if aside else runs for runs in sides))

@@ -65,23 +65,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    """A prior for the standard deviation of a candidate's differences. It is estimated from other candidates' runs.
+    """A prior for the standard deviation of a candidate's differences, from other candidates' runs.
 
     Attributes:
         deviation: The estimate of the standard deviation of a single difference.
-        degrees: The weight of the estimate, a whole number of degrees of freedom. 0 means that there is no prior.
-            Infinity means that the standard deviation is known.
+        degrees: The weight of the estimate in whole degrees of freedom. 0 for no prior, infinity for a known deviation.
     """
 
     deviation: float
     degrees: float
 
     def effect(self, margin: float) -> float | None:
-        """Return the effect of a candidate that is exactly as good as its baseline.
+        """Return the effect of a candidate exactly as good as its baseline, in standard deviations.
 
-        The mean difference of such a candidate is 0, and its distance from the boundary is |margin|. The effect is this
-        distance in standard deviations, limited to the largest of EFFECTS. Without a prior, or if the margin is 0, the
-        result is None.
+        This is the distance |margin| of its mean from the boundary, up to the largest of EFFECTS. The result is None
+        without a prior, or if the margin is 0.
         """
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
@@ -93,7 +91,7 @@ NO_PRIOR = SpreadPrior(0.0, 0.0)
 
 @dataclass(frozen=True, order=True)
 class PairsRange:
-    """The number of further pairs that are likely to decide whether a candidate is within the margin.
+    """The number of further pairs that are likely to decide a verdict.
 
     Attributes:
         likely: The expected number.
@@ -113,26 +111,26 @@ class PairsRange:
 class Judgement:
     """The result of testing the pairs of one candidate.
 
-    Differences are in the metric's unit, and positive is better. If the pairs do not limit the mean difference on one
-    side, that end of the interval is infinite.
+    Differences are in the metric's unit, and positive is better. An end of an interval is infinite if the pairs do not
+    limit that side.
 
     Attributes:
         verdict: The verdict.
         pairs: The number of pairs.
-        settled_at: The number of pairs after which the candidate was certified or refuted. None while it is open.
+        settled_at: The number of pairs at which the verdict was reached. None while it is open.
         mean: The mean difference. NaN without pairs.
-        low: The lower end of the mean difference's confidence interval, with the prior. Results print this interval.
+        low: The lower end of the confidence interval with the prior, which results print.
         high: The upper end of this interval.
         own_low: The lower end of the confidence interval without the prior.
-        own_high: The upper end of the confidence interval without the prior.
+        own_high: The upper end of this interval.
         log_certify: The natural logarithm of the largest e-value for "within the margin" so far.
         log_refute: The natural logarithm of the largest e-value for "worse by more than the margin" so far.
         deviation: The standard deviation of a single difference, rounding included. NaN with fewer than two pairs.
         prior: The prior for the standard deviation.
-        more: The number of further pairs that are likely to decide the verdict. None if it cannot be computed yet.
-        trace: The evidence after 1, 2, ... pairs, as the log10 of an e-value. A positive number supports "within the
-            margin", a negative number supports "worse by more than the margin", and 0 means that there is no evidence.
-        errors: The allowed probability of a wrong certificate, and that of a wrong refutation.
+        more: The number of further pairs that are likely to decide the verdict. None if unknown.
+        trace: The evidence after 1, 2, ... pairs, as the log10 of an e-value. It is positive for "within the margin"
+            and negative for "worse by more than the margin".
+        errors: The allowed probabilities of a wrong certificate and of a wrong refutation.
     """
 
     verdict: Verdict
@@ -158,12 +156,11 @@ def log_evidence(
     """Return the natural logarithm of the e-value for a mean of x above 0.
 
     Args:
-        statistic: The statistic T of the module's docstring, at least 0. If `prior_degrees` is infinite, pass
-            sum(x) / s0 instead.
+        statistic: The statistic T of the module's docstring, at least 0. If `prior_degrees` is infinite, sum(x) / s0.
         pairs: The number of pairs, n.
-        prior_degrees: The weight of the prior, nu. A fraction of a degree is dropped.
-        equal_effect: An effect that gets half of the average's weight, as `SpreadPrior.effect` returns it. The other
-            half is shared by EFFECTS. None to average over EFFECTS only.
+        prior_degrees: The weight of the prior, nu, rounded down.
+        equal_effect: An effect with half of the average's weight, as `SpreadPrior.effect` returns it. EFFECTS share the
+            other half. None to average over EFFECTS only.
     """
     mixture = _log_mean([_log_ratio(statistic, pairs, effect, prior_degrees) for effect in EFFECTS])
     if equal_effect is None:
@@ -204,13 +201,9 @@ def _log_ratio(statistic: float, n: int, effect: float, degrees: float) -> float
 def critical_statistic(
     pairs: int, alpha: float, prior_degrees: float = 0.0, equal_effect: float | None = None
 ) -> float:
-    """Return the smallest statistic T with an e-value of at least 1 / alpha, or infinity if no T is large enough.
+    """Return the smallest T whose e-value is at least 1 / alpha. Infinity if there is none.
 
-    Args:
-        pairs: The number of pairs.
-        alpha: The error probability.
-        prior_degrees: The degrees of freedom of the prior.
-        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
+    The arguments are those of `log_evidence`.
     """
     enough = _enough(alpha)
     most = math.sqrt(pairs)
@@ -234,20 +227,11 @@ def half_width(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> float:
-    """Return the half width of a confidence interval: how far the mean must be from a boundary to exclude it.
+    """Return the half width of a confidence interval. Infinity if no distance is enough.
 
-    At this distance, the e-value is 1 / alpha, and T equals the critical statistic c. The closed form is
-    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2. If the standard deviation is known, it is c s0 / n.
-
-    Args:
-        pairs: The number of pairs n.
-        spread: The standard deviation of single differences, rounding included.
-        alpha: The error probability.
-        prior: The prior for the standard deviation.
-        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
-
-    Returns:
-        The distance, in the unit of `spread`. It is infinite if no distance is large enough.
+    At this distance of the mean from a boundary, the e-value is 1 / alpha, and T equals the critical statistic c. It is
+    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is known. Here,
+    `spread` is the standard deviation of single differences, rounding included.
     """
     critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
     if math.isinf(prior.degrees):
@@ -268,16 +252,15 @@ def differences(
     higher_is_better: bool = True,
     worst: float,
 ) -> list[float]:
-    """Return the difference between candidate and baseline for every seed that both have, sorted by seed.
+    """Return candidate minus baseline for every shared seed, sorted by seed. Positive is better.
 
-    A positive difference means that the candidate is better. If both runs of a seed diverged, the seed is left out.
+    A seed is left out if both of its runs diverged.
 
     Args:
         ours: The candidate's metric, keyed by seed. A run that diverged has NaN.
         baseline: The baseline's metric, keyed by seed. A run that diverged has NaN.
         higher_is_better: Whether larger values of the metric are better.
-        worst: The value that replaces NaN: the worst value that the metric can have. For an accuracy this is 0, and for
-            a loss it is the loss of a model that guesses.
+        worst: The value that replaces NaN, such as 0 for an accuracy or the loss of a guessing model.
     """
     sign = 1.0 if higher_is_better else -1.0
     pairs = [(ours[seed], baseline[seed]) for seed in ordered_seeds(ours.keys() & baseline.keys())]
@@ -298,21 +281,17 @@ def judge(
 ) -> Judgement:
     """Return the verdict on one candidate, from the differences of its pairs.
 
-    The evidence is checked after every pair. As soon as it is strong enough, the candidate is certified or refuted, and
-    later pairs do not change the verdict. Without a prior, equal differences have no measured spread, so they are no
-    evidence.
+    The evidence is checked after every pair. Once it is strong enough, the verdict is final. Without a prior, equal
+    differences have no measured spread, so they are no evidence.
 
     Args:
         gaps: The differences, sorted by seed, as `differences` returns them.
-        margin: How much worse is still good enough, in the unit of `gaps`. The boundary is -margin. A negative margin
-            requires an improvement.
+        margin: How much worse is still good enough, in the unit of `gaps`. A negative margin requires an improvement.
         certify: The allowed probability of a wrong certificate.
         refute: The allowed probability of a wrong refutation.
-        confidence: The confidence of the two-sided intervals as a share, such as 0.95. It holds simultaneously for all
-            numbers of pairs.
-        resolution: The smallest step between two values of the metric, which is 1 / samples for an accuracy. Rounding
-            to this step may hide some spread. That spread is added, because otherwise differences that are equal by
-            chance would look like strong evidence.
+        confidence: The confidence of the two-sided intervals as a share, simultaneous over all numbers of pairs.
+        resolution: The smallest step of the metric, such as 1 / samples for an accuracy. The spread that rounding may
+            hide is added, so that differences equal by chance are no strong evidence.
         prior: The prior for the standard deviation. It must not depend on `gaps`.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
@@ -377,23 +356,22 @@ def pairs_needed(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> int | None:
-    """Return the total number of pairs that would decide the verdict if the mean and the spread stayed as they are.
+    """Return how many pairs decide the verdict if mean and spread do not change.
 
     About half of all searches need more pairs than this.
 
     Args:
-        distance: The distance of the mean above the boundary. It is negative if the mean is below the boundary.
+        distance: The distance of the mean above the boundary. Negative if the mean is below it.
         spread: The standard deviation of single differences.
         certify: The allowed probability of a wrong certificate.
         refute: The allowed probability of a wrong refutation.
         fewest: The smallest number to return.
         most: The largest number to return.
         prior: The prior for the standard deviation.
-        equal_effect: The effect of a candidate that equals its baseline, as `SpreadPrior.effect` returns it.
+        equal_effect: As for `log_evidence`.
 
     Returns:
-        The number of pairs. If `most` pairs are not enough, or if `distance` or `spread` is 0 or not finite, the result
-        is None.
+        The total number of pairs. None if `most` are not enough, or if `distance` or `spread` is 0 or not finite.
     """
     if not spread > 0 or distance == 0 or not math.isfinite(spread * distance):
         return None
@@ -420,7 +398,7 @@ def _range(likely: int) -> PairsRange:
 def _looks(
     gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield (n, mean, spread) of the first n pairs, for every n for which an e-value can be computed."""
+    """Yield (n, mean, spread) of the first n pairs, for every n that allows an e-value."""
     for n in range(1, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
         if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):
@@ -432,7 +410,7 @@ def _interval(
 ) -> tuple[float, float]:
     """Return the intersection of the intervals after each number of pairs.
 
-    If the intersection becomes empty, start again with the latest interval alone.
+    If it becomes empty, start again with the latest interval alone.
     """
     low, high = -math.inf, math.inf
     for n, mean, spread in looks:
@@ -444,10 +422,7 @@ def _interval(
 
 
 def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
-    """Return the mean and the standard deviation of the differences.
-
-    The standard deviation includes the rounding error of both values of a pair.
-    """
+    """Return the mean and the standard deviation of differences, including the metric's rounding error."""
     if not gaps:
         return math.nan, math.nan
     spread = math.hypot(deviation(gaps), resolution / math.sqrt(6)) if len(gaps) > 1 else math.nan
@@ -455,7 +430,6 @@ def _moments(gaps: Sequence[float], resolution: float) -> tuple[float, float]:
 
 
 def _pooled(pairs: int, spread: float, prior: SpreadPrior) -> float:
-    """Return the estimate of the standard deviation from the pairs and the prior."""
     if math.isinf(prior.degrees):
         return prior.deviation
     degrees = max(pairs - 1, 0) + int(prior.degrees)
@@ -463,7 +437,6 @@ def _pooled(pairs: int, spread: float, prior: SpreadPrior) -> float:
 
 
 def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
-    """Return T for n values with this mean and standard deviation."""
     if not mean:
         return 0.0
     if math.isinf(prior.degrees):
@@ -474,7 +447,7 @@ def _statistic(mean: float, spread: float, n: int, prior: SpreadPrior) -> float:
 
 
 def ordered_seeds(seeds: Any) -> list[Any]:
-    """Return the seeds in order: first all numbers, sorted by size, then all other seeds, sorted by their text."""
+    """Return the seeds in order: numbers by size, then all others by their text."""
 
     def key(seed: Any) -> tuple[bool, Any, str]:
         is_number = isinstance(seed, Real)

@@ -1,16 +1,16 @@
-"""Rules for failed runs in a comparison, and the confidence limit of a failure rate.
+"""Define how failed runs count in a comparison, and bound a failure rate.
 
-Searches, reports, claims, and imported results all apply these rules by calling `compare_runs`:
+`compare_runs` applies these rules for searches, reports, claims, and imported results:
 
-- A candidate's run fails if it diverges, ends with an error of its own, or stops earlier than a full run. If the
-  baseline's run of the same seed did not fail, the failed run counts as the worst value of the metric. It also bars the
-  candidate from being certified. Failed seeds are not left out, because that would keep only the survivors.
-- If a candidate's run ended for an unknown reason, such as a signal, it has no value. It also bars the candidate from
-  being certified, because the run itself may have been the cause.
+- A candidate's run fails if it diverges, ends with an error of its own, or stops earlier than a full run. It counts as
+  the worst value of the metric, and bars the candidate from being certified, unless the baseline's run of the same seed
+  failed too. Leaving failed seeds out would keep only the survivors.
+- A candidate's run that ended for an unknown reason, such as a signal, has no value. It also bars the candidate,
+  because the run itself may have been the cause.
 - If a run of the baseline failed, its pair is left out.
-- A run that was stopped on request, or that has not ended yet, is not a failure.
-- If several runs of a candidate failed and none finished or diverged, the candidate has no pairs. The cause may then be
-  something other than the format.
+- A run that was stopped on request, or that has not ended, is no failure.
+- If several runs of a candidate failed and none has a value, the candidate has no pairs, because the cause may not be
+  the format.
 """
 
 import math
@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# If this many runs of a candidate failed and none finished or diverged, the candidate is given up: no further runs are
-# started.
+# After this many failed runs without a value, a candidate is given up: no further runs are started.
 GIVE_UP_AFTER = 2
 
 
 class Failure(StrEnum):
-    """The reason why a run has no value that counts."""
+    """Why a run has no value that counts."""
 
     ERROR = "error"  # The run ended with an error of its own.
     UNKNOWN = "unknown"  # The cause is not known: a signal, a hang, or no exit.json.
@@ -34,13 +33,13 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one candidate or baseline that have ended.
+    """The ended runs of one candidate or baseline.
 
     Attributes:
         values: The metric of each run, keyed by seed. A run that diverged has NaN.
         failures: The reasons why runs have no value, keyed by seed.
-        lengths: The number of epochs, steps, or rows of each run, keyed by seed. Only runs whose program decides by
-            itself when to stop have an entry. The records of all other runs say whether they are complete.
+        lengths: The numbers of epochs, steps, or rows, keyed by seed. Only runs whose program decides when to stop have
+            an entry, because the records of others say whether they are complete.
         gave_up: The seeds of the runs that ended early because they did not learn.
     """
 
@@ -51,11 +50,11 @@ class Runs:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether to start no further runs: at least GIVE_UP_AFTER runs failed, and none finished or diverged."""
+        """Whether to start no further runs: GIVE_UP_AFTER runs failed, and none has a value."""
         return len(self.failures) >= GIVE_UP_AFTER and not self.values
 
     def without(self, seeds: Collection[Any]) -> "Runs":
-        """Return the runs of all seeds that are not in `seeds`."""
+        """Return the runs of all other seeds."""
 
         def kept(by_seed: Mapping[Any, Any]) -> dict[Any, Any]:
             return {seed: value for seed, value in by_seed.items() if seed not in seeds}
@@ -66,16 +65,16 @@ class Runs:
 
 @dataclass(frozen=True)
 class FailureCounts:
-    """How many of a candidate's runs failed, counted separately for each cause.
+    """The number of a candidate's failed runs for each cause.
 
     Attributes:
         ended: The number of all runs that have ended.
-        errors: The number of runs that ended with an error of their own.
-        stopped_early: The number of runs that stopped earlier than a full run.
-        unknown: The number of runs that ended for an unknown reason.
-        diverged: The number of runs that diverged.
-        did_not_learn: The number of runs that were stopped because they did not learn.
-        left_out: The number of pairs that are left out because the baseline's run failed.
+        errors: Runs that ended with an error of their own.
+        stopped_early: Runs that stopped earlier than a full run.
+        unknown: Runs that ended for an unknown reason.
+        diverged: Runs that diverged.
+        did_not_learn: Runs that were stopped because they did not learn.
+        left_out: Pairs that are left out because the baseline's run failed.
     """
 
     ended: int = 0
@@ -88,29 +87,25 @@ class FailureCounts:
 
     @property
     def failed(self) -> int:
-        """The number of failed runs, summed over all causes."""
+        """The number of failed runs."""
         return self.errors + self.stopped_early + self.unknown + self.diverged + self.did_not_learn
 
     @property
     def without_result(self) -> int:
-        """The number of failed runs that left no result.
-
-        Runs that diverged or did not learn are not counted, because they left a result.
-        """
+        """The number of failed runs without a result. Runs that diverged or did not learn have one."""
         return self.errors + self.stopped_early + self.unknown
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper confidence limit of the failure rate as a share, or None if no run has ended.
+        """Return the upper confidence limit of the failure rate as a share. None without ended runs.
 
-        Args:
-            confidence: The one-sided confidence in percent.
+        The confidence is one-sided and in percent.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The values of a candidate and its baseline, ready for `evidence.differences`, and the candidate's failures.
+    """The values of a candidate and its baseline, ready for `evidence.differences`.
 
     Attributes:
         ours: The candidate's values, keyed by seed. A run that counts as the worst value has NaN.
@@ -129,10 +124,9 @@ class Compared:
 
 
 def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
-    """Return the values to compare and the candidate's failures, following the rules of this module.
+    """Apply the rules of this module to a candidate and its baseline.
 
-    If both runs of a seed failed, the failure is not counted against the candidate. There is one exception: if both
-    runs of a seed diverged, the candidate's run still counts as diverged.
+    A failure is not counted against the candidate if the baseline's run of the same seed failed, unless both diverged.
     """
     full = full_length(baseline.lengths.values())
     early, baseline_early = stopped_early(candidate, full), stopped_early(baseline, full)
@@ -159,11 +153,11 @@ def compare_runs(candidate: Runs, baseline: Runs) -> Compared:
 
 
 def full_length(lengths: Iterable[int]) -> int:
-    """Return the length of a complete run, given the lengths of the baseline's runs, or 0 if there are none.
+    """Return the length of a complete run, given the lengths of the baseline's runs.
 
-    If more than half of the baseline's runs have the same length, this length is returned. Otherwise, the program
-    apparently decides for each run when to stop. A run is then known to be incomplete only if it is shorter than every
-    run of the baseline, so the smallest length is returned.
+    This is the length of more than half of them. If there is no such length, the program seems to decide for each run
+    when to stop. A run is then incomplete only if it is shorter than all of them, so the smallest length is returned.
+    Without lengths, the result is 0.
     """
     counts = Counter(lengths)
     if not counts:
@@ -178,15 +172,10 @@ def stopped_early(runs: Runs, full: int) -> set[Any]:
 
 
 def most_failing(failed: int, samples: int, ci: float) -> float:
-    """Return the one-sided upper confidence limit of a failure rate.
+    """Return the one-sided upper confidence limit of a failure rate, given the confidence in percent.
 
     This is the exact limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in
-    the case of the binomial", Biometrika 26 (1934). For 0 of n failures it is about 3 / n at 95 % (the rule of three).
-
-    Args:
-        failed: The number of failures.
-        samples: The number of trials.
-        ci: The confidence in percent.
+    the case of the binomial", Biometrika 26 (1934). For 0 of n failures, it is about 3 / n at 95 % (the rule of three).
     """
     if failed >= samples:
         return 1.0
@@ -202,26 +191,17 @@ def most_failing(failed: int, samples: int, ci: float) -> float:
     return high
 
 
-FEWEST_SEEDS = 2  # a single equal run may be chance
+FEWEST_SEEDS = 2  # A single equal run may be chance.
 
 
 def are_identical(ours: Mapping[Any, str], theirs: Mapping[Any, str]) -> bool:
-    """Return whether two cells share at least two seeds and their runs are equal for every shared seed.
-
-    Args:
-        ours: The fingerprints of the first cell's runs, keyed by seed.
-        theirs: The fingerprints of the second cell's runs, keyed by seed.
-    """
+    """Return True if two cells share at least two seeds, and their fingerprints agree on all of them."""
     shared = ours.keys() & theirs.keys()
     return len(shared) >= FEWEST_SEEDS and all(ours[seed] == theirs[seed] for seed in shared)
 
 
 def identical_groups(cells: Mapping[str, Mapping[Any, str]]) -> list[list[str]]:
-    """Return the names of cells whose runs are identical, in groups of at least two cells.
-
-    Args:
-        cells: The fingerprints of the runs, keyed by cell name and then by seed.
-    """
+    """Return lists of identical cells, given the fingerprints of each cell's runs by seed."""
     groups: list[list[str]] = []
     for name, fingerprints in cells.items():
         same = next((group for group in groups if are_identical(cells[group[0]], fingerprints)), None)

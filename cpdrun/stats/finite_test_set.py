@@ -1,4 +1,4 @@
-"""Compute how much of the error of an accuracy difference comes from the choice of the test examples.
+"""Compute the error of an accuracy difference that is due to the choice of the test examples.
 
 The candidate and the baseline answer the same n examples. Let d_sj be 1 if only the candidate's run of seed s answers
 example j correctly, -1 if only the baseline's run does, and 0 otherwise. The difference in accuracy is dbar, the mean
@@ -7,9 +7,9 @@ of the examples causes this standard error:
 
     standard_error^2 = sum_j (dbar_j - dbar)^2 / n^2
 
-With few seeds, a part of this error is due to the randomness of single runs. This part averages out with more seeds.
-The rest remains with any number of seeds. It is the variance component of the examples in a two-way analysis of
-variance without replication (H. Scheffé, "The Analysis of Variance", 1959, chapter 7).
+Part of it comes from the randomness of single runs, and averages out with more seeds. The rest remains with any number
+of seeds. It is the variance component of the examples in a two-way analysis of variance without replication (H.
+Scheffé, "The Analysis of Variance", 1959, chapter 7).
 """
 
 import math
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExampleError:
-    """The mean difference in accuracy, and its error due to the choice of the test examples.
+    """A mean difference in accuracy, with its error due to the test examples.
 
     Attributes:
         mean: The mean of the differences over all seeds and examples.
-        standard_error: The standard error of the mean for the given runs. It is 0 if all examples have the same mean
-            over the seeds.
-        lasting: The part of the standard error that remains with any number of further seeds. NaN for a single seed.
+        standard_error: The standard error of the mean for the given runs. 0 if all examples have the same mean.
+        lasting: The part of the standard error that remains with any number of seeds. NaN for a single seed.
     """
 
     mean: float
@@ -38,13 +37,11 @@ class ExampleError:
     lasting: float
 
     def on_another_test_set(self, confidence: float) -> tuple[float, float]:
-        """Return a prediction interval for the mean of the same runs on another test set of the same size.
+        """Return a prediction interval for the same runs on another test set of this size.
 
-        Both test sets are random, so the variance is twice the squared standard error. If the standard error is 0, both
-        ends are NaN, because equal answers contain no information about the spread.
-
-        Args:
-            confidence: The confidence as a share, such as 0.95.
+        Both test sets are random, so the variance is twice the squared standard error. Both ends are NaN if the
+        standard error is 0, because equal answers contain no information about the spread. The confidence is a share,
+        such as 0.95.
         """
         if not self.standard_error > 0:
             return math.nan, math.nan
@@ -53,13 +50,12 @@ class ExampleError:
 
 
 def example_error(differences: Sequence["np.ndarray"]) -> ExampleError:
-    """Return the mean difference in accuracy and its error due to the choice of the test examples.
+    """Return the mean difference in accuracy and its error due to the test examples.
 
-    All sums are exact integer sums, so their order does not change the result.
+    All sums are exact integer sums, so their order does not matter.
 
     Args:
-        differences: One int64 array of shape (n,) for each seed, with the differences d_sj. There is at least one
-            array, and the examples have the same order in all arrays.
+        differences: For each seed, an int64 array of shape (n,) with d_sj. At least one. Examples have the same order.
     """
     seeds, n = len(differences), len(differences[0])
     by_example_n = sum(differences[1:], start=differences[0])

@@ -1,16 +1,14 @@
 """Judge all candidates of a ladder together.
 
-A ladder consists of the candidates that are compared with one baseline and share a gradient scaling, sorted from most
-bits to fewest. A width is the set of a ladder's candidates that have the same number of bits. The rules are:
+A ladder consists of the candidates that are compared with one baseline and share a gradient scaling, from most bits to
+fewest. A width is the set of a ladder's candidates with the same number of bits. The rules are:
 
-- A width is certified if one of its formats is certified.
-- A width may be certified only if the next wider width is certified. Below a width that is refuted or open, nothing is
-  claimed, whatever the pairs there show.
-- A width is refuted if all of its formats are refuted. This is wrong only if a good format is refuted, so each format
-  may be refuted at the error probability of the whole ladder.
+- A width is certified if one of its candidates is.
+- A width may be certified only if the next wider width is. Below a refuted or open width, nothing is claimed.
+- A width is refuted if all of its candidates are. This is wrong only if a good candidate is refuted, so each may be
+  refuted at the error probability of the whole ladder.
 
-`cpdrun.stats.ledger` defines how the hypotheses of a ladder share the error probability, and at which width a ladder
-may start.
+`cpdrun.stats.ledger` defines the share of each hypothesis in the error probability, and where a ladder may start.
 """
 
 import math
@@ -28,9 +26,8 @@ class PairedLadder:
 
     Attributes:
         asked: The names of the candidates, and the start of the ladder.
-        gaps: For each width, and for each candidate of the width, the differences of its pairs. They are sorted by
-            seed, as `evidence.differences` returns them.
-        barred: For each width, and for each candidate of the width, whether one of its runs failed.
+        gaps: The differences of each candidate's pairs by width, as `evidence.differences` returns them.
+        barred: For each candidate by width, whether one of its runs failed.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
     """
 
@@ -45,7 +42,7 @@ class Width:
     """The judged candidates of one bit width.
 
     Attributes:
-        judgements: The judgements of the candidates, in the order in which the candidates were given.
+        judgements: The judgements of the candidates, in the given order.
         is_reached: Whether all wider widths of the same sequence are certified.
         hypotheses: The hypotheses of the candidates, to be added to the ledger.
     """
@@ -56,22 +53,19 @@ class Width:
 
     @property
     def certified(self) -> int | None:
-        """The index of the first certified candidate. None if there is none, or if the width is not reached."""
+        """The index of the first certified candidate. None if there is none or the width is not reached."""
         found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
         return found[0] if found and self.is_reached else None
 
     def verdict_of(self, judgement: Judgement) -> Verdict:
-        """Return the verdict on a candidate of this width.
-
-        A certified candidate is reported as open unless all wider widths of the sequence are certified.
-        """
+        """Return the verdict on a candidate. It is certified only if the width is reached."""
         if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
             return Verdict.OPEN
         return judgement.verdict
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the width: certified if one candidate is certified, and refuted if all candidates are."""
+        """The verdict on the width: certified if one candidate is, refuted if all are."""
         if self.certified is not None:
             return Verdict.CERTIFIED
         refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)
@@ -89,15 +83,15 @@ def judge_ladders(
 ) -> list[list[Width]]:
     """Judge several ladders that share the error probability of one ledger.
 
-    A new hypothesis gets its weight from the error probability that is left, and its prior from the pairs so far. This
-    function does not change the ledger: the caller adds the new hypotheses to it.
+    A new hypothesis gets its weight from the error probability that is left, and its prior from the pairs so far. The
+    caller adds the new hypotheses to the ledger.
 
     Args:
         ladders: The ladders.
         metric: The name of the metric.
         margin: How much worse is still good enough, in the unit of the differences.
         alpha: The error probability of the whole ledger.
-        ledger: The ledger of the hypotheses that were tested before.
+        ledger: The hypotheses that were tested before.
         resolution: The smallest step between two values of the metric, in the unit of the differences.
 
     Returns:
@@ -141,18 +135,15 @@ def settle(
     most_pairs: int = 1000,
     start: int = 0,
 ) -> list[Width]:
-    """Judge one ladder, and return its widths with their verdicts, most bits first.
+    """Judge one ladder, and return its widths, most bits first.
 
     Args:
-        gaps: For each width, most bits first, and for each format of the width, the differences of its pairs. They are
-            sorted by seed, as `evidence.differences` returns them, and have the unit of `margin` and `resolution`.
-        margin: How much worse is still good enough.
-        hypotheses: The hypotheses of the same formats. If the prior of a hypothesis is not fixed yet, the hypothesis is
-            tested without a prior.
+        gaps: The differences of each candidate's pairs by width, as `evidence.differences` returns them.
+        margin: How much worse is still good enough, in the unit of `gaps`.
+        hypotheses: The hypotheses of the candidates by width. One without a prior is tested without a prior.
         alpha: The error probability of the whole ledger.
-        barred: For each format, whether one of its runs failed. Such a format is never certified, even if it was
-            certified before the run failed. If it is the only format of its width, no narrower width is certified
-            either.
+        barred: For each candidate by width, whether one of its runs failed. It is then never certified, even if it was
+            certified before.
         resolution: The smallest step between two values of the metric.
         most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
         start: The index of the width at which the ladder starts.

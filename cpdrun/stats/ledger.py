@@ -1,34 +1,32 @@
-"""The ledger: the hypotheses that were tested on a sweep, and each hypothesis's share of the error probability.
+"""Record the hypotheses that were tested on a sweep, with their shares of the error probability.
 
-A hypothesis says: "this candidate is worse than this baseline by more than the margin, in this metric". When it is
-first tested, it gets a weight, which is its share of the error probability. It keeps this weight. Hypotheses are only
-added to the ledger, never removed. Therefore, a later search on the same sweep with fewer formats, fewer ladders, or
-other axes frees no error probability. Each request for verdicts on a set of ladders, by a search or a report, is called
-a question here.
+A hypothesis says: "this candidate is worse than this baseline by more than the margin, in this metric". It gets a
+weight, its share of the error probability, when it is first tested, and keeps it. Hypotheses are never removed. So a
+later search with fewer formats or ladders frees no error probability. A question is a request for verdicts on some
+ladders, by a search or a report.
 
-Hypotheses form sequences. A ladder is one sequence. It consists of the candidates that are compared with one baseline
-and share a gradient scaling, sorted from most bits to fewest. A width consists of the ladder's candidates that have the
-same number of bits. A width is opened by the next wider width: it may be certified only if the wider width is
-certified. Every width has the whole weight of the ladder, because a wrong claim needs the certification of the first
-width that is not good enough (fixed-sequence testing: W. Maurer, L. A. Hothorn, and W. Lehmacher, "Multiple comparisons
-in drug clinical trials and preclinical assays: a-priori ordered hypotheses", Biometrie in der
-chemisch-pharmazeutischen Industrie 6 (1995)). The formats of a width share its weight equally, because each of them
-may open the next width (Bonferroni).
+Hypotheses form sequences. A ladder, whose candidates share a baseline and a gradient scaling, is one sequence from most
+bits to fewest. A width consists of the ladder's candidates with the same number of bits, and may be certified only if
+the next wider width, which opens it, is certified. Every width has the whole weight of the ladder, because a wrong
+claim needs the certification of the first width that is not good enough (fixed-sequence testing: W. Maurer, L. A.
+Hothorn, and W. Lehmacher, "Multiple comparisons in drug clinical trials and preclinical assays: a-priori ordered
+hypotheses", Biometrie in der chemisch-pharmazeutischen Industrie 6 (1995)). The formats of a width share its weight
+equally, because each of them may open the next width (Bonferroni).
 
-If a prediction suggests it, a ladder may start below its widest width. The widths from the start down form a sequence
+A ladder may start below its widest width if a prediction suggests it. The widths from the start down form a sequence
 with START_SHARE of the ladder's weight. Each wider width is a sequence of its own, and the k-th width above the start
 has 2^-(k + 2) of the weight. START_SHARE + 1/8 + 1/16 + ... is at most 1 (B. L. Wiens, "A fixed sequence Bonferroni
-procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). The run that a prediction uses must not
-be in any pair, so the seed of this run is set aside.
+procedure for testing multiple endpoints", Pharmaceutical Statistics 2 (2003)). The seed of the run that the prediction
+used is set aside, because this run must be in no pair.
 
 A root is a hypothesis that no other hypothesis opens. The weights of all roots sum to at most 1 (Bonferroni over the
-sequences). The first question on a sweep gets FIRST_QUESTION of the error probability. Each later question that adds
-roots gets LATER_QUESTION of what is left. The ladders of a question share its part equally. If a width is added below
-the narrowest width of a sequence, it continues the sequence with the same weight.
+sequences). The first question on a sweep gets FIRST_QUESTION of the error probability. Each later question with new
+roots gets LATER_QUESTION of what is left. The ladders of a question share its part equally. A width that is added below
+the narrowest one continues the sequence with the same weight.
 
-The gate of a hypothesis is the set of candidates that open it. A later question reuses a recorded hypothesis only if
-the gate is certain to be passed when the wider widths of that question are certified. If a candidate is tested without
-the formats that opened its recorded hypothesis, the test counts as a new hypothesis.
+The gate of a hypothesis is the set of candidates that open it. A later question reuses a hypothesis only if its gate is
+certain to be passed when the wider widths of that question are certified. Otherwise, the test counts as a new
+hypothesis.
 """
 
 import math
@@ -39,9 +37,9 @@ from typing import Any, TypeGuard
 from cpdrun.stats.evidence import SpreadPrior
 from cpdrun.stats.means import is_number
 
-FIRST_QUESTION = 0.8  # the first question gets this share of the error probability
-LATER_QUESTION = 0.5  # each later question gets this share of the remaining error probability
-START_SHARE = 0.75  # the widths from a ladder's start down get this share of its weight
+FIRST_QUESTION = 0.8  # The first question gets this share of the error probability.
+LATER_QUESTION = 0.5  # Each later question gets this share of what is left.
+START_SHARE = 0.75  # The widths from a ladder's start down get this share of its weight.
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Hypothesis:
         metric: The name of the metric.
         candidate: The name of the candidate.
         baseline: The name of the baseline.
-        opened_by: The names of the gate's candidates. At least one of them must be certified before `candidate` may be.
-            Empty for a root.
+        opened_by: The gate: one of these candidates must be certified before `candidate` may be. Empty for a root.
         weight: The hypothesis's share of the error probability.
         prior: The prior for the standard deviation. None until it is fixed (`cpdrun.stats.pooled_spread.priors`).
     """
@@ -73,13 +70,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Start:
-    """The width at which a search starts a ladder, if a prediction made it start below the widest width.
+    """The width at which a search starts a ladder, because of a prediction.
 
     Attributes:
         ladder: The label of the ladder in the search.
         bits: The bits of the width at which the ladder starts.
-        aside: The seed of the run that the prediction used. This seed is in no pair. None if no run was used.
-        cells: The names of the candidates' cells. A report recognizes the ladder by them.
+        aside: The seed of the run that the prediction used, which is in no pair. None if it used none.
+        cells: The names of the candidates' cells, by which a report recognizes the ladder.
     """
 
     ladder: str
@@ -90,16 +87,16 @@ class Start:
 
 @dataclass(frozen=True)
 class AskedLadder:
-    """A ladder that a question asks about.
+    """A ladder of a question.
 
-    A candidate or baseline has the name of its cell, which is the name of its run of seed 0. A tuned candidate has its
-    name in `Ledger.cells`.
+    Candidates and baselines have the name of their cell, which is the name of its run of seed 0, or for tuned
+    candidates the name in `Ledger.cells`.
 
     Attributes:
         baseline: The name of the baseline.
         widths: The names of the candidates of each width, most bits first.
         start: The index of the width at which the ladder starts.
-        bits: The number of bits of each width. Empty if it is unknown.
+        bits: The number of bits of each width. Empty if unknown.
     """
 
     baseline: str
@@ -115,10 +112,10 @@ class Ledger:
     Attributes:
         hypotheses: The hypotheses, in the order in which they were added.
         cells: The names under which tuned candidates were tested, keyed by the cell of the candidate's runs.
-        ladders: The number of ladders in an older sweep.yaml, which contains no hypotheses. At least this many ladders
-            share the error probability of the first question.
-        sizes: The number of formats in an older sweep.yaml, keyed by bits. At least this many formats share the weight
-            of a width in the first question.
+        ladders: The number of ladders in an older sweep.yaml without hypotheses. At least as many share the first
+            question.
+        sizes: The number of formats in an older sweep.yaml, keyed by bits. At least as many share the weight of a
+            width.
     """
 
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -128,17 +125,13 @@ class Ledger:
 
     @property
     def left(self) -> float:
-        """The share of the error probability that is not used by any root yet."""
+        """The share of the error probability that no root uses yet."""
         return max(0.0, 1 - math.fsum(each.weight for each in self.hypotheses if not each.opened_by))
 
     def ask(self, metric: str, ladders: Sequence[AskedLadder]) -> list[list[list[Hypothesis]]]:
-        """Return the hypotheses of a question: for each ladder, the hypotheses of each width.
+        """Return the hypotheses of a question, by ladder and width.
 
-        Recorded hypotheses are reused. New hypotheses get their weights here, but only `merged` adds them to a ledger.
-
-        Args:
-            metric: The name of the metric.
-            ladders: The ladders of the question.
+        Recorded hypotheses are reused. New ones get their weights here, but only `merged` adds them to a ledger.
         """
         found = [
             [
@@ -161,7 +154,7 @@ class Ledger:
         ]
 
     def merged(self, others: Collection[Hypothesis]) -> "Ledger":
-        """Return the ledger with further hypotheses. Existing weights and priors are not changed."""
+        """Return the ledger with further hypotheses. Existing weights and priors do not change."""
         by_key = {each.key: each for each in self.hypotheses}
         for each in others:
             there = by_key.setdefault(each.key, each)
@@ -170,22 +163,16 @@ class Ledger:
         return replace(self, hypotheses=tuple(by_key.values()))
 
     def named(self, cell: str) -> str:
-        """Return the name under which a cell's candidate or baseline was tested."""
+        """Return the name under which a cell was tested."""
         return self.cells.get(cell, cell)
 
     def _find(
         self, metric: str, candidate: str, baseline: str, above: Sequence[Sequence[str]]
     ) -> Hypothesis | None:
-        """Return the recorded hypothesis about a candidate that a new question may reuse, or None if there is none.
+        """Return the recorded hypothesis that a question may reuse, or None.
 
-        A hypothesis may be reused if it has no gate, or if its gate is certain to be passed when all widths `above` are
-        certified. If there are several, the one with the largest weight is returned.
-
-        Args:
-            metric: The name of the metric.
-            candidate: The name of the candidate.
-            baseline: The name of the baseline.
-            above: The names of the candidates of the wider widths in the same sequence.
+        Its gate must be empty, or certain to be passed when all wider widths of the same sequence (`above`) are
+        certified. Of several, the one with the largest weight is returned.
         """
         about = metric, candidate, baseline
         known = [
@@ -234,13 +221,9 @@ class Ledger:
 
     @classmethod
     def read(cls, block: object, family: object = None) -> "Ledger":
-        """Read the ledger from a sweep.yaml.
+        """Read the keys `ledger` and, in older files, `family` of a sweep.yaml.
 
-        The file may come from anyone. Parts that cannot be read are ignored.
-
-        Args:
-            block: The value of the key `ledger`.
-            family: The value of the key `family` in an older sweep.yaml.
+        Unreadable parts are ignored, because the file may come from anyone.
         """
         block, family = (each if isinstance(each, Mapping) else {} for each in (block, family))
         rows, cells = block.get("hypotheses"), block.get("cells")
@@ -253,7 +236,7 @@ class Ledger:
 
 
 def read_starts(block: object) -> tuple[Start, ...]:
-    """Read the value of the key `start` in a sweep.yaml. Entries that cannot be read are skipped."""
+    """Read the key `start` of a sweep.yaml. Unreadable entries are skipped."""
     found = []
     for each in _list(block):
         bits, aside, cells = (each.get(key) for key in ("bits", "aside", "cells"))
@@ -267,15 +250,15 @@ def read_starts(block: object) -> tuple[Start, ...]:
 def _roots(
     ladder: AskedLadder, known: Sequence[Sequence[Hypothesis | None]], opened: set[str]
 ) -> dict[int, float]:
-    """Return the widths whose new hypotheses begin a sequence, with each sequence's portion of the ladder's share.
+    """Return the widths that begin a sequence of new hypotheses.
 
     Args:
         ladder: The ladder.
-        known: For each width, the recorded hypothesis of each candidate. None for a candidate without one.
+        known: The recorded hypothesis of each candidate by width. None if there is none.
         opened: The names of all candidates that open a recorded hypothesis.
 
     Returns:
-        The portions, keyed by the index of the width.
+        The share of each sequence in the ladder's weight, keyed by the index of the width.
     """
     found = {}
     for i, there in enumerate(known):

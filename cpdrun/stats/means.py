@@ -1,4 +1,4 @@
-"""Recognize numbers, compute means and deviations of a few values, and choose the setting with the best mean."""
+"""Recognize numbers, and compute means, deviations, and the setting with the best mean."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,46 +7,43 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is an int or a float. A bool is not a number here, but NaN and infinity are."""
+    """Return True for ints and floats, including NaN and infinity. A bool is no number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def as_float(value: object) -> float:
-    """Return a number as a float, or NaN if the value is not a number."""
+    """Return a number as a float, or NaN for any other value."""
     return float(value) if is_number(value) else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, or NaN if there are no values."""
+    """Return the mean, or NaN without values."""
     return fmean(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation of at least two values, with n - 1 in the denominator.
 
-    math.fsum rounds the sum of squares only once. statistics.stdev is not used because it computes with fractions,
-    which is far slower.
+    statistics.stdev is far slower because it computes with fractions. math.fsum rounds the sum of squares only once.
     """
     middle = fmean(values)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def is_zero(width: float) -> bool:
-    """Return whether a spread is zero or so small that it may be a rounding error."""
+    """Return True if a spread is 0 or may be a rounding error."""
     return abs(width) < 1e-12
 
 
-# A search that tunes runs its choosing runs with seeds from this one on. The runs that are compared afterwards have
-# smaller seeds.
+# Runs that choose tuned values have seeds from this one on. Compared runs have smaller seeds.
 FIRST_SEED = 1000
 
 
 def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
-    """Return the index of the best setting.
+    """Return the index of the best setting, from the given runs only.
 
-    The best setting has the fewest diverged runs. If several settings have equally few, the mean over the other runs
-    decides, and then the order of the settings. A setting without runs comes last. The choice depends only on the given
-    runs. It is therefore independent of the runs on other seeds that are compared afterwards.
+    This is the setting with the fewest diverged runs. Ties go to the better mean of the other runs, and then to the
+    first one. A setting without runs comes last.
 
     Args:
         arms: For each setting, the metric of its runs. A run that diverged has NaN.
@@ -58,17 +55,13 @@ def choose(arms: Sequence[Sequence[float]], *, higher_is_better: bool) -> int:
         healthy = [value for value in values if math.isfinite(value)]
         return bool(values), len(healthy) - len(values), sign * fmean(healthy) if healthy else -math.inf
 
-    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # max returns the first of several maxima
+    return max(range(len(arms)), key=lambda i: merit(arms[i]))  # Of equal maxima, max returns the first.
 
 
 def edges(chosen: Mapping[str, Any], tried: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the keys whose chosen value is the largest or the smallest number that was tried.
+    """Yield the keys whose chosen value is the smallest or largest tried number.
 
-    A better value may lie beyond such an end. Each result is a pair like ("optim.lr", "largest").
-
-    Args:
-        chosen: The chosen value of each key.
-        tried: The values that were tried for each key.
+    A better value may lie beyond it. Example: ("optim.lr", "largest").
     """
     for key, value in chosen.items():
         values = tried.get(key, ())

@@ -1,14 +1,14 @@
-"""A prior for the standard deviation of a cell's differences, estimated from other cells of the same sweep and metric.
+"""Estimate a prior for the standard deviation of a cell's differences from other cells.
 
-A cell is one candidate, with its runs of all seeds. The estimate is that of limma's squeezeVar: G. K. Smyth, "Linear
-models and empirical Bayes methods for assessing differential expression in microarray experiments", Statistical
-Applications in Genetics and Molecular Biology 3 (2004), section 6.2. The model assumes that the variances s_j^2, which
-have d_j degrees of freedom, are distributed as s0^2 F(d_j, nu). The mean and the variance of log s_j^2 then determine
-s0 and nu. There are two differences from limma:
+A cell is one candidate, with its runs of all seeds. The other cells belong to the same sweep and metric. The estimate
+is that of limma's squeezeVar: G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
+expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology 3 (2004), section 6.2.
+It assumes that variances s_j^2 with d_j degrees of freedom are distributed as s0^2 F(d_j, nu). The mean and the
+variance of log s_j^2 determine s0 and nu. Unlike in limma,
 
-- nu is a whole number and at most MOST_DEGREES. Otherwise, a cell that is noisier than the others would be judged
-  almost by their spread alone.
-- Variances of zero are left out.
+- nu is a whole number and at most MOST_DEGREES, so that the others' spread alone never decides about a noisier cell;
+  and
+- variances of zero are left out.
 """
 
 import math
@@ -19,24 +19,24 @@ from typing import Any
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior
 from cpdrun.stats.means import deviation
 
-MOST_DEGREES = 4  # a prior has at most this many degrees of freedom
-FEWEST_CELLS = 3  # a prior needs at least this many other cells
+MOST_DEGREES = 4  # A prior has at most this many degrees of freedom.
+FEWEST_CELLS = 3  # A prior needs at least this many other cells.
 # Only the first pairs of each cell are used. Their number is fixed so that further seeds do not change a prior.
 FIRST_PAIRS = 3
-BROKEN = 5.0  # cells that are worse than the baseline by more than this many margins are pooled separately
+BROKEN = 5.0  # Cells that are worse by more than this many margins are pooled separately.
 # The Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def squeeze(cells: Sequence[tuple[float, float]]) -> SpreadPrior:
-    """Return a prior for a cell's standard deviation, estimated from other cells.
+    """Return a prior for a cell's standard deviation, from those of other cells.
 
     Args:
-        cells: For each of the other cells, its standard deviation and the degrees of freedom of this estimate.
+        cells: The standard deviation of each other cell, and its degrees of freedom.
 
     Returns:
-        The prior. It is NO_PRIOR if fewer than FEWEST_CELLS cells have a positive standard deviation, or if their
-        standard deviations differ so much that the prior would have less than one degree of freedom.
+        The prior. NO_PRIOR if fewer than FEWEST_CELLS deviations are positive, or if they differ so much that the prior
+        would have less than one degree of freedom.
     """
     known = [(spread, degrees) for spread, degrees in cells if spread > 0 and degrees > 0]
     if len(known) < FEWEST_CELLS:
@@ -55,13 +55,11 @@ def priors(
 ) -> dict[Any, SpreadPrior]:
     """Return the prior of each cell, estimated from the first pairs of the other cells.
 
-    The result has no entry for a cell whose prior must not be fixed yet. This holds for a cell without pairs, and for a
-    cell with fewer than FIRST_PAIRS pairs if the other cells give no prior. The time at which a prior is fixed
-    therefore does not depend on the cell's own differences.
+    A cell without pairs has no entry. Neither has a cell with fewer than FIRST_PAIRS pairs if the other cells give no
+    prior. When a prior is fixed therefore does not depend on the cell's own differences.
 
-    Cells that are worse than the baseline by more than BROKEN margins are pooled separately, because broken formats are
-    noisier. Only this choice of the pool depends on a cell's own mean. The dependence does no harm, because such a cell
-    is far from being certified.
+    Cells that are worse by more than BROKEN margins are pooled separately, because broken formats are noisier. Here, a
+    cell's own mean matters, but such a cell is far from being certified.
 
     Args:
         cells: The differences of each cell, sorted by seed.
@@ -73,7 +71,7 @@ def priors(
     spreads = {
         name: (math.hypot(deviation(gaps), resolution / math.sqrt(6)), len(gaps) - 1)
         for name, gaps in first.items()
-        if len(gaps) > 1 and any(gaps)  # if all differences are 0, the runs are probably identical
+        if len(gaps) > 1 and any(gaps)  # If all differences are 0, the runs are probably identical.
     }
     found = {}
     for name, gaps in first.items():
@@ -87,22 +85,21 @@ def priors(
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean of log(X / degrees), where X is a chi^2 variable with `degrees` degrees of freedom."""
+    """Return the mean of log(X / degrees), where X is chi^2 with `degrees` degrees of freedom."""
     return _polygamma(0, degrees / 2) - math.log(degrees / 2)
 
 
 def _polygamma(order: int, x: float) -> float:
-    """Return the digamma function (order 0) or its first or second derivative at x > 0, to about 1e-13.
+    """Return the digamma function (order 0) or a derivative of it (1 or 2) at x > 0.
 
-    The recurrence in x raises the argument to at least 12, for which the asymptotic series is accurate (Abramowitz and
-    Stegun, 6.3.18, 6.4.12, and 6.4.13). scipy.special has the same function, but importing it takes longer than judging
-    a candidate.
+    The relative error is about 1e-13. The recurrence raises x to at least 12, where the asymptotic series is accurate
+    (Abramowitz and Stegun, 6.3.18, 6.4.12, and 6.4.13). Importing scipy.special takes longer than judging a candidate.
     """
     steps = 0.0
     while x < 12:
         steps += (1 / x, -1 / x**2, 2 / x**3)[order]
         x += 1
-    inverse = 1 / x  # its powers cannot overflow
+    inverse = 1 / x  # Its powers cannot overflow.
     first = (math.log(x), inverse, -(inverse**2))[order]
     second = (-inverse / 2, inverse**2 / 2, -(inverse**3))[order]
     series = 0.0

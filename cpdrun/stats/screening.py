@@ -1,27 +1,25 @@
-"""Two-level screening experiments: design them, and estimate from few runs which of many factors matter.
+"""Design two-level screening experiments, and estimate from few runs which factors matter.
 
 A factor is a part of a model whose bit width is either high or low. A design assigns a level of every factor to each
 run. It consists of columns of a Hadamard matrix of order N (R. L. Plackett and J. P. Burman, "The design of optimum
-multifactorial experiments", Biometrika 33 (1946)). The N rows are the runs, and -1 is the high level and +1 the low
-level. Any two columns are orthogonal. Each effect is therefore the difference between two means of N / 2 runs, as if
-only that factor had been varied.
+multifactorial experiments", Biometrika 33 (1946)). The N rows are the runs; -1 is the high level and +1 the low level.
+Any two columns are orthogonal, so each effect is the difference between two means of N / 2 runs, as if only that factor
+had been varied.
 
 In a folded-over design, each run has a mirror image with all levels swapped (G. E. P. Box and K. B. Wilson, Journal of
-the Royal Statistical Society B 13 (1951)). This takes twice as many runs, but interactions of two factors no longer
-bias the main effects. The fold-over of a Hadamard matrix H is the left half of the matrix of twice the order,
-[[H, H], [-H, H]]. All columns of H, including the constant column, can therefore carry a factor: 12 factors take 24
-runs.
+the Royal Statistical Society B 13 (1951)). It takes twice as many runs, but interactions of two factors no longer bias
+the main effects. The fold-over of a Hadamard matrix H is the left half of [[H, H], [-H, H]]. All columns of H, even the
+constant one, can therefore carry a factor: 12 factors take 24 runs.
 
 The standard error of an effect is computed in one of two ways:
 
 - With S >= 2 seeds, every run is repeated with the same seeds, which are treated as blocks. The noise is estimated from
-  the residuals after subtracting row means and seed means, y_rs - y_r. - y_.s + y.., with (N - 1)(S - 1) degrees of
-  freedom. The estimate does not depend on the model of main effects, so interactions are not mistaken for noise. The
-  test is Student's t.
+  the residuals y_rs - y_r. - y_.s + y.. with (N - 1)(S - 1) degrees of freedom. No model of main effects is assumed, so
+  interactions are not mistaken for noise. The test is Student's t.
 - With a single seed, Lenth's method is used (R. V. Lenth, "Quick and easy analysis of unreplicated factorials",
-  Technometrics 31 (1989)). It assumes that most of the N - 1 contrasts c, including those of columns that carry no
-  factor, are noise. Let s0 = 1.5 median |c|. The pseudo standard error is 1.5 times the median of all |c| below 2.5 s0.
-  As in the paper, the test uses the t distribution with (N - 1) / 3 degrees of freedom.
+  Technometrics 31 (1989)). It assumes that most of the N - 1 contrasts c are noise. Let s0 = 1.5 median |c|. The pseudo
+  standard error is 1.5 times the median of all |c| below 2.5 s0. As in the paper, the test uses the t distribution with
+  (N - 1) / 3 degrees of freedom.
 
 The verdicts on all factors hold jointly, at the familywise error rate (S. Holm, "A simple sequentially rejective
 multiple test procedure", Scandinavian Journal of Statistics 6 (1979)). Each confidence interval holds only on its own.
@@ -46,12 +44,12 @@ GENERATORS = {
     24: "+++++-+-++--++--+-+----",
     36: "-+-+++---+++++-+++--+----+-+-++--+-",
 }
-LARGEST = 512  # a design has at most this many runs, because nobody trains more
+LARGEST = 512  # A design has at most this many runs, because nobody trains more.
 HIGH, LOW = -1, +1
 
 
 class Sensitivity(StrEnum):
-    """The verdict on a factor. The values are the texts that reports show."""
+    """The verdict on a factor, as reports show it."""
 
     SENSITIVE = "sensitive"  # The cost of the low level is significantly above 0.
     HARMLESS = "harmless"  # The cost of the low level is significantly below the margin.
@@ -64,7 +62,7 @@ class Design:
 
     Attributes:
         hadamard_NxN: The Hadamard matrix, an int64 array of +1 and -1 with orthogonal columns.
-        columns: For each of the K factors, the index of the column that carries it.
+        columns: The index of the column that carries each of the K factors.
         is_folded: Whether each run has a mirror image with all levels swapped.
     """
 
@@ -79,7 +77,7 @@ class Design:
 
     @property
     def levels(self) -> np.ndarray:
-        """The level of each factor in each run, an int64 array of shape (N, K). LOW is the factor's low bit width."""
+        """The level of each factor in each run, an int64 array of shape (N, K)."""
         return self.hadamard_NxN[:, list(self.columns)]
 
     @property
@@ -89,15 +87,14 @@ class Design:
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one factor: how much worse the metric is at its low level than at its high level.
+    """How much worse the metric is at a factor's low level than at its high level.
 
     Attributes:
         mean: The estimate, in the metric's unit. Positive is worse.
         low: The lower end of the two-sided confidence interval.
         high: The upper end of the interval.
-        p_sensitive: The one-sided p-value of the test for an effect above 0, adjusted for the number of factors.
-        p_harmless: The one-sided p-value of the test for an effect below the margin, adjusted for the number of
-            factors.
+        p_sensitive: The one-sided p-value for an effect above 0, adjusted for the number of factors.
+        p_harmless: The one-sided p-value for an effect below the margin, adjusted for the number of factors.
         verdict: The verdict at the requested confidence.
     """
 
@@ -117,7 +114,7 @@ class Effects:
         factors: The effects, in the order of the design's factors.
         error: The standard error, which is the same for all effects.
         degrees: The degrees of freedom of `error`.
-        method: A description of how `error` was computed.
+        method: How `error` was computed, as text.
     """
 
     factors: tuple[Effect, ...]
@@ -126,34 +123,26 @@ class Effects:
     method: str
 
     def bound(self, low: Sequence[int], confidence: float) -> float:
-        """Return an upper confidence limit for the total cost of setting some factors to their low level.
+        """Return an upper confidence limit for the total cost of setting the factors `low` low.
 
-        The limit assumes that the effects are additive. The estimates are uncorrelated, so the noise of their sum grows
-        only with the square root of their number. The limit is therefore smaller than the sum of the upper ends of the
-        single intervals. A negative effect counts as 0. Otherwise, noise that looks like a gain could offset a cost.
-
-        Args:
-            low: The indices of the factors that are set to their low level.
-            confidence: The one-sided confidence in percent.
+        It assumes additive effects. The estimates are uncorrelated, so the noise of their sum grows with the square
+        root of their number. A negative effect counts as 0, so that noise that looks like a gain offsets no cost. The
+        confidence is one-sided and in percent.
         """
         costs = math.fsum(max(0.0, self.factors[i].mean) for i in low)
         return costs + self.margin(len(low), confidence)
 
     def margin(self, count: int, confidence: float) -> float:
-        """Return the part of `bound` that is due to noise if `count` factors are set to their low level."""
+        """Return the part of `bound` that is due to noise, for `count` factors."""
         return joint_margin([(self, count)], confidence)
 
 
 def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> float:
-    """Return the one-sided margin of error for a sum of effects from several screening experiments.
+    """Return the one-sided margin of error for a sum of effects from several experiments.
 
-    The margin is the t quantile times the square root of the sum of the squared standard errors. The degrees of freedom
-    are those of F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics
-    Bulletin 2 (1946). If all standard errors are 0, the margin is 0.
-
-    Args:
-        parts: For each screening experiment, its effects, and how many of them are part of the sum.
-        confidence: The one-sided confidence in percent.
+    It is the t quantile times the square root of the sum of the squared standard errors, with the degrees of freedom of
+    F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2
+    (1946). Each part is an experiment with the number of its effects in the sum.
     """
     squares = [(count * of.error**2, of.degrees) for of, count in parts]
     variance = math.fsum(square for square, _ in squares)
@@ -164,16 +153,10 @@ def joint_margin(parts: Sequence[tuple[Effects, int]], confidence: float) -> flo
 
 
 def hadamard_matrix(order: int) -> np.ndarray:
-    """Return a Hadamard matrix whose first column is constant.
+    """Return a Hadamard matrix whose first column is constant, as an int64 array.
 
-    If the order is a power of two, the matrix is Sylvester's (from scipy). Otherwise, it is a cyclic matrix of Plackett
-    and Burman, or such a matrix doubled one or more times.
-
-    Args:
-        order: The number of rows and columns.
-
-    Returns:
-        An int64 array of shape (order, order).
+    For a power of two, it is Sylvester's (from scipy). Otherwise, it is a cyclic matrix of Plackett and Burman,
+    possibly doubled.
 
     Raises:
         ValueError: No matrix of this order is known here.
@@ -191,7 +174,7 @@ def hadamard_matrix(order: int) -> np.ndarray:
 
 
 def orders() -> list[int]:
-    """Return the orders from 4 to LARGEST for which a Hadamard matrix is known here, in ascending order."""
+    """Return the orders from 4 to LARGEST with a known Hadamard matrix, in ascending order."""
     found = {2**i for i in range(2, LARGEST.bit_length())}
     for order in GENERATORS:
         found |= {order * 2**i for i in range(LARGEST.bit_length()) if order * 2**i <= LARGEST}
@@ -201,10 +184,9 @@ def orders() -> list[int]:
 def design(factors: int, *, foldover: bool = True) -> Design:
     """Return the smallest design for a number of factors.
 
-    With foldover, the design has 2n runs, where n is the smallest available order that is at least `factors`. Without
-    foldover, it has n runs, where n is the smallest available order above `factors`. No row occurs twice, because two
-    copies of the same run would show no noise. With foldover, 1 factor takes 2 runs and 2 factors take 4 runs. With a
-    single seed, so few runs are hardly enough to estimate the noise.
+    With foldover, it has 2n runs for the smallest order n of at least `factors`. Without foldover, it has n runs for
+    the smallest order n above `factors`. No row occurs twice, because equal runs would show no noise. With foldover, 1
+    factor takes 2 runs and 2 factors take 4; with a single seed, so few hardly show the noise.
 
     Args:
         factors: The number of factors.
@@ -221,15 +203,14 @@ def design(factors: int, *, foldover: bool = True) -> Design:
     h = hadamard_matrix(order)
     if not foldover:
         return Design(h, tuple(range(1, factors + 1)), is_folded=False)
-    # In the folded matrix, the constant column of h distinguishes a run from its mirror image. It is used last, only
-    # if the other columns are not enough.
+    # The constant column of h distinguishes a run from its mirror image, so it is used last.
     return Design(np.block([[h, h], [-h, h]]), tuple([*range(1, order), 0][:factors]), is_folded=True)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order of `p_values`.
 
-    Holm's step-down test rejects a hypothesis at level alpha exactly if its adjusted p-value is at most alpha.
+    Holm's step-down test at level alpha rejects a hypothesis exactly if its adjusted p-value is at most alpha.
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     found, largest = [1.0] * len(p_values), 0.0
@@ -240,9 +221,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def lenth(contrasts: Sequence[float]) -> float:
-    """Return Lenth's pseudo standard error of contrasts. Most of the contrasts are assumed to be noise.
+    """Return Lenth's pseudo standard error of contrasts, most of which must be noise.
 
-    If more than half of the contrasts are 0, the result is 0.
+    It is 0 if more than half of the contrasts are 0.
     """
     sizes = np.abs(np.asarray(contrasts, dtype=float))
     s0 = 1.5 * np.median(sizes)
@@ -255,22 +236,21 @@ def effects(
 ) -> Effects:
     """Return the effects of all factors of a design.
 
-    If there are several seeds and all of them give the same values, the standard error is 0, so any difference is
-    significant.
+    If all of several seeds give the same values, the standard error is 0, and any difference is significant.
 
     Args:
         of: The design.
         worse_NxS: The metric of each run and seed, with a sign such that larger values are worse.
         margin: The cost below which a factor is harmless, in the metric's unit.
-        confidence: The confidence in percent. It holds for each interval on its own, jointly for all verdicts
-            "sensitive", and jointly for all verdicts "harmless".
+        confidence: The confidence in percent of each interval, and jointly of all verdicts "sensitive" and of all
+            verdicts "harmless".
 
     Raises:
         ValueError: A value is not finite, or the number of rows differs from the number of the design's runs.
     """
     y_NxS = np.asarray(worse_NxS, dtype=float)
     if y_NxS.ndim != 2 or len(y_NxS) != of.runs or y_NxS.shape[1] < 1:
-        raise ValueError(f"{of.runs} runs of the same seeds are needed, not values of shape {y_NxS.shape}")
+        raise ValueError(f"values of shape ({of.runs}, seeds) are needed, not {y_NxS.shape}")
     if not np.isfinite(y_NxS).all():
         raise ValueError("a value is not finite")
     contrasts = 2 / of.runs * of.hadamard_NxN.T @ y_NxS.mean(axis=1)
@@ -288,7 +268,7 @@ def effects(
 
 
 def _error(of: Design, y_NxS: np.ndarray, contrasts: np.ndarray) -> tuple[float, float, str]:
-    """Return the standard error of an effect, its degrees of freedom, and a description of the method."""
+    """Return the standard error of an effect, its degrees of freedom, and the method as text."""
     n, seeds = y_NxS.shape
     if seeds > 1:
         rest = y_NxS - y_NxS.mean(axis=1, keepdims=True) - y_NxS.mean(axis=0) + y_NxS.mean()

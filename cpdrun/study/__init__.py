@@ -1,4 +1,4 @@
-"""Read run directories, form the groups of runs that are compared, and compute the verdicts."""
+"""Read run directories, sort runs into groups, and compute the verdicts."""
 
 from cpdrun.errors import FAILED, USAGE, UserError
 
@@ -10,6 +10,6 @@ class ReportError(UserError):
 
 
 class ReportUsageError(ReportError):
-    """What the user typed contains a mistake, such as an unknown axis, metric, or kind of file."""
+    """The user typed an unknown axis, metric, or kind of file."""
 
     exit_code = USAGE

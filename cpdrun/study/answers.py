@@ -1,7 +1,7 @@
-"""Compute a study's answers: the verdict on each ladder, and what a reader must know about its baseline and test set.
+"""Compute a study's answers: the verdict on each ladder, and facts about its baseline and test set.
 
-A facet contains the runs that are compared with each other, and appears as one panel of a plot. A ladder consists of
-the candidates of one facet that share a gradient scaling, sorted by bit width.
+A facet contains the runs that are compared with each other, and is one panel of a plot. A ladder consists of the
+candidates of one facet that share a gradient scaling, sorted by bit width.
 """
 
 import math
@@ -16,8 +16,8 @@ from cpdrun.study import formats
 from cpdrun.study.collect import sweep_names
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
-from cpdrun.study.records import FiniteTestSet
 from cpdrun.study.study import BaselineProblem, Study
+from cpdrun.study.test_set import FiniteTestSet, finite_test_set
 from cpdrun.study.verdicts import Kind, LadderAnswer
 
 # Up to this many facets are answered one by one. If there are more, they are summarized.
@@ -75,7 +75,7 @@ class LadderVerdict:
 
 
 def ladder_verdicts(study: Study) -> list[LadderVerdict]:
-    """Return the answer for each ladder whose baseline is fit to compare with."""
+    """Return the answer of each ladder whose baseline can be used."""
     return [
         _ladder_verdict(study, facet, name, study.answer(facet, name))
         for facet in study.facets
@@ -119,11 +119,10 @@ def finite(value: float) -> float | None:
 
 
 def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
-    """Return the search command that adds pairs, with the overrides that the sweep's manifest records.
+    """Return the search command that adds pairs, with the overrides in the sweep's manifest.
 
-    Returns:
-        The command. It is empty if there is no valid margin, if further pairs cannot decide any verdict, if there are
-        several sweeps, or if the overrides cannot be read.
+    The result is empty if the margin is invalid, if further pairs cannot decide a verdict, if there are several sweeps,
+    or if the overrides cannot be read.
     """
     facets = [facet for facet in study.facets if not study.baseline_problem(facet)]
     is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.ladders)
@@ -147,12 +146,12 @@ def _needs_pairs(study: Study, facet: Facet, scaling: str) -> bool:
 
 
 def group_outlook(study: Study, group: Group) -> Outlook:
-    """Return the outlook for one candidate: whether and how many further pairs are likely to decide its verdict."""
+    """Return whether further pairs are likely to decide a candidate's verdict, and how many."""
     return outlook(study.judged[group].judgement, study.tolerance / study.metric.scale, study.samples(group))
 
 
 def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
-    """Return the outlook for the ladder's candidate that is most likely to be certified."""
+    """Return the outlook of the ladder's candidate that is most likely to be certified."""
     if answer.likely is None or answer.judgement is None:
         return Outlook(Prospect.NO_PAIRS)
     return outlook(answer.judgement, study.tolerance / study.metric.scale, study.samples(answer.likely))
@@ -163,16 +162,14 @@ def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
 
 @dataclass(frozen=True)
 class Ladder:
-    """A ladder's answer, with the groups to show.
+    """A ladder's answer with the groups to show.
 
     Attributes:
-        scaling: How the gradients are scaled.
+        scaling: How gradients are scaled.
         answer: The answer.
-        outlook: Whether further pairs are likely to decide the verdict on the candidate that is most likely to be
-            certified.
-        refuted: If the whole ladder is refuted, the group with the best mean among those of the widest refuted width.
-            Otherwise None.
-        has_narrower: Whether the ladder has formats with fewer bits than `refuted`.
+        outlook: Whether further pairs are likely to certify a candidate.
+        refuted: The best group of the widest refuted width if the whole ladder is refuted. Otherwise None.
+        has_narrower: Whether the ladder has groups with fewer bits than `refuted`.
         failed: The groups with failed runs.
     """
 
@@ -185,32 +182,28 @@ class Ladder:
 
 
 def count_kinds(study: Study) -> dict[Kind, int]:
-    """Return the number of compared groups for each kind of answer. Kinds without a group are left out."""
+    """Return the number of compared groups of each kind of answer that occurs."""
     kinds = [judged.kind for judged in study.judged.values()]
     return {kind: kinds.count(kind) for kind in Kind if kind in kinds}
 
 
 @dataclass(frozen=True)
 class FacetAnswer:
-    """The answers for one facet.
+    """The answers of one facet.
 
     Attributes:
         facet: The facet.
-        problem: The reason why the baseline is not fit to compare with. None if it is fit.
-        best: If the baseline is not fit to compare with, the group with the best mean, to be shown in its place.
-            Otherwise None.
-        ladders: The ladders' answers. Empty for a facet of named cases.
-        cases: The named cases, keyed by kind. The cases of each kind are sorted from the best mean to the worst. Kinds
-            without a case are left out.
+        problem: Why the baseline cannot be used. None if it can.
+        best: The group with the best mean, to be shown if the baseline cannot be used. Otherwise None.
+        ladders: The ladders' answers. Empty for named cases.
+        cases: The named cases of each kind that occurs, best mean first.
         failed: The compared groups with failed runs.
         left_out: The compared groups with pairs that were left out because the baseline's run failed.
         identical: The names of groups whose runs are equal bit for bit, in lists of at least two.
-        samples: The number of test samples. NaN if it is unknown.
-        margin_samples: The margin in test samples. NaN if it is unknown.
-        deciding: The certified candidate of the first ladder that has one, or else the candidate that is most likely to
-            be certified. None if no ladder has either.
-        other_test_set: The error due to the test examples for the deciding candidate, with the interval of its gap on
-            another test set of the same size. None if it is unknown.
+        samples: The number of test samples. NaN if unknown.
+        margin_samples: The margin in test samples. NaN if unknown.
+        deciding: The certified or likely candidate of the first ladder that has one. None if there is none.
+        other_test_set: The interval of the deciding candidate's gap on another test set. None if unknown.
     """
 
     facet: Facet
@@ -228,12 +221,11 @@ class FacetAnswer:
 
     @property
     def n_cases(self) -> int:
-        """The number of named cases."""
         return sum(map(len, self.cases.values()))
 
 
 def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
-    """Return the answers for one facet."""
+    """Return the answers of one facet."""
     problem = study.baseline_problem(facet)
     if problem is not None or facet.baseline is None:
         with_value = [group for group in facet.groups if group.values]
@@ -248,7 +240,7 @@ def facet_answer(study: Study, facet: Facet) -> FacetAnswer:
     samples = study.samples(facet.baseline)
     answers = [study.answer(facet, name) for name in facet.ladders]
     deciding = next((group for each in answers if (group := each.certified or each.likely) is not None), None)
-    other = None if deciding is None or not math.isfinite(samples) else study.finite_test_set(deciding)
+    other = None if deciding is None or not math.isfinite(samples) else finite_test_set(study, deciding)
     return FacetAnswer(
         facet,
         ladders=ladders,
@@ -275,7 +267,7 @@ def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
 
 
 def _cases(study: Study, groups: Sequence[Group]) -> dict[Kind, list[Group]]:
-    """Return the named cases, keyed by kind and sorted from the best mean to the worst."""
+    """Return the named cases keyed by kind, best mean first."""
     ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
     cases = {kind: [group for group in ordered if study.judged[group].kind is kind] for kind in Kind}
     return {kind: chosen for kind, chosen in cases.items() if chosen}

@@ -1,19 +1,15 @@
-"""Name the axes that runs differ in, and find the axis of bits and its baseline.
+"""Name the axes that runs differ in, and find the axis of bits with its baseline.
 
-An axis is a config key with several values. An axis of bits is an axis whose values all have a known bit width. There
-are four kinds:
+An axis is a config key with several values. On an axis of bits, all values have a known bit width. It is one of
 
 - `format`, the number format of what workers send;
 - a key whose values name formats, such as `precision.weights`;
 - a key whose values are numbers of bits, such as `precision.weight_bits`;
 - a config group whose choices name formats, such as `precision`.
 
-If several axes of bits vary, one of them is compared and the others are held fixed: groups with other values on these
-axes are not compared. The compared axis is the axis that the requested baseline names. If it names none, it is `format`
-if the format varies, and otherwise the axis with the most values.
-
-If no baseline is requested, the baseline is the value that rounds nothing. If every value rounds, it is the widest
-value.
+One axis of bits is compared: the one that the requested baseline names, or else `format` if it varies, or else the one
+with the most values. Groups that differ on the others are not compared. The default baseline is the value that rounds
+nothing, or the widest value if every value rounds.
 """
 
 import math
@@ -34,46 +30,39 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 
 def is_scaling(axis: str) -> bool:
-    """Return whether an axis is the scaling rule for gradients or a setting of this rule."""
+    """Return True if an axis is the scaling rule for gradients or one of its settings."""
     return axis.split(".")[0] == SCALING
 
 
 def is_strategy(axis: str) -> bool:
-    """Return whether runs with different values on this axis are shown in the same panel of a plot."""
+    """Return True if a plot shows runs with different values on this axis in one panel."""
     return is_scaling(axis) or axis == CASE
 
 
 def plain(text: str) -> str:
-    """Return the text without control characters, because they control terminals and are forbidden in XML."""
+    """Return the text without control characters, which affect terminals and are forbidden in XML."""
     return "".join(
         c if unicodedata.category(c) not in ("Cc", "Cs") else " " if c.isspace() else "?" for c in text
     )
 
 
 def short(name: object, most: int = 14) -> str:
-    """Shorten a name for a plot.
-
-    A name that is too long loses its middle, because long names usually differ at their ends.
-
-    Args:
-        name: The name.
-        most: The largest number of characters.
-    """
+    """Shorten a name to `most` characters by removing its middle. Long names often differ at their ends."""
     text = plain(str(name))
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
 
 
 def axis_title(name: str) -> str:
-    """Return the title of an axis for headings, such as `workers`, `sweep`, or `model`."""
+    """Return the title of an axis, such as `workers`, `sweep`, or `model`."""
     known = {"world_size": "workers", SWEEP: "sweep", "aps": "APS"}
     return known.get(name, plain(name.removesuffix("._target_")))
 
 
 def short_titles(keys: Collection[str]) -> dict[str, str]:
-    """Return a short title for each key: its part after the last dot, such as `lr` for `optim.lr`.
+    """Return a short title for each key, such as `lr` for `optim.lr`.
 
-    If several keys have the same last part, their titles are the whole keys.
+    Keys that share their last part keep their whole name.
     """
     last = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
     words = list(last.values())
@@ -83,7 +72,7 @@ def short_titles(keys: Collection[str]) -> dict[str, str]:
 def axis_text(value: Any) -> str:
     """Return a short text for a config value.
 
-    The text is the class name for a dotted `_target_`, `yes` or `no` for a flag, and `-` for a missing value.
+    Example: a dotted `_target_` gives the class name, a flag `yes` or `no`, and a missing value `-`.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -94,12 +83,9 @@ def axis_text(value: Any) -> str:
 
 
 def hybrid(config: Mapping[str, Any]) -> str:
-    """Describe the layers and epochs whose gradients a run exchanges in fp32 (`full_precision`).
+    """Describe the layers and epochs whose gradients are exchanged in fp32 (`full_precision`).
 
-    If there are none, return an empty text.
-
-    Args:
-        config: The run's settings, keyed by dotted key.
+    Example: `the first 2 epochs`. The text is empty if there are none.
     """
     layers = str(config.get("full_precision.layers") or "")
     first, last = (config.get(f"full_precision.{which}_epochs") for which in ("first", "last"))
@@ -126,15 +112,14 @@ class BitsAxis:
 
     Attributes:
         key: The config key of the axis.
-        what: The tensors that have these formats, such as `weights` or `weights and activations`. Empty if the axis is
-            `format`.
+        what: The tensors that have these formats, such as `weights and activations`. Empty for the axis `format`.
         against: The baseline's value on this axis. None for fp32.
-        is_widest: Whether the baseline is only the widest value, because no value of the axis is fp32.
-        of_choices: Whether the values are choices of a group, such as `precision=pure_fp8`.
-        of_cases: Whether whole named cases are compared. If False, single settings are compared.
+        is_widest: Whether the baseline is only the widest value, because no value is fp32.
+        of_choices: Whether the values are choices of a config group, such as `precision=pure_fp8`.
+        of_cases: Whether named cases are compared instead of single settings.
         elsewhere: The baseline's values on other axes.
-        has_value: Whether the baseline has a value of its own on this axis. If False, the baseline has the same format
-            as the candidates that are compared with it, and differs from them only in `elsewhere`.
+        has_value: Whether the baseline has a value on this axis. If not, it has its candidates' format, and differs
+            only in `elsewhere`.
         others: The other axes of bits, which are held fixed.
     """
 
@@ -155,16 +140,12 @@ class BitsAxis:
 
     @property
     def noun(self) -> str:
-        """The noun for a value of this axis: "choice" or "format". A number of bits is also called a choice."""
+        """The noun for a value of this axis: "choice" or "format"."""
         return "choice" if self.of_choices else "format"
 
     @property
     def baseline_name(self) -> str:
-        """The baseline's name in reports, such as `fp32` or `bf16`.
-
-        If the baseline has values on other axes, they follow, as in `fp32 with optim.lr 0.1`. If it has no value on
-        this axis, the name consists only of the other values, as in `without APS`.
-        """
+        """The baseline's name, such as `fp32`, `fp32 with optim.lr 0.1`, or `without APS`."""
         name = FP32 if self.against is None else str(self.against)
         words = [_in_words(key, value) for key, value in self.elsewhere.items()]
         if not self.has_value:
@@ -175,12 +156,9 @@ class BitsAxis:
         return f"{name} {text}" if text.startswith("with") else f"{name} with {text}"
 
     def is_baseline(self, keys: Mapping[str, Any], name: Any, *, is_case: bool) -> bool:
-        """Return whether a group is the baseline.
+        """Return True if a group with these values is the baseline.
 
-        Args:
-            keys: The group's values, keyed by axis.
-            name: The group's value on this axis. For a named case, the case's name.
-            is_case: Whether the group is a named case.
+        `name` is the group's value on this axis, or the name of its case.
         """
         if any(not formats.same(keys[key], value) for key, value in self.elsewhere.items()):
             return False
@@ -197,10 +175,9 @@ def bits_axis(
     """Return the axis of bits of some runs, with its baseline.
 
     Args:
-        runs: The runs that are compared, as `collect` returns them.
+        runs: The compared runs, as `collect` returns them.
         axes: The keys that the runs differ in, except format, aps, and world size.
-        baseline: The baseline's requested values, keyed by config key. The report or the search that made the runs
-            requested them. May be empty.
+        baseline: The baseline's requested values, keyed by config key. May be empty.
         along: The axis that was searched. None if it was `format` or is unknown.
     """
     baseline = _known(runs, baseline)
@@ -223,10 +200,10 @@ def bits_axis(
 
 
 def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tuple[str, ...]) -> BitsAxis:
-    """Return the axis `format`, the format of what workers send, with its baseline.
+    """Return the axis `format` with its baseline.
 
-    If `aps: true` was requested for the baseline, it becomes one of `BitsAxis.elsewhere`. If `aps: false` was
-    requested, it does so only if no format was requested, because a baseline without APS is the default.
+    `aps: true` of the requested baseline becomes part of `BitsAxis.elsewhere`. `aps: false` does so only without a
+    requested format, because it is the default.
     """
     beside = {key: value for key, value in baseline.items() if key not in (FORMAT, APS)}
     if baseline.get(APS) or (FORMAT not in baseline and baseline.get(APS) is not None):
@@ -242,7 +219,7 @@ def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tup
 def _tensors_axis(
     runs: pd.DataFrame, key: str, values: Sequence[Any], baseline: Mapping[str, Any], others: tuple[str, ...]
 ) -> BitsAxis:
-    """Return an axis of other tensors than gradients, such as `precision.weights` or the group `recipe`."""
+    """Return an axis of other tensors than gradients, such as `precision.weights` or `recipe`."""
     beside = {other: value for other, value in baseline.items() if other != key}
     # The default baseline says nothing about this axis.
     if all(baseline.get(k) == v for k, v in USUAL.items()):
@@ -266,14 +243,13 @@ def _unless_fp32(name: Any) -> Any:
 def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]) -> str:
     """Return the key of the axis of bits along which formats are compared.
 
-    1. If the baseline names an axis of bits other than `format`, and it names no format or the format does not vary,
-       return that axis.
-    2. Otherwise, if the format varies, or if the baseline names no axis of bits at all, return `format`.
-    3. Otherwise, return the axis with the most values.
+    1. An axis other than `format` that the baseline names, unless the baseline also names a format and `format` varies.
+    2. `format`, if it varies or if the baseline names no axis of bits.
+    3. The axis with the most values.
 
     Args:
         values: The values of each axis of bits, including `format`, keyed by the axis.
-        baseline: The baseline's requested values, keyed by config key. May be empty, in which case it is ignored.
+        baseline: The baseline's requested values, keyed by config key. Ignored if empty.
     """
     asked = [key for key in values if key in baseline and key != FORMAT]
     if asked and (FORMAT not in baseline or len(values.get(FORMAT, ())) < 2):
@@ -284,12 +260,9 @@ def chosen_axis(values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 
 
 def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]:
-    """Return the baseline's value on an axis, and whether this value was chosen only because it is the widest.
+    """Return the baseline's value on an axis, and whether it is merely the widest value.
 
-    Args:
-        values: The values of the axis.
-        asked: The requested value. If it is None, the baseline is the value that rounds nothing, or the widest value if
-            every value rounds.
+    If no value is asked for, it is the value that rounds nothing, or the widest value if every value rounds.
     """
     if asked is not None:
         return next((value for value in values if formats.same(value, asked)), asked), False
@@ -300,24 +273,20 @@ def baseline_value(values: Sequence[Any], asked: Any = None) -> tuple[Any, bool]
 
 
 def is_of_bits(value: Any) -> bool:
-    """Return whether a value names a format in any spelling, or is a choice with a known bit width."""
+    """Return True if a value names a format or a choice with a known bit width."""
     return isinstance(value, str) and formats.bits(value) is not None
 
 
 def last_words(key: str) -> str:
-    """Return the last part of a key as words for a text.
-
-    For example, `precision.optimizer_state` gives `optimizer state`, and `sync.compressor.bits` gives
-    `compressor bits`.
-    """
+    """Return the last part of a key as words, such as `optimizer state` or `compressor bits`."""
     *before, last = key.split(".")
     return (f"{before[-1]} {last}" if last == "bits" and before else last).replace("_", " ")
 
 
 def _what(runs: pd.DataFrame, key: str) -> str:
-    """Return the names of the tensors that an axis rounds, such as `weights and activations`.
+    """Return the tensors that an axis rounds, such as `weights and activations`.
 
-    These are the last words of `key`, and of all keys in the same section that equal `key` in every run.
+    These are the last words of `key` and of the keys in its section that equal it in every run.
     """
     group = key.rpartition(".")[0]
     same = [
@@ -330,7 +299,7 @@ def _what(runs: pd.DataFrame, key: str) -> str:
 
 
 def _known(runs: pd.DataFrame, baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `baseline` whose value is not None and whose key is a column of `runs`."""
+    """Return the entries of `baseline` that have a value and a column in `runs`."""
     return {key: value for key, value in baseline.items() if value is not None and key in runs.columns}
 
 

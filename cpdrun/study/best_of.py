@@ -1,15 +1,11 @@
 """Compare formats at their best values of a tuned axis, such as optim.lr.
 
-If all formats are compared at the same learning rate, this rate may suit only one of them. A fair comparison gives each
-format, and the baseline, its own rate. This module chooses, for each of them, the value with the best mean over the
-compared seeds (`cpdrun.stats.means`). Because the choice uses the same runs as the comparison, every format looks
-better than it is, and the result certifies nothing. `cpdrun search` with search.tune chooses the value on other seeds,
-so it can certify.
+A learning rate may suit only one format. For a fair comparison, this module chooses the rate with the best mean over
+the seeds for each format and for the baseline. The choice uses the compared runs, so every format looks too good, and
+nothing is certified. `cpdrun search` with search.tune chooses on other seeds, so it can certify.
 
-Tuned axes are the keys of `optim` that have numbers: lr, momentum, and weight_decay. Users tune them for each training
-anyway, and they do not change its cost, so the results for single values are of no interest. All other axes are kept
-apart: batch_size and world_size change the cost and the number of steps, another model makes it another training, and
-another optimizer or Nesterov's momentum makes it another method.
+Tuned axes are the keys of `optim` with numbers: lr, momentum, and weight_decay. They do not change a training's cost,
+and users tune them anyway. All other axes are kept apart, because they change the cost, the training, or the method.
 """
 
 import math
@@ -20,7 +16,7 @@ from typing import Any
 from cpdrun.stats.means import as_float, choose
 from cpdrun.study.collect import identity
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.study import Study
+from cpdrun.study.study import Study, compare
 
 SECTION = "optim"
 
@@ -30,8 +26,8 @@ class Best:
     """The best groups for one combination of values on the axes that are not tuned.
 
     Attributes:
-        facet: A facet with the best group for each combination of format and gradient scaling, and for the baseline.
-        baseline: The baseline's best group. None if it has no value, or if it failed or did not learn.
+        facet: The best group of each format and gradient scaling, and the best baseline.
+        baseline: The best baseline. None if it has no value, failed, or did not learn.
         tried: The values of each tuned axis, in ascending order.
     """
 
@@ -40,12 +36,11 @@ class Best:
     tried: dict[str, list[Any]]
 
     def values(self, group: Group) -> dict[str, Any]:
-        """Return the group's values on the tuned axes."""
         return {key: group.keys[key] for key in self.tried}
 
 
 def tuned_axes(study: Study) -> list[str]:
-    """Return the study's tuned axes: the keys of the section `optim` that have a number in every group."""
+    """Return the study's tuned axes: the keys of `optim` with a number in every group."""
     return [
         axis
         for axis in study.facet_axes
@@ -55,10 +50,7 @@ def tuned_axes(study: Study) -> list[str]:
 
 
 def best_of(study: Study) -> list[Best]:
-    """Return the best groups for each combination of values on the axes that are not tuned.
-
-    If no axis is tuned, the list is empty.
-    """
+    """Return the best groups of each combination of the axes that are not tuned."""
     axes = tuned_axes(study)
     families: dict[tuple[str, ...], list[Facet]] = {}
     for facet in study.facets if axes else []:
@@ -68,13 +60,13 @@ def best_of(study: Study) -> list[Best]:
 
 
 def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
-    """Return the best groups among facets that differ only in the tuned axes."""
+    """Return the best groups of facets that differ only in tuned axes."""
     arms: dict[tuple[str, ...], list[Group]] = {}
     for group in (group for facet in facets for group in facet.groups):
         arms.setdefault((group.strategy, identity(group.format), str(group.is_baseline)), []).append(group)
     better = study.metric.higher_is_better
     groups = [
-        of[choose([list(group.ended.values()) for group in of], higher_is_better=better)]
+        of[choose([list(group.outcomes.values.values()) for group in of], higher_is_better=better)]
         for of in arms.values()
     ]
     tried = {axis: _values(facets, axis) for axis in axes}
@@ -87,12 +79,12 @@ def _best(study: Study, facets: Sequence[Facet], axes: Sequence[str]) -> Best:
 def gap_to_best(study: Study, best: Best, group: Group) -> float:
     """Return the mean difference between a group and the best baseline.
 
-    For the baseline itself and for a group without values, the result is NaN. No interval is returned, because an
-    interval would ignore that both groups were chosen after looking at their runs.
+    NaN for the baseline itself and for a group without values. There is no interval, because it would ignore that both
+    groups were chosen after looking at their runs.
     """
     if best.baseline is None or group is best.baseline or not group.values:
         return math.nan
-    return study.compare(group, best.baseline).mean
+    return compare(study, group, best.baseline).mean
 
 
 def _values(facets: Sequence[Facet], axis: str) -> list[Any]:

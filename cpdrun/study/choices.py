@@ -1,19 +1,17 @@
 """Compute the bit widths of config group choices, such as `precision=pure_fp8`, and of named cases.
 
-The bit width of a choice is that of the widest format to which it rounds something:
+A choice has the bits of its widest rounding:
 
-- Values left in float32 are ignored, except that a choice that rounds nothing has 32 bits.
-- The format of sums (`accumulator`) is ignored, because sums are neither stored nor sent, unless the choice rounds
-  nothing else.
+- Values in float32 do not count, but a choice that rounds nothing has 32 bits.
+- The format of sums (`accumulator`) counts only if nothing else is rounded, because sums are neither stored nor sent.
 - A compressor has the bits of its levels (`min_max`, `qsgd`) or of its format. A `sync` without a compressor has the
   bits of the run's format.
 
-A recipe is different, because it mixes formats on purpose: a few layers and attention may be in bf16, and the rest in
-four bits. Its widest format would be uninformative. The bit width of a recipe is that of the narrowest format in which
-matrix products read activations or gradients, because this format decides which hardware the recipe needs. If the
-recipe rounds neither activations nor gradients, the narrowest of its other formats counts.
+A recipe mixes formats on purpose, so its widest format tells little. It has the bits of the narrowest format in which
+matrix products read activations or gradients, because this decides which hardware it needs. If it rounds neither, its
+narrowest other format counts.
 
-Choices with the same bit width are sorted by the number of settings that round, fewest first.
+Choices with the same bits are sorted by the number of settings that round, fewest first.
 """
 
 import json
@@ -32,8 +30,7 @@ from cpdrun.study.formats import Choice
 
 GROUPS = ("precision", "recipe", "sync", "compressor")  # Choices of these groups may name formats.
 RECIPE, PRECISION = "recipe", "precision"
-# The config section of the compressor. A run without this section uses no compressor, and the group `compressor` has no
-# effect on it.
+# A run without this config section uses no compressor.
 COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
@@ -41,32 +38,28 @@ _FORMAT = "format"
 
 
 def section_of(group: str) -> str:
-    """Return the name of the config section that a choice of `group` sets."""
+    """Return the config section that a choice of `group` sets."""
     return {"compressor": COMPRESSOR, RECIPE: PRECISION}.get(group, group)
 
 
 def choice(name: str, config: Mapping[str, Any], group: str, held: Sequence[str] = ()) -> Choice:
-    """Return a choice of a group with its bit width.
+    """Return one choice of a config group, with its bit width.
 
     Args:
         name: The name of the choice.
         config: The settings of a run with this choice, keyed by dotted key.
         group: The config group of the choice.
-        held: The keys of the group's section that are axes of their own. They are ignored.
+        held: Keys of the group's section to ignore, because they are axes of their own.
     """
     values = {key: value for key, value in _section(config, group) if key not in held}
     return narrowest(name, values) if group == RECIPE else widest(name, values)
 
 
 def of_case(name: str, config: Mapping[str, Any]) -> Choice:
-    """Return a named case with its bit width.
+    """Return a named case with its bit width, given the settings of one of its runs.
 
-    If the case has a recipe that rounds, the bit width is that of the recipe. Otherwise, it is that of the widest
-    format of everything that the case rounds, including the gradients between workers.
-
-    Args:
-        name: The name of the case.
-        config: The settings of a run of the case, keyed by dotted key.
+    This is the width of the case's recipe if it has one that rounds. Otherwise, it is the widest format that the case
+    rounds to, including gradients between workers.
     """
     recipe = choice(name, config, RECIPE)
     if isinstance(config.get(RECIPE), str) and not formats.is_baseline(recipe):
@@ -76,21 +69,13 @@ def of_case(name: str, config: Mapping[str, Any]) -> Choice:
 
 
 def bits_choice(value: Any) -> Choice:
-    """Return the choice for a value of a key that sets a number of bits, such as precision.weight_bits.
-
-    Any value that is not a positive number, such as null, means float32.
-    """
+    """Return the choice for a number of bits, as of precision.weight_bits. Other values, such as null, mean fp32."""
     bits = _number_of_bits(value)
     return Choice.made("fp32", 32, 8) if bits is None else Choice.made(str(value), bits, None)
 
 
 def widest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a choice with the bits of its widest format.
-
-    Args:
-        name: The name of the choice.
-        values: The settings, keyed by dotted key. Some of them may be a format or a number of bits.
-    """
+    """Return a choice with the bits of its widest format among some settings."""
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     kept = [one for one in found if not one[0]] or found
     if not kept:
@@ -100,12 +85,7 @@ def widest(name: str, values: Mapping[str, Any]) -> Choice:
 
 
 def narrowest(name: str, values: Mapping[str, Any]) -> Choice:
-    """Return a recipe with the bits of the narrowest format in which matrix products read activations or gradients.
-
-    Args:
-        name: The name of the recipe.
-        values: The settings of the recipe, keyed by dotted key.
-    """
+    """Return a recipe with the bits of its narrowest format of activations or gradients."""
     found = [one for key, value in values.items() for one in _roundings(key, value)]
     read = [one for key, value in values.items() for one in _of_activations(key, value)] or found
     if not read:
@@ -126,7 +106,7 @@ def _of_activations(key: str, value: Any) -> Iterator[tuple[bool, float, int | N
 
 
 def counts_bits(key: str) -> bool:
-    """Return whether a key belongs to one of the GROUPS and sets a number of bits, as precision.weight_bits does."""
+    """Return True if a key of GROUPS sets a number of bits, as precision.weight_bits does."""
     last = key.rpartition(".")[2]
     return key.split(".")[0] in GROUPS and (last == "bits" or last.endswith("_bits"))
 
@@ -134,8 +114,7 @@ def counts_bits(key: str) -> bool:
 def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) for each setting of a group's section.
 
-    For the groups `sync` and `compressor`, yield the compressor's settings, or the run's format if it has no
-    compressor.
+    For `sync` and `compressor`, these are the compressor's settings, or the run's format without a compressor.
     """
     prefix = f"{section_of(group)}."
     own = [(key, value) for key, value in config.items() if key.startswith(prefix)]
@@ -146,7 +125,7 @@ def _section(config: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]
 
 
 def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]:
-    """Yield a tuple (is_accumulator, bits, exponent_bits) for each format other than fp32 that a setting names."""
+    """Yield (is_accumulator, bits, exponent_bits) for each format other than fp32 in a setting."""
     last = key.rpartition(".")[2]
     if last == "rules":
         for rule in _listed(value):
@@ -166,7 +145,7 @@ def _roundings(key: str, value: Any) -> Iterator[tuple[bool, float, int | None]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a list from a config. `collect` stores a list as JSON text, which is decoded. Other values give ()."""
+    """Return a list from a config, or () for other values. `collect` stores lists as JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -182,7 +161,7 @@ def _number_of_bits(value: Any) -> int | float | None:
 
 
 def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
-    """Return whether a row's compressor sends only some of the values, so that it has no bit width."""
+    """Return True if the compressor drops some values, so that it has no bit width."""
     return any(
         key.rpartition(".")[2] == "keep" and value is not None and value == value
         for key, value in _section(row, group)
@@ -192,12 +171,11 @@ def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
     """Return the choice of each run, or None if the choices are not an axis of bits.
 
-    The choices are not an axis of bits if there is only one, if all have the same bit width, exponent bits, and number
-    of rounded settings, or if a compressor sends only some of the values, so that it has no bit width.
+    They are not if all round the same, or if a compressor sends only some of the values.
 
     Args:
-        rows: For each run, its settings, keyed by dotted key.
-        names: For each run, the name of its choice.
+        rows: The settings of each run, keyed by dotted key.
+        names: The name of each run's choice.
         group: The config group of the choices.
     """
     if len(set(names)) < 2 or any(_is_sparse(row, group) for row in rows):
@@ -211,14 +189,10 @@ def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str)
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add the choices of config groups to the table of runs.
+    """Add columns for the choices of config groups to the table of runs.
 
-    Args:
-        runs: The runs, as `collect` returns them.
-
-    Returns:
-        The runs, with one more column for each group whose choices differ between runs in what they round. The column
-        contains each run's Choice. If a key that sets a number of bits varies, its values are replaced by Choices too.
+    A group gets a column of Choices if its choices differ in what they round. Varying numbers of bits become Choices,
+    too.
     """
     if runs.empty:
         return runs
@@ -236,11 +210,10 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
-    """Return the name of each run's choice, or None if there are no choices to distinguish.
+    """Return the name of each run's choice, or None if there is nothing to distinguish.
 
-    The name is the choice that was typed for the run. If none was typed, it is the choice that was typed for another
-    run with the same settings. If there is none either, it is fp32 if the settings round nothing. The result is None if
-    all runs have the same settings, if no choice was typed for any run, or if any run has no name.
+    A run has the choice that was typed for it, or for another run with the same settings, or fp32 if it rounds nothing.
+    The result is None if all settings are equal, if no choice was typed, or if a run has no name.
     """
     sections = [tuple(sorted((k, repr(v)) for k, v in _section(row, group))) for row in rows]
     if len(set(sections)) == 1:
@@ -261,9 +234,9 @@ def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
 
 
 def _typed(row: Mapping[str, Any], group: str) -> str | None:
-    """Return the choice that was typed for a run, or None if none was typed.
+    """Return the choice that was typed for a run, or None.
 
-    For a recipe, this is the name in the config. For other groups, it is the last choice in the run's overrides.txt.
+    A recipe's name is in the config. Choices of other groups are in overrides.txt, where the last one counts.
     """
     if group == RECIPE:
         return row[RECIPE] if isinstance(row.get(RECIPE), str) else None
@@ -271,21 +244,13 @@ def _typed(row: Mapping[str, Any], group: str) -> str | None:
 
 
 def last_typed(words: Sequence[str], group: str) -> str | None:
-    """Return the choice of `group` that takes effect, which is the last one that was typed, or None if there is none.
-
-    Args:
-        words: The overrides from the command line.
-        group: The config group.
-    """
+    """Return the last typed choice of a group, or None. Only the last one takes effect."""
     found = [word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == group]
     return found[-1] if found else None
 
 
 def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[str]:
-    """Return the keys of the group's section that differ between runs with the same choice.
-
-    These keys are axes of their own.
-    """
+    """Return the keys of the group's section that differ between runs with the same choice."""
     first: dict[str, Mapping[str, Any]] = {}
     held: dict[str, None] = {}
     for row, name in zip(rows, names, strict=True):
@@ -295,6 +260,6 @@ def _held(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -
 
 
 def _has_all(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether every run has the same `_target_` class in the section that contains `key`."""
+    """Return True if every run has the same `_target_` in the section that contains `key`."""
     target = f"{key.rpartition('.')[0]}._target_"
     return len({row.get(target) for row in rows}) == 1

@@ -69,7 +69,10 @@ AS_FORMAT = "as format"  # This placeholder replaces the value of a key that alw
 
 
 def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
-    """Return the table of runs, with one row for every run directory, even if the run is unfinished or unreadable."""
+    """Return the table of runs, with a row for every run directory.
+
+    Unfinished and unreadable runs have rows, too.
+    """
     names = sweep_names(sweeps)
     rows = [_row(name, run) for name, sweep in names.items() for run in sweep.runs()]
     frame = pd.DataFrame(rows, dtype=object)
@@ -80,25 +83,25 @@ def collect(sweeps: Sequence[SweepDir]) -> pd.DataFrame:
 
 
 def sweep_names(sweeps: Sequence[SweepDir]) -> dict[str, SweepDir]:
-    """Return the sweeps without duplicates, keyed by name. If several have the same name, their paths are the keys."""
+    """Return the sweeps without duplicates, keyed by name. If several share a name, their paths are the keys."""
     once = {sweep.path.resolve(): sweep for sweep in sweeps}.values()
     names = [sweep.name for sweep in once]
     return {sweep.name if names.count(sweep.name) == 1 else str(sweep.path): sweep for sweep in once}
 
 
 def as_rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of the table as dicts, keyed by column. This is ten times as fast as pandas' `to_dict`."""
+    """Return the rows as dicts keyed by column, ten times as fast as pandas' `to_dict`."""
     columns = list(runs.columns)
     return [dict(zip(columns, row, strict=True)) for row in runs.to_numpy(dtype=object).tolist()]
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished runs whose record can be read. Diverged runs count as finished."""
+    """Return the finished runs whose record can be read. Diverged runs are included."""
     return runs[(runs["run:state"] == State.DONE) & runs["run:problem"].isna()]
 
 
 def count_states(runs: pd.DataFrame) -> str:
-    """Return a text with the number of runs in each state, such as `30 done, 2 running, 1 failed`."""
+    """Return how many runs are in each state, such as `30 done, 2 running, 1 failed`."""
     counts = runs["run:state"].value_counts()
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
@@ -112,20 +115,16 @@ def why_none(runs: pd.DataFrame) -> str:
 
 
 def config_keys(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that are config keys, without those that come from the rest of the record."""
+    """Return the columns that are config keys."""
     return [column for column in runs.columns if not column.startswith(_RECORD)]
 
 
 def other_axes(runs: pd.DataFrame) -> list[str]:
-    """Return the config keys that differ between runs, except format, APS, world size, seed, and display keys.
+    """Return the config keys that differ between runs, without core axes and seed.
 
-    Two kinds of keys are left out because they add no information:
-
-    - A key that is determined by a listed key of the same group. For example, `model.depth` is determined if it differs
-      only between runs with different `model._target_`.
-    - A key that always equals the format, such as `model.errors: ${format}`.
-
-    If the runs are named cases, the key of the case comes first, and the keys that the case determines are left out.
+    A key is left out if another listed key determines it, such as `model.depth` if only `model._target_` changes it, or
+    if it always equals the format, as in `model.errors: ${format}`. For named cases, the key of the case comes first,
+    and all keys that the case determines are left out.
     """
     axes: list[str] = [CASE] if CASE in runs.columns and _varies(runs, CASE) else []
     varying = [
@@ -149,11 +148,10 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
 def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
     """Mask keys that follow the format in some sweeps but not in others.
 
-    A key follows the format in a sweep if it always equals the format, as with `model.errors: ${format}`. If the sweeps
-    are compared together, such a key would become an axis, and this axis would separate the candidates from their
-    baseline. Therefore, the placeholder AS_FORMAT replaces its value in the sweeps in which it follows the format. If
-    the key has a single value in each of the other sweeps, the placeholder replaces its value in all runs, so that the
-    key is not an axis.
+    A key follows the format if it always equals it, as in `model.errors: ${format}`. When sweeps are compared together,
+    such a key would become an axis that separates the candidates from their baseline. The placeholder AS_FORMAT
+    therefore replaces its values in the sweeps where it follows the format. If the key has a single value in each other
+    sweep, all its values are replaced, so that it is no axis.
     """
     by_sweep = dict(list(runs.groupby("run:sweep")))
     masked = {}
@@ -171,29 +169,28 @@ def mask_followers(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def identity(value: Any) -> str:
-    """Return a config value as text. Unlike `==` and hashing, the text distinguishes 1, 1.0, True, and "1"."""
+    """Return a config value as text. Unlike `==`, the text distinguishes 1, 1.0, True, and "1"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "null"
     return json.dumps(value, default=str)
 
 
 def may_be_axis(key: str) -> bool:
-    """Return whether `other_axes` may list a config key.
+    """Return True if `other_axes` may list a config key.
 
-    The key must be part of a run's identity (`cpdrun.config.identity`). Core axes and the seed are not listed.
+    The key must be part of a run's identity, but no core axis or seed.
     """
     return key not in (SEED, *CORE_AXES, INGREDIENTS) and (belongs_to_identity(key) or key == "compressor")
 
 
 def _as_listed(key: str) -> tuple:
-    """Return a tuple by which `other_axes` sorts the config key.
+    """Return the sort key of a config key in `other_axes`.
 
-    In each section, the choice of the config group comes first, if it has a column (`choices.with_choices`). It is
-    followed by the ingredients of a recipe, and then by the class. The format of sums comes last, because it is the
-    least informative.
+    In each section, the choice of the config group comes first, then a recipe's ingredients, then the class. The format
+    of sums comes last, because it tells the least.
     """
     section, last = key.split(".")[0], key.rpartition(".")[2]
-    section = "precision" if section in OF_RECIPES else section  # recipes set the section `precision`
+    section = "precision" if section in OF_RECIPES else section  # Recipes set the section `precision`.
     return (
         section,
         key not in (section, RECIPE),
@@ -211,7 +208,7 @@ def _varies(runs: pd.DataFrame, key: str) -> bool:
 
 
 def settles(runs: pd.DataFrame, axes: Sequence[str], key: str) -> bool:
-    """Return whether the values of `axes` determine the value of `key` in these runs."""
+    """Return True if the values of `axes` determine the value of `key` in these runs."""
     known = [tuple(map(identity, values)) for values in zip(*(runs[axis] for axis in axes), strict=True)]
     pairs = {(a, identity(b)) for a, b in zip(known, runs[key], strict=True)}
     return len(pairs) == len({a for a, _ in pairs})
@@ -225,7 +222,10 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
     try:
         row["run:state"] = state_of(run)
         config = read_config(run)
-        row |= as_now({key: value for key, value in _flat(config) if _is_used(key, config)})
+        # Without APS, the settings of the scaling rule have no effect.
+        row |= as_now(
+            {key: value for key, value in _flat(config) if config.get("aps") or key.split(".")[0] != SCALING}
+        )
         row[SEED] = _whole(row.get(SEED))
         row["run:edited"] = _is_edited(run, config)
         if isinstance(row.get("format"), str):
@@ -243,7 +243,7 @@ def _row(sweep: str, run: RunDir) -> dict[str, Any]:
 
 
 def _lost_work(run: RunDir) -> dict[str, float]:
-    """Return the columns for lost work and restarts, summed over all attempts of a run. Without either, return {}."""
+    """Return the columns for lost work and restarts over all attempts, or {} without either."""
     outcomes = [outcome for attempt in run.attempts() if (outcome := attempt.outcome()) is not None]
     lost = sum(outcome.lost_seconds or 0.0 for outcome in outcomes)
     restarts = sum(outcome.restarts or 0 for outcome in outcomes)
@@ -251,10 +251,7 @@ def _lost_work(run: RunDir) -> dict[str, float]:
 
 
 def _whole(seed: Any) -> Any:
-    """Convert a seed that is a text of digits to an int, so that it pairs with the same seed stored as a number.
-
-    A reader of CSV files, for example, may have stored seeds as text.
-    """
+    """Convert a seed of digits to an int. A CSV reader, for example, may have stored seeds as text."""
     return (
         int(seed) if isinstance(seed, str) and seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
     )
@@ -283,10 +280,9 @@ def _results(run: RunDir) -> dict[str, Any]:
 
 
 def _impossible(row: dict[str, Any]) -> dict[str, float]:
-    """Return the impossible values of a row: the values of shares of samples that are below 0 or above 1.
+    """Return the shares of samples that are below 0 or above 1, keyed by metric.
 
-    Most of them are percentages that were recorded in place of shares. In a mean, they would count a hundred times too
-    much.
+    Most of them were recorded as percentages, so they would count a hundred times too much in a mean.
     """
     found = {}
     for key, value in row.items():
@@ -298,7 +294,7 @@ def _impossible(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
-    """Return whether the hash of a run's config differs from the hash in the folder's name."""
+    """Return True if a run's config does not match the hash in the folder's name."""
     digest = _HASH.search(run.name)
     try:
         return digest is not None and digest[1] != identity_hash(config)
@@ -306,15 +302,10 @@ def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
         return digest is not None
 
 
-def _is_used(key: str, config: dict[Any, Any]) -> bool:
-    """Return whether a key has an effect. Without APS, the settings of the scaling rule have none."""
-    return bool(config.get("aps")) or key.split(".")[0] != SCALING
-
-
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if name.startswith(_RECORD):  # a foreign config may have a key that looks like a column of the record
+        if name.startswith(_RECORD):  # A foreign config may have such a key.
             continue
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")
@@ -322,11 +313,9 @@ def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, json.dumps(value, default=str) if isinstance(value, list | dict) else value
 
 
-# These entries of env.json get no column, because digests in other columns identify what they describe, or because they
-# need not be compared.
+# These entries of env.json get no column: other columns contain digests of what they describe, or nobody compares them.
 _DETAILS = ("code_sha256", "data_path", "data_folders", "products", "attached")
-# CODE is the prefix of the columns that contain the digests of modules. The name of the module follows the prefix. DATA
-# is the column with the digest of the data.
+# CODE and a module's name give the column with the module's digest. DATA is the column with the digest of the data.
 CODE, DATA = ("env:code:", "env:data_sha256")
 
 
@@ -357,7 +346,7 @@ SCRIPT_PATH, SCRIPT_ARGS = "script.path", "script.args."
 
 @dataclass(frozen=True)
 class IgnoredSetting:
-    """A setting without effect: an argument of a script, or the seed, whose values all gave the same metrics.
+    """An argument of a script, or the seed, whose values all gave the same metrics.
 
     Attributes:
         key: The config key of the setting.
@@ -369,21 +358,23 @@ class IgnoredSetting:
 
     @property
     def name(self) -> str:
-        """The name of the argument."""
         return self.key.removeprefix(SCRIPT_ARGS)
 
 
 def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
-    """Return the settings of scripts without effect: arguments, and possibly the seed, that changed no metric.
+    """Return the arguments of scripts, and possibly the seed, that changed no metric.
 
-    A setting is without effect if runs that differ only in this setting always have the same values of all logged
-    metrics.
+    A setting has no effect if runs that differ only in it always log the same metrics.
     """
     done = finished(runs)
     if SCRIPT_PATH not in done.columns:
         return []
     done = done[done[SCRIPT_PATH].notna()]
-    keys = [key for key in config_keys(done) if _may_matter(key)]
+    keys = [
+        key
+        for key in config_keys(done)
+        if not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
+    ]
     metrics = [column for column in done.columns if column.startswith("metric:")]
     if done.empty or not metrics:
         return []
@@ -395,19 +386,10 @@ def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
     return [setting for key in asked if (setting := _ignored_setting(key, rows)) is not None]
 
 
-def _may_matter(key: str) -> bool:
-    return not key.startswith("_") and key.split(".")[0] not in NOT_IDENTITY_OF_SCRIPTS
-
-
 def _ignored_setting(
     key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]
 ) -> IgnoredSetting | None:
-    """Return the setting `key` if it changed no metric.
-
-    Returns:
-        The setting. If two runs that differ only in `key` have different metrics, or if there are no two such runs, the
-        result is None.
-    """
+    """Return the setting if no metric depends on it. None if one does, or if no two runs differ only in `key`."""
     cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for config, measured in rows:
         rest = tuple(value for other, value in config.items() if other != key)

@@ -1,4 +1,4 @@
-"""Find out which runs are missing from a study, and why its runs may not be comparable."""
+"""Find missing runs of a study, and differences that make its runs hard to compare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Progress:
     Attributes:
         done: The number of finished runs.
         total: The number of all runs, including those that have not started.
-        others: The number of other runs, keyed by state, such as "failed" or "not started".
+        others: The numbers of other runs, keyed by state, such as "failed" or "not started".
     """
 
     done: int
@@ -47,11 +47,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class LostWork:
-    """The work that was lost when ranks or runs died, and that was then done again.
+    """Work that was lost when ranks or runs died, and then done again.
 
     Attributes:
-        seconds: The lost time of all runs together, in seconds.
-        restarts: How often the ranks of a run were restarted within an attempt.
+        seconds: The lost time of all runs, in seconds.
+        restarts: How often ranks were restarted within an attempt.
         most: The name of the run that lost the most time.
         most_seconds: The time that this run lost, in seconds.
     """
@@ -64,7 +64,7 @@ class LostWork:
 
 @dataclass(frozen=True)
 class MissingSeeds:
-    """A group that lacks a finished run for some seeds that another group of its facet has."""
+    """A group without a finished run for some seeds of its facet."""
 
     group: Group
     facet: str
@@ -73,27 +73,25 @@ class MissingSeeds:
 
 @dataclass(frozen=True)
 class Completeness:
-    """The gaps in a study's results, and the differences that make its runs hard to compare.
+    """Gaps in a study's results, and differences that make its runs hard to compare.
 
     Attributes:
-        newer: The paths of the manifests that a newer version wrote, with the reason why they cannot be read.
+        newer: The manifests that a newer version wrote, each with the error.
         progress: How many runs are finished.
-        errors: The names of the failed runs, keyed by the error with which they ended. The key is "" if the error is
-            not known.
+        errors: The names of the failed runs, keyed by their error, or by "" if it is unknown.
         lost: The work that was lost and done again. None if there is none.
-        unreadable: The names of the runs whose record cannot be read, with the reason.
+        unreadable: The names of the runs with unreadable records, each with the reason.
         edited: The names of the runs whose config.yaml does not match the folder's name.
-        without_value: The number of finished runs that have no value of the metric.
-        impossible: The values of the metric that are below 0 or above 1 although the metric is a share, keyed by run.
-        repeated: The names of the runs that have the same settings and seed as another run, but another value.
-        bits: The bit widths of formats whose records disagree, keyed by format. An unknown bit width is None.
-        units: The units of the metric, if the records disagree. Otherwise empty.
+        without_value: The number of finished runs without the metric.
+        impossible: The shares below 0 or above 1, keyed by run.
+        repeated: The names of runs that repeat a seed with another value.
+        bits: The recorded bit widths of formats whose records disagree, keyed by format. None is an unknown width.
+        units: The units of the metric if records disagree, otherwise empty.
         without_seed: The number of finished runs that record no seed.
         finished: The number of finished runs.
-        missing_seeds: The groups that lack seeds, with these seeds.
-        processors: The processors with their numbers of runs, if the runs used different ones. Otherwise empty.
-        versions: The properties of the software that differ between runs. Each contains the number of runs, keyed by
-            the property's value.
+        missing_seeds: The groups that lack seeds.
+        processors: The processors with their numbers of runs if there are several, otherwise empty.
+        versions: For each software property that differs, the number of runs of each value.
     """
 
     newer: list[tuple[str, str]]
@@ -143,10 +141,10 @@ def completeness(study: Study, sweeps: Sequence[SweepDir]) -> Completeness:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """Return the names of the modules whose code differs between the finished runs.
+    """Return the modules whose code differs between finished runs, and "data" if data differ.
 
-    If runs with the same data settings used different data, the list also contains "data". In both cases, a difference
-    between the results need not come from the formats.
+    Data are compared between runs with the same data settings. Such a difference may explain results instead of the
+    formats.
     """
     done = finished(study.runs)
     mixed = [c.removeprefix(CODE) for c in done.columns if c.startswith(CODE) and done[c].nunique() > 1]
@@ -164,8 +162,7 @@ def _manifests(sweeps: Sequence[SweepDir]) -> tuple[dict[str, dict[str, Any]], l
     """Read the manifests of the sweeps.
 
     Returns:
-        The manifests that can be read, keyed by the name of the sweep, and the paths of the manifests that a newer
-        version wrote, with the reason why they cannot be read.
+        The readable manifests keyed by sweep, and the path of each newer manifest with the error.
     """
     found, newer = {}, []
     for name, sweep in sweep_names(sweeps).items():
@@ -193,7 +190,7 @@ def _progress(runs: pd.DataFrame, manifests: dict[str, dict[str, Any]]) -> Progr
 
 
 def _errors(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the names of the failed runs, keyed by the error with which they ended, most frequent error first."""
+    """Return the names of the failed runs keyed by their error, most frequent first."""
     found: dict[str, list[str]] = {}
     failed = runs[runs["run:state"] == State.FAILED]
     for name, path in zip(failed["run:name"], failed["run:path"], strict=True):
@@ -225,9 +222,9 @@ def _other_bits(done: pd.DataFrame) -> dict[str, list[float | None]]:
 
 
 def _missing_seeds(study: Study) -> list[MissingSeeds]:
-    """Return the groups that lack a seed that another group of their facet has.
+    """Return the groups that lack a seed of another group of their facet.
 
-    If no run of a group finished and some failed, the group is left out, because its runs are reported as failed.
+    Groups of which all runs failed are left out, because their failures are reported.
     """
     found = []
     for facet in study.facets:
@@ -240,20 +237,16 @@ def _missing_seeds(study: Study) -> list[MissingSeeds]:
 
 
 def _processors(study: Study) -> list[tuple[str, int]]:
-    """Return each processor with its number of runs, if the runs used different processors.
+    """Return each processor with its number of runs, if there are several.
 
-    Results may differ between processors, because their vector instructions determine the order of float32 sums in the
-    libraries that torch calls.
+    Vector instructions determine the order of float32 sums in the libraries that torch calls, so results may differ.
     """
     kinds = processors(run for group in study.groups for run in group.runs)
     return [(described(kind), count) for kind, count in kinds.most_common()] if differ(kinds) else []
 
 
 def _versions(done: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Return the properties of the software that differ between runs, with the number of runs for each value.
-
-    Different software can give different results, although the configs of the runs are the same.
-    """
+    """Count the runs of each value of the software properties that differ."""
     found = {}
     for column in done.columns:
         if column.startswith("env:") and column not in (*_ANY_MACHINE, *_PROCESSOR):

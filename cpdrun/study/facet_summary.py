@@ -1,13 +1,16 @@
-"""Summarize the answers for many facets, and find orders of summation that need more bits than others."""
+"""Summarize the answers of many facets, and compare orders of summation.
+
+An order of summation defines which gradients are added to which, and when.
+"""
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cpdrun.study import formats
 from cpdrun.study.collect import identity
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
+from cpdrun.study.grouping import sortable
 from cpdrun.study.study import Study
 from cpdrun.study.verdicts import Kind
 
@@ -17,13 +20,12 @@ ORDER = ("sync.order", "sync.group_size")
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of facets in which the ladder with a given gradient scaling has an answer of a given kind.
+    """The number of facets whose ladders have a given kind of answer.
 
     Attributes:
         kind: The kind of the answer.
         count: The number of facets.
-        ends: The groups that these facets' answers show: the one with the fewest bits and the one with the most bits.
-            It contains one group if both have the same title, and none if no answer shows a group.
+        ends: The shown groups with the fewest and the most bits. One group if both have the same title. May be empty.
     """
 
     kind: Kind
@@ -36,8 +38,8 @@ class ScalingSummary:
     """The answers for one gradient scaling in many facets.
 
     Attributes:
-        scaling: How the gradients are scaled.
-        facets: The number of facets that have an answer.
+        scaling: How gradients are scaled.
+        facets: The number of facets with an answer.
         counts: The kinds that occur, in the order of `Kind`.
     """
 
@@ -47,11 +49,11 @@ class ScalingSummary:
 
 
 def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
-    """Return a summary for each gradient scaling. Scalings with a certified answer come first.
+    """Return a summary of each gradient scaling, with certified scalings first.
 
     Args:
         study: The study.
-        facets: The facets to summarize. Their baselines must be fit to compare with.
+        facets: The facets to summarize. Their baselines must be usable.
     """
     found = []
     for name in scalings(study):
@@ -72,24 +74,31 @@ def summarize(study: Study, facets: Sequence[Facet]) -> list[ScalingSummary]:
 
 
 def scalings(study: Study) -> list[str]:
-    """Return the names of the study's gradient scalings: first scaling rules, then `with APS`, then `without APS`."""
+    """Return the study's gradient scalings: scaling rules, then `with APS`, then `without APS`."""
     names = {group.strategy for group in study.groups if not group.is_baseline}
     usual = (WITH_APS, WITHOUT_APS)
     return [*sorted(names - {*usual}), *(name for name in usual if name in names)]
 
 
+def sends_alike(study: Study) -> bool:
+    """Return True if the groups of each facet send equally many bytes.
+
+    This happens if the formats of other tensors than gradients vary.
+    """
+    return not study.bits_axis.is_of_gradients and all(
+        len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2
+        for facet in study.facets
+    )
+
+
 def sort_facets(facets: Collection[Facet]) -> list[Facet]:
-    """Return facets sorted by the number of workers, and then by the longest series of rounded additions."""
-    return sorted(facets, key=lambda each: (_sortable(each.keys.get("world_size")), longest_chain(each)))
+    """Return facets sorted by the number of workers and the longest series of additions."""
+    return sorted(facets, key=lambda each: (sortable(each.keys.get("world_size")), longest_chain(each)))
 
 
 def longest_chain(facet: Facet) -> float:
-    """Return the number of rounded additions in the facet's longest series, or 0 if no record contains it."""
+    """Return the number of rounded additions in the facet's longest series, or 0 if unknown."""
     return max((group.longest_chain for group in facet.groups if group.longest_chain > 0), default=0)
-
-
-def _sortable(value: object) -> tuple[Any, ...]:
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
 # ---- orders of summation
@@ -100,11 +109,10 @@ class OrderComparison:
     """A bit width that is certified in one order of summation and refuted in others.
 
     Attributes:
-        label: The values that the facets share, followed by the gradient scaling.
+        label: The values that the facets share, with the gradient scaling.
         certified: The certified group with the fewest bits.
-        order: The facet in which `certified` is certified.
-        refuted: The facets with other orders of summation in which as many bits are refuted, each with the number of
-            bits of its widest refuted width.
+        order: The facet of `certified`.
+        refuted: The facets where as many bits are refuted, each with the bits of its widest refuted width.
     """
 
     label: str
@@ -114,7 +122,7 @@ class OrderComparison:
 
 
 def compare_orders(study: Study) -> list[OrderComparison]:
-    """Return each bit width that is certified in one order of summation and refuted in another order."""
+    """Return the bit widths that are certified in one order of summation and refuted in another."""
     found = []
     for facets in _by_order(study):
         for name in scalings(study):

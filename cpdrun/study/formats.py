@@ -1,8 +1,7 @@
-"""Look up the bit widths of the number formats that runs' records name, and sort formats by bit width.
+"""Look up bit widths of the formats in run records, and sort formats by them.
 
 A record may name a Python module that defines a format of the user's own. This module never imports it, because a run
-directory may come from anyone, and importing a module executes it. The bit widths of such formats come from
-format.json, which the launcher wrote to the run directory.
+directory may come from anyone. The bit widths of such formats come from format.json, which the launcher wrote.
 """
 
 from functools import cache
@@ -16,11 +15,11 @@ from cpdrun.stats.means import is_number
 
 
 class Recorded(str):
-    """The name of a format in a config, together with its bit widths from the run's record.
+    """A format's name in a config, with the bit widths from the run's record.
 
     Attributes:
-        bits: The number of bits per value. None if it is unknown.
-        exponent_bits: The number of exponent bits. None if it is unknown.
+        bits: The number of bits per value. None if unknown.
+        exponent_bits: The number of exponent bits. None if unknown.
     """
 
     bits: int | float | None = None
@@ -28,12 +27,9 @@ class Recorded(str):
 
     @classmethod
     def of(cls, name: str, facts: dict[str, Any] | None) -> "Recorded":
-        """Create a recorded format.
+        """Create a recorded format from its name and format.json, {name, bits, exponent_bits}.
 
-        Args:
-            name: The name of the format in the config.
-            facts: The content of format.json, {name, bits, exponent_bits}, or None if there is no such file. It is
-                ignored if it describes a format with another name.
+        The bit widths are ignored if format.json is missing or has another name.
         """
         made = cls(name)
         if facts is not None and facts.get("name") == name:
@@ -43,29 +39,25 @@ class Recorded(str):
 
 
 class Choice(Recorded):
-    """The name of a choice that is not itself a format, such as `pure_fp8` of the config group `precision`.
+    """A choice that is no format itself, such as `precision=pure_fp8`, with its bit width.
 
-    A choice may round to several formats. `cpdrun.study.choices` defines which of them gives the choice its bit width.
+    `cpdrun.study.choices` defines which of its formats gives the bit width.
 
     Attributes:
-        rounds: The number of the choice's settings that name a format or a bit width.
+        rounds: The number of settings that name a format or a bit width.
     """
 
     rounds: int = 0
 
     @classmethod
     def made(cls, name: str, bits: float, exponent_bits: int | None, rounds: int = 0) -> "Choice":
-        """Create a choice with a known bit width."""
         found = cls(name)
         found.bits, found.exponent_bits, found.rounds = bits, exponent_bits, rounds
         return found
 
 
 def parse(name: object) -> NumberFormat | None:
-    """Return the built-in format with this name, or None if there is none.
-
-    The result is also None for a format that the user defined, and for a choice, even if a format has the same name.
-    """
+    """Return the built-in format with this name, or None. A choice is never a format."""
     return None if isinstance(name, Choice) or is_own(name) else _parse(str(name))
 
 
@@ -78,7 +70,7 @@ def _parse(name: str) -> NumberFormat | None:
 
 
 def same(one: object, other: object) -> bool:
-    """Return whether two values are equal, or are two spellings of the same format, such as fp32 and e8m23."""
+    """Return True if two values are equal or spell the same format, such as fp32 and e8m23."""
     if parse(one) is not None and parse(one) == parse(other):
         return True
     if isinstance(one, str) or isinstance(other, str):
@@ -87,20 +79,16 @@ def same(one: object, other: object) -> bool:
 
 
 def bits(name: object) -> int | float | None:
-    """Return a format's number of bits per value, or None if it is unknown.
+    """Return a format's bits per value, or None if unknown.
 
-    Each value's share of the block's scale is included, so mxfp8_e4m3 has 8.25. For a format that the user defined, the
-    recorded number is returned.
+    Shares of block scales count, so mxfp8_e4m3 has 8.25.
     """
     fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
 
 
 def exponent_bits(name: object) -> int | None:
-    """Return a floating-point format's number of exponent bits. For other formats, return None.
-
-    For a format that the user defined, the recorded number is returned.
-    """
+    """Return a floating-point format's number of exponent bits, or None for other formats."""
     fmt = parse(name)
     return (
         fmt.exponent_bits if fmt is not None else name.exponent_bits if isinstance(name, Recorded) else None
@@ -108,7 +96,7 @@ def exponent_bits(name: object) -> int | None:
 
 
 def is_baseline(name: object) -> bool:
-    """Return whether a value is fp32, or is a choice that rounds nothing. Such a value is the default baseline."""
+    """Return True for fp32 and for choices that round nothing, the default baselines."""
     fmt = parse(name)
     if fmt is None and isinstance(name, Recorded):
         return (name.exponent_bits, name.bits) == (8, 32)
@@ -116,7 +104,7 @@ def is_baseline(name: object) -> bool:
 
 
 def is_floating(name: object) -> bool:
-    """Return whether a name is a built-in binary floating-point format, so that it has emin and emax."""
+    """Return True for a built-in binary floating-point format, which has emin and emax."""
     fmt = parse(name)
     return fmt is not None and fmt.exponent_bits is not None
 
@@ -124,15 +112,14 @@ def is_floating(name: object) -> bool:
 def order(name: object) -> tuple:
     """Return the key that sorts formats from the fewest bits to the most.
 
-    Formats with the same bit width are sorted by exponent bits, most first (the largest range), and choices are then
-    sorted by the number of settings that round, fewest first. Formats with an unknown bit width come last.
+    Ties: most exponent bits first, then the fewest rounded settings. Unknown bit widths come last.
     """
     size, rounds = bits(name), name.rounds if isinstance(name, Choice) else 0
     return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))
 
 
 def widest_first(name: object) -> tuple:
-    """Return the key that sorts formats from the most bits to the fewest. Ties are sorted as by `order`."""
+    """Return the key that sorts formats from the most bits to the fewest."""
     size, *rest = order(name)
     return (-size, *rest)
 

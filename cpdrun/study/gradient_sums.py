@@ -1,14 +1,13 @@
-"""Analyze how a run summed its gradients, what rounding did to the sums, and why the sums are wrong.
+"""Analyze how a run summed its gradients, and why the sums are wrong.
 
-The statistics come from metrics.jsonl, which has one row per epoch. A row may contain `layers`, which maps a layer's
-name to the layer's last statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow",
-"nonfinite", "sum_error"}. `cpdrun.comm.statistics` defines them. A row may also contain `nonfinite_gradients`. This is
-the number of elements that were inf or NaN in the epoch's sums, including those that the format turned into finite
-numbers.
+The statistics come from metrics.jsonl, with one row per epoch. `layers` in a row maps a layer's name to its last
+statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow", "nonfinite", "sum_error"}
+(`cpdrun.comm.statistics`). `nonfinite_gradients` counts the inf and NaN elements of the epoch's sums, including those
+that the format turned into finite numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
@@ -25,14 +24,7 @@ FLAT_UP_TO = 8
 
 
 def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
-    """Return the largest number of rounded additions in series from a worker's gradient to the sum.
-
-    For an unknown order of summation, the result is None.
-
-    Args:
-        sync: The config section `sync`.
-        workers: The number of workers.
-    """
+    """Return the largest number of rounded additions in series, or None for an unknown order."""
     order = sync.get("order")
     if order in ("rank", "ring"):
         return workers - 1
@@ -47,10 +39,7 @@ def longest_chain(sync: Mapping[str, Any], workers: int) -> int | None:
 
 
 def workers_per_scale(sync: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers whose gradients are added in series.
-
-    The scale of APS leaves enough powers of two free for their sum.
-    """
+    """Return the number of workers whose gradients are added in series. APS leaves room for their sum."""
     order = sync.get("order")
     if order == "tree":
         return min(2, workers)
@@ -71,16 +60,15 @@ def group_size(sync: Mapping[str, Any], workers: int) -> int:
 
 @dataclass(frozen=True)
 class EpochStatistics:
-    """The statistics of one layer at the end of one epoch. Shares are between 0 and 1.
+    """One layer's statistics at the end of one epoch. Shares are between 0 and 1.
 
     Attributes:
         epoch: The number of the epoch.
-        low: floor(log2 |g|) of the smallest nonzero gradient of any worker. None if it was not recorded.
-        high: floor(log2 |g|) of the largest gradient of any worker. None if it was not recorded.
-        underflow: The share of the nonzero values that the format rounded to 0. NaN if it was not recorded.
-        overflow: The share of the values above the format's largest value. NaN if it was not recorded.
-        sum_error: The relative error of the sum, ||sum - S|| / ||S||, where S is the exact sum. NaN if it was not
-            recorded, or if S is 0 or not finite.
+        low: floor(log2 |g|) of the smallest nonzero gradient of any worker. None if unknown.
+        high: floor(log2 |g|) of the largest gradient of any worker. None if unknown.
+        underflow: The share of nonzero values that became 0. NaN if unknown.
+        overflow: The share of values above the format's largest value. NaN if unknown.
+        sum_error: ||sum - S|| / ||S|| for the exact sum S. NaN if unknown, or if S is 0 or not finite.
         nonfinite: The number of elements of the sum that were not finite.
     """
 
@@ -94,40 +82,53 @@ class EpochStatistics:
 
     @property
     def span(self) -> int:
-        """The number of powers of two from the smallest to the largest gradient. 0 if it is unknown."""
+        """The number of powers of two from the smallest to the largest gradient. 0 if unknown."""
         return 0 if self.low is None or self.high is None else self.high - self.low + 1
 
 
-@dataclass(frozen=True)
-class LayerStatistics:
-    """The statistics of one layer in all epochs in which its sum was rounded.
+class Summary:
+    """Statistics over several parts, such as layers.
 
-    The properties are means over the epochs, except `low` and `high`, which are the smallest and the largest exponent.
+    They are means, except `low` and `high`, which are the smallest and the largest exponent of any part.
     """
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The parts, which have the same statistics."""
+        raise NotImplementedError
+
+    @property
+    def underflow(self) -> float:
+        return mean_of_known(part.underflow for part in self.parts)
+
+    @property
+    def overflow(self) -> float:
+        return mean_of_known(part.overflow for part in self.parts)
+
+    @property
+    def sum_error(self) -> float:
+        return mean_of_known(part.sum_error for part in self.parts)
+
+    @property
+    def low(self) -> int | None:
+        return min((part.low for part in self.parts if part.low is not None), default=None)
+
+    @property
+    def high(self) -> int | None:
+        return max((part.high for part in self.parts if part.high is not None), default=None)
+
+
+@dataclass(frozen=True)
+class LayerStatistics(Summary):
+    """The statistics of one layer over all epochs in which its sum was rounded."""
 
     name: str
     format: str
     epochs: list[EpochStatistics]
 
     @property
-    def underflow(self) -> float:
-        return mean_of_known(epoch.underflow for epoch in self.epochs)
-
-    @property
-    def overflow(self) -> float:
-        return mean_of_known(epoch.overflow for epoch in self.epochs)
-
-    @property
-    def sum_error(self) -> float:
-        return mean_of_known(epoch.sum_error for epoch in self.epochs)
-
-    @property
-    def low(self) -> int | None:
-        return min((epoch.low for epoch in self.epochs if epoch.low is not None), default=None)
-
-    @property
-    def high(self) -> int | None:
-        return max((epoch.high for epoch in self.epochs if epoch.high is not None), default=None)
+    def parts(self) -> Sequence[EpochStatistics]:
+        return self.epochs
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,8 @@ class NonfiniteGradients:
 
     Attributes:
         epoch: The number of the epoch.
-        elements: The number of elements that were not finite, in all steps of that epoch.
-        layers: The layers with nonfinite elements in the last statistics of that epoch. It may be empty, because these
-            statistics describe a single step.
+        elements: The number of nonfinite elements in all steps of that epoch.
+        layers: The layers with nonfinite elements in the epoch's recorded step. May be empty.
     """
 
     epoch: int
@@ -147,13 +147,11 @@ class NonfiniteGradients:
 
 
 @dataclass(frozen=True)
-class GradientStatistics:
-    """The statistics of a run's gradient sums.
-
-    The properties are means over layers, except `low` and `high`, which are the smallest and the largest exponent.
+class GradientStatistics(Summary):
+    """The statistics of a run's gradient sums over all layers.
 
     Attributes:
-        layers: The layers whose sum was rounded, in the model's order. Empty if the record has none.
+        layers: The layers whose sum was rounded, in the model's order. May be empty.
         exact: The names of the layers that were summed in fp32.
         nonfinite: The first epoch in which a sum was not finite. None if all sums were finite.
     """
@@ -163,39 +161,15 @@ class GradientStatistics:
     nonfinite: NonfiniteGradients | None
 
     @property
-    def underflow(self) -> float:
-        return mean_of_known(layer.underflow for layer in self.layers)
-
-    @property
-    def overflow(self) -> float:
-        return mean_of_known(layer.overflow for layer in self.layers)
-
-    @property
-    def sum_error(self) -> float:
-        return mean_of_known(layer.sum_error for layer in self.layers)
-
-    @property
-    def low(self) -> int | None:
-        return min((layer.low for layer in self.layers if layer.low is not None), default=None)
-
-    @property
-    def high(self) -> int | None:
-        return max((layer.high for layer in self.layers if layer.high is not None), default=None)
+    def parts(self) -> Sequence[LayerStatistics]:
+        return self.layers
 
     def worst(self, most: int = 3) -> list[LayerStatistics]:
-        """Return the worst layers, sorted by the error of the sum and then by underflow, worst first.
-
-        Args:
-            most: The largest number of layers to return.
-        """
+        """Return the layers with the largest errors of the sum, worst first. Underflow breaks ties."""
         return sorted(self.layers, key=lambda one: (-_known(one.sum_error), -_known(one.underflow)))[:most]
 
     def by_epoch(self, figure: Callable[[EpochStatistics], float]) -> dict[int, float]:
-        """Return the mean of a statistic over the layers, keyed by epoch. Epochs without a known value are left out.
-
-        Args:
-            figure: The function that returns the statistic, given a layer's statistics of one epoch.
-        """
+        """Return the mean of a statistic over the layers, keyed by epoch. Unknown values are left out."""
         rows = [row for layer in self.layers for row in layer.epochs]
         epochs = sorted({row.epoch for row in rows})
         means = {epoch: mean_of_known(figure(row) for row in rows if row.epoch == epoch) for epoch in epochs}
@@ -203,7 +177,7 @@ class GradientStatistics:
 
 
 def gradient_statistics(rows: Iterable[EpochRow]) -> GradientStatistics:
-    """Return the gradient statistics in the rows of a run's metrics.jsonl. Damaged entries are skipped."""
+    """Return the gradient statistics of a run's metrics.jsonl. Damaged entries are skipped."""
     epochs: dict[str, list[EpochStatistics]] = {}
     formats_by_layer: dict[str, str] = {}
     exact: dict[str, None] = {}
@@ -254,16 +228,16 @@ def _count(value: Any) -> int:
     return int(value) if _number(value) > 0 else 0
 
 
-# Up to this relative error of the sum, rounding does not harm a run. For comparison: e4m3 with APS and 8 workers has an
-# error of 0.056, and its results equal those of fp32.
+# Up to this relative error of the sum, rounding is harmless. Even e4m3 with APS and 8 workers, with an error of 0.056,
+# has the results of fp32.
 HARMFUL_SUM_ERROR = 0.05
-MANY_UNDERFLOW = 0.2  # if a larger share of the gradients becomes 0, underflow is the main cause
-SOME_OVERFLOW = 1e-4  # the limit is small because a single infinity spoils a whole step of its layer
-NEARLY_ALL = 0.9  # if a larger share becomes 0, the sum is wrong, even if its error looks small
+MANY_UNDERFLOW = 0.2  # If a larger share of the gradients becomes 0, underflow is the main cause.
+SOME_OVERFLOW = 1e-4  # The limit is small because a single infinity spoils a whole step of its layer.
+NEARLY_ALL = 0.9  # If a larger share becomes 0, the sum is wrong, even if its error looks small.
 
 
 class Cause(StrEnum):
-    """The main cause of wrong gradient sums, or the reason why there is none."""
+    """The main cause of wrong gradient sums, or why there is none."""
 
     OVERFLOW = "overflow"  # Values are above the format's largest value.
     UNDERFLOW = "underflow"  # Many values become 0.
@@ -275,12 +249,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """The main reason why a run's gradient sums are wrong.
+    """Why a run's gradient sums are wrong.
 
     Attributes:
         cause: The main cause.
-        statistics: The run's gradient statistics, from which the cause was found.
-        worst: The layers in which the errors are largest, worst first.
+        statistics: The run's gradient statistics.
+        worst: The layers with the largest errors, worst first.
     """
 
     cause: Cause
@@ -304,7 +278,7 @@ def find_reason(statistics: GradientStatistics) -> Reason:
 def exponent_range(name: str) -> tuple[int, int] | None:
     """Return the exponents of a format's smallest subnormal and of its largest value.
 
-    If the format has no fixed range, as with formats with block scales, or if the user defined it, the result is None.
+    None for formats without a fixed range, as with block scales, and for those that users define.
     """
     fmt = formats.parse(name)
     if not isinstance(fmt, Format):
@@ -315,15 +289,15 @@ def exponent_range(name: str) -> tuple[int, int] | None:
 def represented_binades(
     statistics: GradientStatistics, name: str, workers: int, *, scaled: bool
 ) -> tuple[float, float] | None:
-    """Return how many powers of two of a layer's gradients a format represents, and how many the gradients span.
+    """Return how many powers of two the gradients span, and how many the format represents.
 
-    Both numbers are means over layers and epochs. If they are unknown, the result is None.
+    Both are means over layers and epochs. The represented number comes first. The result is None if they are unknown.
 
     Args:
         statistics: The gradient statistics of a run.
         name: The name of the format.
-        workers: The number of workers for whose sum the scale leaves room.
-        scaled: Whether APS scales the gradients, so that the format's largest exponent lies above the largest sum.
+        workers: The number of workers whose sum must fit.
+        scaled: Whether APS scales the gradients, so that the format's top lies above the largest sum.
     """
     limits = exponent_range(name)
     found = []

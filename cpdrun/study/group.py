@@ -1,6 +1,8 @@
-"""Define groups, which are runs that differ only in their seed, and facets, in which groups are compared.
+"""Define `Group`, `Facet`, and `Method`.
 
-The module also determines the communication method of a run.
+The runs of a group differ only in their seed. The groups of a facet are compared with each other. A method is how
+workers exchange gradients: in which format, with which compressor, and how often. A ladder consists of the candidates
+of a facet that share a gradient scaling, sorted by bit width.
 """
 
 import math
@@ -33,24 +35,22 @@ _COMPRESSORS = {
     "PowerSGD": "PowerSGD",
     "Sign": "sign",
 }
-# The class of the compressor that rounds messages. With local steps, it does not count as a compressor: the workers'
-# updates are summed in the run's format, as gradients are without local steps.
+# This compressor rounds messages. With local steps, it is no compressor: updates are summed in the run's format.
 _IN_FORMAT = "Rounded"
 _PLAIN = ("fp32", "bf16", "fp16")  # A platform's all_reduce can sum these formats.
 
 
 @dataclass(frozen=True)
 class Method:
-    """A run's communication method: what workers send to each other, and how often.
+    """A run's communication method.
 
     Attributes:
-        family: The name of the method's family, for plots and tables.
-        pattern: The communication pattern, which defines which worker sends what to which other worker. It is one of
-            costmodel.PATTERNS, or None if the config does not determine it.
+        family: The name of the family for plots and tables, such as "top-k" or "with APS".
+        pattern: Which worker sends what to which other worker, one of costmodel.PATTERNS. None if it is unknown.
         format: The run's format.
         aps: Whether the run uses APS.
         compressor: The compressor's key in a calibration. None without a compressor.
-        every: The number of steps from one exchange to the next.
+        every: The number of steps between two exchanges.
         gather: The format in which sharded weights are gathered. None if weights are not sharded.
     """
 
@@ -64,16 +64,12 @@ class Method:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a platform's own all_reduce computes the same sums, apart from the order of the additions."""
+        """Whether a platform's own all_reduce computes the same sums, except for the order of the additions."""
         return self.pattern == "direct" and not self.aps and self.every == 1 and self.format in _PLAIN
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """Return the communication method of a run.
-
-    Args:
-        config: The run's settings, keyed by dotted key.
-    """
+    """Return the communication method of a run, given its settings keyed by dotted key."""
     name, aps = str(config.get("format")), bool(config.get("aps"))
     fmt = formats.parse(name)
     if fmt is not None and fmt.is_fp32:
@@ -102,9 +98,9 @@ def _settings(config: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 
 def _compressor_words(kind: str | None) -> str:
-    """Return a readable name for a compressor class.
+    """Return the paper's name of a compressor class, or the words of the class name.
 
-    If the paper's name is known, return it. Otherwise, split the class name into words: `SignSGD` gives `sign SGD`.
+    Example: `SignSGD` gives `sign SGD`.
     """
     if kind is None:
         return "compressed"
@@ -117,7 +113,7 @@ def _last(target: Any) -> str | None:
 
 
 def _is(value: Any) -> bool:
-    """Return whether a setting has a value. pandas stores a missing value as NaN."""
+    """Return True if a setting has a value. pandas stores a missing value as NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
@@ -128,25 +124,22 @@ class Group:
 
     Attributes:
         keys: The group's value on each axis, keyed by config key.
-        by_seed: The metric of each finished run, keyed by seed. Runs without a finite value are left out.
+        by_seed: The finite metric of each finished run, keyed by seed.
         n_finished: The number of finished runs, counting each seed once.
         diverged: The number of finished runs that diverged.
         failed: The number of failed runs.
-        hybrid: A description of the layers and epochs whose gradients are exchanged in fp32, whatever the format. Empty
-            if there are none.
-        figures: Further numbers from the records, such as `wire_bytes`, as means over the finished runs. If the records
-            do not contain a number, it is NaN.
+        hybrid: The layers and epochs whose gradients are exchanged in fp32, as text. Usually empty.
+        figures: Further numbers of the records, such as `wire_bytes`, as means over finished runs. NaN if unknown.
         runs: The finished runs, one per seed.
         diverged_seeds: The seeds of the runs that diverged or whose metric is not finite.
-        repeated: The names of the runs that have the same seed as another run of the group, but another result.
+        repeated: The names of runs that repeat a seed with another result.
         axis: The study's axis of bits.
         failures: The reasons why runs have no value, keyed by seed.
-        lengths: The numbers of epochs, steps, or rows of finished runs of scripts, keyed by seed.
-        gave_up_seeds: The seeds of the runs that were stopped early because they did not learn. Their values are those
-            of the last epoch.
-        fingerprints: The runs' fingerprints, keyed by seed. Two are equal only if the runs are equal bit for bit.
-        products: The counted matrix products of a training step, from done.json. None if they were not recorded.
-        rounds: For a named case, a choice that has the case's bit width. None if cases are not compared.
+        lengths: The numbers of epochs, steps, or rows of scripts' finished runs, keyed by seed.
+        gave_up_seeds: The seeds of the runs that were stopped early because they did not learn.
+        fingerprints: The runs' fingerprints, keyed by seed. Equal fingerprints mean that runs are equal bit for bit.
+        products: The counted matrix products of a training step. None if unknown.
+        rounds: The bit width of a named case. None if cases are not compared.
         method: The communication method.
     """
 
@@ -175,28 +168,19 @@ class Group:
         return list(self.by_seed.values())
 
     @property
-    def gave_up(self) -> int:
-        """The number of runs that were stopped early because they did not learn."""
-        return len(self.gave_up_seeds)
-
-    @property
-    def ended(self) -> dict[Any, float]:
-        """The metric, keyed by seed. A run that diverged has NaN, even if it recorded a value."""
-        return {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
-
-    @property
     def outcomes(self) -> Runs:
-        """The values and failures of the runs, in the form that `compare_runs` expects."""
-        return Runs(self.ended, self.failures, self.lengths, self.gave_up_seeds)
+        """The values and failures of the runs, for `compare_runs`. Diverged runs have NaN, whatever they recorded."""
+        values = {**self.by_seed, **dict.fromkeys(self.diverged_seeds, math.nan)}
+        return Runs(values, self.failures, self.lengths, self.gave_up_seeds)
 
     @property
     def format(self) -> Any:
-        """The group's value on the axis of bits. If this axis is `format`, it is the format of what workers send."""
+        """The group's value on the axis of bits, usually the format of gradients."""
         return self.keys[self.axis.key]
 
     @property
     def bits(self) -> int | float | None:
-        """The bit width of the compared format or named case. None if it is unknown."""
+        """The bit width of the format or the named case. None if it is unknown."""
         return formats.bits(self.format if self.rounds is None else self.rounds)
 
     @property
@@ -215,7 +199,7 @@ class Group:
 
     @property
     def full_name(self) -> str:
-        """The group's name: the name of a named case, or otherwise the format and its scaling (`e3m0 with APS`)."""
+        """The name of the case, or else the format with its scaling, such as `e3m0 with APS`."""
         return self.strategy if self.case is not None else f"{self.name} {self.strategy}"
 
     @property
@@ -227,10 +211,8 @@ class Group:
     def strategy(self) -> str:
         """The label of the group's ladder.
 
-        - For a named case, it is the name of the case.
-        - If the axis of bits is not `format`, it names the rounded tensors, such as `of weights`.
-        - Otherwise, it is the gradient scaling, `with APS` or `without APS`. If scaling rules are an axis, their name
-          and settings follow `with APS`.
+        It is the case's name for a named case, `of WEIGHTS` if the axis of bits rounds other tensors than gradients,
+        and otherwise `with APS` or `without APS`. If scaling rules vary, they follow in parentheses.
         """
         if self.case is not None:
             return plain(str(self.case))
@@ -243,40 +225,33 @@ class Group:
 
     @property
     def case(self) -> Any:
-        """The name of the case. None if the group is not a named case, or if named cases are not compared."""
+        """The name of the group's case. None if named cases are not compared."""
         value = self.keys.get(CASE) if self.axis.of_cases else None
         return None if value != value else value  # pandas stores NaN for a missing value
 
     @property
     def is_baseline(self) -> bool:
-        """Whether this group is the baseline, as `BitsAxis.is_baseline` defines it."""
+        """Whether this group is the baseline."""
         name = self.format if self.case is None else str(self.case)
         return self.axis.is_baseline(self.keys, name, is_case=self.case is not None)
 
     @cached_property
     def mean(self) -> float:
-        """The mean of the metric over the seeds. NaN if no run has a value."""
+        """The mean of the metric over the seeds. NaN without values."""
         return mean(self.values)
 
     @property
     def wire_bytes(self) -> float:
-        """The number of bytes that each real worker sends per step."""
+        """The bytes that each real worker sends per step."""
         return self.figures["wire_bytes"]
 
     @property
     def bits_a_parameter(self) -> float:
-        """The bit width with which a plain all-reduce would send as many bytes per step as this group's method.
+        """The bit width with which a plain all-reduce would send as many bytes. NaN if unknown.
 
-        With N workers, it is
-
-            8 wire_bytes / parameters / (2 (N - 1) / N)
-
-        where `wire_bytes` is the number of bytes that one of N real workers sends; received bytes are not counted. The
-        factor 2 (N - 1) / N is the smallest number of values that any all-reduce sends per value of the gradient
-        (P. Patarasuk and X. Yuan, JPDC 69, 2009). Therefore, fp32 gives 32 and e4m3 gives 8 for every N. Scales and the
-        bytes spent on agreeing on scales are included. A message counts once per receiver: if a worker sends k bits per
-        parameter to each of the N - 1 other workers, the result is k N / 2. For a single worker, or if the record lacks
-        one of the numbers, it is NaN.
+        This is 8 wire_bytes / parameters / (2 (N - 1) / N) for N workers, because any all-reduce sends at least 2 (N -
+        1) / N values per value of the gradient (P. Patarasuk and X. Yuan, JPDC 69, 2009). So fp32 has 32 and e4m3 has
+        8. The bytes of scales and of agreeing on scales count, and a message counts once per receiver.
         """
         workers = self.keys.get("world_size")
         if not isinstance(workers, int | float) or not workers > 1:
@@ -286,33 +261,25 @@ class Group:
         return 8 * self.wire_bytes / parameters / share if parameters > 0 else math.nan
 
     @property
-    def test_samples(self) -> float:
-        """The number of test samples on which the metrics are computed. NaN if it is unknown."""
-        return self.figures["test_samples"]
-
-    @property
     def num_classes(self) -> float:
-        """The number of classes. NaN if it is unknown."""
+        """The number of classes. NaN if unknown."""
         return self.figures["num_classes"]
 
     @property
     def longest_chain(self) -> float:
-        """The largest number of rounded additions in series from a worker's gradient to the sum. NaN if unknown."""
+        """The largest number of rounded additions in series from a gradient to the sum. NaN if unknown."""
         return self.figures["longest_chain"]
 
 
 @dataclass(frozen=True)
 class Facet:
-    """The groups that are compared with each other. They usually differ only in format and gradient scaling.
-
-    A plot shows each facet in its own panel.
+    """Groups that are compared with each other. A plot has one panel per facet.
 
     Attributes:
-        keys: The values that distinguish this facet from the study's other facets, keyed by config key.
-        groups: The groups.
-        lent: The baseline, if it belongs to another facet. For example, with
-            `search.baseline={format: fp32, optim.lr: .1}`, the facets of other learning rates have no baseline of their
-            own. Otherwise None.
+        keys: The values that distinguish this facet from others, keyed by config key.
+        groups: The groups. They usually differ only in format and gradient scaling.
+        lent: The baseline if it belongs to another facet, otherwise None. For example, with `search.baseline={format:
+            fp32, optim.lr: .1}`, facets of other learning rates have no baseline of their own.
     """
 
     keys: dict[str, Any]
@@ -331,35 +298,28 @@ class Facet:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether the facet contains a group that is not the baseline."""
+        """Whether the facet contains a candidate."""
         return any(not group.is_baseline for group in self.groups)
 
     @property
     def fp32(self) -> Group | None:
-        """The baseline, even if it has no value yet. None if the facet has no baseline. It need not be fp32."""
+        """The baseline, even if it has no value yet or is not fp32. None if there is none."""
         return next((group for group in self.groups if group.is_baseline), self.lent)
 
     @property
     def baseline(self) -> Group | None:
-        """The baseline if it has a value, otherwise None.
-
-        It may not be fit to compare with (`Study.baseline_problem`).
-        """
+        """The baseline if it has a value, otherwise None. `Study.baseline_problem` tells if it can be used."""
         found = (group for group in (*self.groups, self.lent) if group is not None and group.is_baseline)
         return next((group for group in found if group.values), None)
 
     @property
     def all_groups(self) -> list[Group]:
-        """All groups of the facet. If another facet lends its baseline, this baseline comes first."""
+        """All groups, including a baseline that another facet lends."""
         return [*([self.lent] if self.lent is not None else []), *self.groups]
 
     @cached_property
     def ladders(self) -> dict[str, list[Group]]:
-        """The facet's ladders, keyed by `Group.strategy`. Ladders without APS come last.
-
-        A ladder consists of the candidates that share a gradient scaling, fewest bits first. Candidates of which no run
-        has ended are left out.
-        """
+        """The ladders keyed by `Group.strategy`, fewest bits first. Candidates without an ended run are left out."""
         found: dict[str, list[Group]] = {}
         have_ended = [g for g in self.groups if g.values or g.diverged_seeds or g.failures]
         chosen = [group for group in have_ended if not group.is_baseline]
@@ -369,6 +329,6 @@ class Facet:
 
     @cached_property
     def strategies(self) -> dict[str, list[Group]]:
-        """The ladders, without the groups that have no value."""
+        """The ladders without groups that have no value."""
         shown = {name: [group for group in groups if group.values] for name, groups in self.ladders.items()}
         return {name: groups for name, groups in shown.items() if groups}

@@ -1,4 +1,7 @@
-"""Sort the table of runs into groups, whose runs differ only in their seed, and sort the groups into facets."""
+"""Sort the table of runs into groups, and sort the groups into facets.
+
+The runs of a group differ only in their seed. The groups of a facet are compared with each other.
+"""
 
 import math
 from dataclasses import replace
@@ -32,14 +35,13 @@ _FIGURES = {
 
 
 def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
-    """Return the config keys that distinguish facets. Groups with different values on these keys are not compared.
+    """Return the config keys that distinguish facets. Groups that differ on them are not compared.
 
-    Groups that differ in `format` or `aps` are usually compared, so these keys usually do not distinguish facets. There
-    are three exceptions:
+    `format` and `aps` are such keys only in three cases:
 
-    - If another axis of bits than `format` is compared, both keys distinguish facets.
-    - If the groups are named cases that differ in one of these keys with the same case, this key distinguishes facets.
-    - If the baseline has the same format as the candidates that are compared with it, `format` distinguishes facets.
+    - Both, if another axis of bits than `format` is compared.
+    - One of them, if groups of the same named case differ in it.
+    - `format`, if the baseline has the same format as its candidates.
 
     Args:
         groups: The groups of the study.
@@ -54,22 +56,16 @@ def facet_axes(groups: list[Group], axes: list[str], of: BitsAxis) -> list[str]:
 
 
 def _is_of_cases(groups: list[Group], key: str) -> bool:
-    """Return whether all groups of the same named case have the same value of `key`. Without cases, return True."""
+    """Return True if all groups of the same named case have the same value of `key`."""
     pairs = {(identity(g.case), identity(g.keys[key])) for g in groups if g.case is not None}
     return len(pairs) == len({case for case, _ in pairs})
 
 
 def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Facet]:
-    """Sort groups into facets. The groups of a facet have the same values on `axes`.
+    """Sort groups into facets by their values on `axes`, which `facet_axes` returns.
 
-    A baseline may be shared by several facets, whatever their value on an axis is. This happens if the baseline was
-    requested with one value of the axis, or if the axis is a setting of a recipe's ingredient and the baseline's recipe
-    does not have this ingredient.
-
-    Args:
-        groups: The groups of the study.
-        axes: The keys that distinguish facets, as `facet_axes` returns them.
-        of: The axis of bits.
+    Facets with different values on an axis share a baseline if the user fixed the baseline's value on it, or if the
+    axis is a setting of a recipe's ingredient that the baseline lacks.
     """
     found: dict[tuple[str, ...], Facet] = {}
     of_all = [name for name in axes if name not in (FORMAT, APS)]
@@ -77,21 +73,21 @@ def make_facets(groups: list[Group], axes: list[str], of: BitsAxis) -> list[Face
         is_inside = group.case is None and of.is_of_gradients and of.has_value
         keys = {name: group.keys[name] for name in (of_all if is_inside else axes)}
         found.setdefault(tuple(map(identity, keys.values())), Facet(keys, [])).groups.append(group)
-    without = {name for group in groups if group.is_baseline for name in axes if _is_anothers(name, group)}
+    without = {
+        name
+        for group in groups
+        if group.is_baseline
+        for name in axes
+        if name.split(".")[0] == INGREDIENTS and pd.isna(group.keys[name])
+    }
     crossed = [name for name in axes if name in of.elsewhere or name in without]
     return _lend(list(found.values()), crossed) if crossed else list(found.values())
 
 
-def _is_anothers(axis: str, group: Group) -> bool:
-    """Return whether an axis is a setting of a recipe's ingredient that the group does not have."""
-    return axis.split(".")[0] == INGREDIENTS and pd.isna(group.keys[axis])
-
-
 def _lend(facets: list[Facet], crossed: list[str]) -> list[Facet]:
-    """Lend baselines to facets that have none.
+    """Give each facet without a baseline the baseline of a similar facet.
 
-    A facet without a baseline gets the baseline of a facet that differs only in the axes `crossed`. If a facet contains
-    no candidates and its baseline is lent to another facet, the facet is dropped.
+    The facets may differ only in the axes `crossed`. Facets that contain only a lent baseline are dropped.
     """
 
     def rest(facet: Facet) -> tuple[str, ...]:
@@ -115,8 +111,8 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
         of: The axis of bits.
 
     Returns:
-        The groups in the order of the table of results. They are sorted by the other axes and the world size, then by
-        bit width, most bits first. Of two groups with the same format, the one with APS comes last.
+        The groups in the order of the table of results: by the other axes and the world size, then most bits first. Of
+        two groups with the same format, the one with APS comes last.
     """
     names = list(dict.fromkeys([*CORE_AXES, *axes, *of.elsewhere]))
     members: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -125,7 +121,7 @@ def make_groups(runs: pd.DataFrame, axes: list[str], metric: str, of: BitsAxis) 
     groups = [_group(rows, names, metric, of) for rows in members.values()]
 
     def for_reading(group: Group) -> tuple:
-        rest = tuple(_sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
+        rest = tuple(sortable(group.keys[name]) for name in (*axes, "world_size") if name != of.key)
         return (*rest, *formats.widest_first(group.format), group.aps)
 
     return sorted(groups, key=for_reading)
@@ -137,11 +133,14 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
     done = {_seed(row): row for row in finished}
     ended = list(done.values())
     diverged = {
-        seed for seed, row in done.items() if row["run:status"] == "diverged" or _not_finite(row, metric)
+        seed
+        for seed, row in done.items()
+        if row["run:status"] == "diverged" or metric.removeprefix("metric:") in row["run:not_finite"]
     }
     by_seed = {seed: row[metric] for seed, row in done.items() if math.isfinite(row[metric])}
     failures = {_seed(row): row["run:failure"] for row in rows if row["run:failure"] is not None}
     failures |= dict.fromkeys(done.keys() - by_seed.keys() - diverged, Failure.UNKNOWN)
+    case = rows[0].get(CASE)
     return Group(
         keys={name: rows[0][name] for name in names},
         by_seed=by_seed,
@@ -153,7 +152,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         runs=[RunDir(Path(row["run:path"])) for row in ended],
         diverged_seeds=frozenset(diverged),
         failures={seed: failure for seed, failure in failures.items() if seed not in by_seed},
-        lengths={seed: int(row["run:length"]) for seed, row in done.items() if _is_length(row["run:length"])},
+        lengths={seed: int(row["run:length"]) for seed, row in done.items() if pd.notna(row["run:length"])},
         fingerprints={
             s: row["run:fingerprint"] for s, row in done.items() if isinstance(row["run:fingerprint"], str)
         },
@@ -163,24 +162,17 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         ),
         axis=of,
         method=method_of(rows[0]),
-        rounds=_of_case(rows[0]) if of.of_cases else None,
+        rounds=None if not of.of_cases or pd.isna(case) else choices.of_case(str(case), rows[0]),
         products=next((found for row in ended if isinstance(found := row.get("run:products"), dict)), None),
     )
-
-
-def _of_case(row: dict[str, Any]) -> formats.Choice | None:
-    case = row.get(CASE)
-    return None if case is None or case != case else choices.of_case(str(case), row)
 
 
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the failed runs that count in a comparison.
 
-    A failed run counts if its cell has a finished run. A run with the state `failed` also counts if all other runs of
-    its cell failed too: the cell then gets a row without a value.
-
-    There is an exception for scripts. The user may change the patterns that read a script's metrics. If some runs are
-    done, failed runs with other patterns than theirs were first attempts and do not count.
+    A failed run counts if its cell has a finished run. If all runs of a cell failed, those with the state `failed`
+    count, so the cell gets a row without a value. Failed runs of a script do not count if their metric patterns differ
+    from those of all finished runs, because they were first attempts.
     """
     readable = runs[runs["run:problem"].isna()]
     readable = readable.assign(**{key: readable.get(key) for key in CORE_AXES})
@@ -207,16 +199,8 @@ def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return failed[[a and b for a, b in zip(counts, is_read_alike, strict=True)]]
 
 
-def _not_finite(row: dict[str, Any], metric: str) -> bool:
-    return metric.removeprefix("metric:") in row["run:not_finite"]
-
-
-def _is_length(value: Any) -> bool:
-    return value is not None and value == value  # pandas may store a missing value as NaN
-
-
 def _value(row: dict[str, Any], metric: str) -> tuple[Any, float | None]:
-    """Return a run's status and its metric. A metric that is not finite becomes None, because NaN never equals NaN."""
+    """Return a run's status and metric. A metric that is not finite becomes None, because NaN never equals NaN."""
     return row["run:status"], row[metric] if math.isfinite(row[metric]) else None
 
 
@@ -229,7 +213,8 @@ def _seed(row: dict[str, Any]) -> Any:
     return row["run:name"] if row[SEED] is None else row[SEED]
 
 
-def _sortable(value: Any) -> tuple:
+def sortable(value: Any) -> tuple:
+    """Return a sort key of config values: numbers by size, then other values by their text."""
     if isinstance(value, int | float):
         return (0, value, "")
     return (1, 0, identity(value))

@@ -1,12 +1,11 @@
-"""Choose the margin, which says how much worse than the baseline is still good enough.
+"""Choose the margin: how much worse than the baseline is still good enough.
 
-A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the smaller of
-two values: the baseline's final value, and the baseline's improvement over the untrained model. Each of them alone
-would give too large a margin for some metrics. The final value is too large for losses with a large constant part. The
-improvement is too large for perplexities or squared errors that start thousands of times above their final value.
+A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the baseline's
+final value, or to its improvement over the untrained model, whichever is smaller. The final value alone would allow too
+much for losses with a large constant part. The improvement alone would allow too much for perplexities that start far
+above their final value.
 
-If the record contains the number of classes, the untrained model's value is that of a model that guesses. Otherwise,
-the first logged value is used.
+The untrained model is one that guesses if the number of classes is known. Otherwise, its value is the first logged one.
 """
 
 import math
@@ -20,19 +19,18 @@ from cpdrun.study.metric import Metric, guess
 
 DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
 DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
-# A margin must be at most this share of the baseline's improvement. With a larger margin, a format that hardly learned
-# could pass.
+# A margin above this share of the baseline's improvement would let a format pass that hardly learned.
 LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Course:
-    """The metric before and after training, for one run of the baseline, in the unit of the stored metric.
+    """The metric of one baseline run before and after training, in the stored unit.
 
     Attributes:
-        final: The value by which the run is judged.
-        untrained: The value of the untrained model. NaN if it is unknown.
-        source: The origin of `untrained`: "a guess", "the first logged value", or "" if the value is unknown.
+        final: The value after training.
+        untrained: The value before training. NaN if it is unknown.
+        source: The origin of `untrained`: "a guess", "the first logged value", or "" if it is unknown.
     """
 
     final: float
@@ -40,20 +38,14 @@ class Course:
     source: str = ""
 
     def improvement(self, metric: Metric) -> float:
-        """Return how much better the final value is than the untrained model's value, or NaN if it is unknown."""
+        """Return how much better the final value is than the untrained one. NaN if unknown."""
         return (self.final - self.untrained) * (1 if metric.higher_is_better else -1)
 
 
 def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Course:
-    """Return the values of the metric before and after a run's training.
+    """Return the metric of a run before and after training.
 
-    If the number of classes does not determine the value of the untrained model, it is read from the run's log.
-
-    Args:
-        run: The run.
-        metric: The metric.
-        final: The final value of the metric.
-        classes: The number of classes. NaN if it is unknown.
+    The run's log is read if the number of classes is unknown (NaN).
     """
     by_chance = guess(metric, classes)
     if math.isfinite(by_chance):
@@ -74,14 +66,13 @@ def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Cour
 
 @dataclass(frozen=True)
 class Margin:
-    """The margin of a search or a report. By default, it is unknown.
+    """The margin of a search or a report.
 
     Attributes:
-        shown: The margin in the unit in which the metric is shown. It is NaN while it is unknown, and if there is a
-            problem. Nothing is certified then, because every comparison with NaN is false.
-        origin: Where the margin comes from, to be shown in parentheses, such as "typed" or "2 % of fp32's final value
-            0.0105, the default".
-        problem: The reason why there is no valid margin, and what the user should type. None if there is no problem.
+        shown: The margin in the unit in which the metric is shown. NaN if it is unknown or invalid; nothing is
+            certified then.
+        origin: The source of the margin for parentheses, such as "typed" or "the default for shares".
+        problem: Why the margin is invalid and what to type instead. None if it is valid.
     """
 
     shown: float = math.nan
@@ -92,17 +83,17 @@ class Margin:
 def choose_margin(
     asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str
 ) -> Margin:
-    """Return the margin. If there are several baselines, the smallest of their margins is used for all of them.
-
-    If there is no valid margin for a baseline, the result says why in `Margin.problem`.
+    """Return the margin. Of several baselines, the one with the smallest margin decides.
 
     Args:
         asked: The margin that was typed or is in a file. None for the default.
-        asked_by: The origin of `asked`, such as "typed" or "the experiment's".
-        metric: The metric that is compared.
-        courses: For each baseline, the values of one of its runs before and after training. Empty while no run of a
-            baseline has ended.
-        baseline: The name of the baseline, for messages.
+        asked_by: The origin of `asked`, such as "typed".
+        metric: The compared metric.
+        courses: One run of each baseline before and after training. Empty if none has ended.
+        baseline: The name of the baseline for messages.
+
+    Returns:
+        The margin. If it is invalid for one baseline, `Margin.problem` says why.
     """
     is_default = asked is None
     if asked is None:
@@ -134,7 +125,9 @@ def _margin(
         improvement = math.nan
     if isinstance(asked, str):
         if metric.is_fraction:
-            return _no_margin(f"{name} is a share, and {asked} of it could mean two things: type points")
+            return _no_margin(
+                f"{name} is a share, so {asked} is ambiguous. Type the margin in points, such as 0.5"
+            )
         if is_default and math.isnan(improvement):
             return _no_margin(
                 f"nobody typed a margin, and {name} was logged only once, so that {baseline}'s improvement is unknown "
@@ -173,7 +166,6 @@ def _no_margin(problem: str) -> Margin:
 
 
 def _hint(course: Course, name: str) -> str:
-    """Return the advice to log the metric before training, or "" if the first logged value was not used."""
     if course.source == "a guess":
         return ""
     return f". If the model had learned much by then, let the script log {name} once before it trains"
@@ -188,7 +180,7 @@ def _short(value: float) -> str:
 
 
 def _floor(value: float) -> float:
-    """Round down to three significant digits, so that the margin that is shown is exactly the one that is used."""
+    """Round down to three significant digits, so that the shown margin is the used one."""
     if not (value > 0 and math.isfinite(value)):
         return value
     exact = Decimal(repr(value))

@@ -1,4 +1,8 @@
-"""Compare the methods by which workers exchange gradients, and find the method that sends the fewest bits."""
+"""Compare communication methods, and find the one that sends the fewest bits.
+
+A setting is a combination of values that are independent of the method, such as the model, the number of workers, and
+the data.
+"""
 
 from dataclasses import dataclass
 
@@ -15,44 +19,38 @@ _NAMES = (CASE, FORMAT, "aps")
 
 
 def by_setting(study: Study) -> list[Facet]:
-    """Return one facet per setting, which contains the groups that differ only in their communication method.
-
-    The groups of a setting share, for example, the model, the number of workers, and the data.
-    """
+    """Return one facet per setting, whose groups differ only in their communication method."""
     return make_facets(
         study.groups, [axis for axis in study.facet_axes if not is_of_method(axis)], study.bits_axis
     )
 
 
 def is_of_method(axis: str) -> bool:
-    """Return whether an axis belongs to the communication method. The format and the named case do, too."""
+    """Return True if an axis belongs to the communication method. The format and the case do."""
     return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
 
 
 def reference(facet: Facet) -> Group | None:
     """Return the baseline of a setting, or None if no baseline has a value.
 
-    If there are several baselines, a plain sum without compression or APS is preferred.
-
-    Args:
-        facet: A facet that `by_setting` returned.
+    A plain sum without compression or APS is preferred.
     """
     found = [group for group in facet.all_groups if group.is_baseline and group.values]
     return min(found, key=lambda group: group.method.family != WITHOUT_APS, default=None)
 
 
 def method_verdicts(study: Study, facet: Facet) -> dict[Group, Verdict]:
-    """Return the verdict on each method of a setting. The reference itself counts as certified.
+    """Return the verdict on each method of a setting. The reference counts as certified.
 
-    If the study compares all methods of the setting with the reference, these are the study's own verdicts. A method
-    may have another baseline in the study, as a compressor with its own fp32 runs has. In this case, all methods are
-    judged against the reference here, and share the error probability.
+    If the study compares all methods with the reference, these are its own verdicts. But a compressor, for example, may
+    have fp32 runs of its own as baseline. Then all methods are judged against the reference, and share the error
+    probability.
     """
     against = reference(facet)
     if against is None or study.baseline_problem(facet) or not study.may_be_within(against):
         return {}
     others = [group for group in facet.groups if group is not against]
-    if all(study.baseline_of(group) is against for group in others):
+    if all(study.baselines.get(group) is against for group in others):
         judged = study.judged
     else:
         judged = study.judge([(against, [group]) for group in others])
@@ -66,9 +64,8 @@ class FewestBits:
     Attributes:
         facet: The setting.
         baseline: The baseline of the setting.
-        certified: The certified method with the fewest bits. None if no method that sends less than the baseline is
-            certified.
-        open: The methods with an open verdict that send fewer bits than the certified method, fewest bits first.
+        certified: The method. None if no method that sends less than the baseline is certified.
+        open: The methods with an open verdict that send less than `certified`, fewest bits first.
     """
 
     facet: Facet
@@ -78,17 +75,16 @@ class FewestBits:
 
 
 def fewest_bits(study: Study) -> list[FewestBits]:
-    """Return, for each setting, the certified method that sends the fewest bits.
+    """Return the certified method with the fewest bits for each setting.
 
-    Only settings with named cases, or with methods other than formats with and without APS, have a result. For formats
-    alone, the study's answers already contain it.
+    Settings that compare only formats with and without APS are left out, because the study's answers cover them.
     """
     facets = [facet for facet in by_setting(study) if _has_methods(facet)]
     return [found for facet in facets if (found := _fewest_bits(study, facet)) is not None]
 
 
 def _has_methods(facet: Facet) -> bool:
-    """Return whether a facet compares named cases or methods other than formats with and without APS."""
+    """Return True if a facet compares more than formats with and without APS."""
     families = {group.method.family for group in facet.groups if not group.is_baseline}
     return facet.has_cases or not families <= {WITH_APS, WITHOUT_APS}
 
@@ -106,10 +102,9 @@ def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
 
 
 def label(study: Study, group: Group) -> str:
-    """Return the name of a group's method, such as `e4m3, APS` or `fp32, top-k, keep 0.01`.
+    """Return the name of a group's method, with its settings that vary in the study.
 
-    For a named case, it is the case's name. Otherwise, it consists of the format, the family, and the method's settings
-    that vary in the study.
+    Example: `e4m3, APS`, `fp32, top-k, keep 0.01`, or the name of a case.
     """
     if group.case is not None:
         return group.strategy

@@ -1,13 +1,12 @@
-"""Define a metric: its direction, its display format, and the values to expect from a model that learned nothing.
+"""Define the class `Metric`: a metric's direction, its display, and the value of a model that learned nothing.
 
 A baseline that did not learn cannot be used for a comparison. A model that guesses among K classes has an accuracy of
-1 / K and a cross-entropy of ln K. These rules decide whether a run learned:
+1/K and a cross-entropy of ln K. A run learned if
 
-- For accuracy, there are two thresholds: 2 / K, and a tenth of the way from 1 / K to 1 (Cohen's kappa of 0.1). The
-  run learned if its accuracy reaches the smaller of them.
-- For a loss, the run learned if its loss is below 95 % of a guessing model's loss.
+- its accuracy is at least 2/K, or at least a tenth of the way from 1/K to 1 (Cohen's kappa of 0.1); or
+- its loss is below 95 % of a guessing model's loss.
 
-The thresholds are heuristic. Runs that learn and runs that do not are usually far from them.
+These thresholds are heuristic, but most runs are far from them.
 """
 
 import itertools
@@ -27,17 +26,15 @@ SIGNIFICANT = 4  # To distinguish values, decimals are added up to this number o
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric in done.json's `metrics`, such as `test_accuracy`, with its direction and unit.
+    """A metric, such as `test_accuracy`, with its direction and unit.
 
-    The direction and the unit come from the run's record. If the record does not contain them, they come from the table
-    in `cpdrun.record.measure`. If the table does not contain the metric either, higher is assumed to be better, values
-    are shown unchanged, and `is_known` is False.
+    Direction and unit come from the run's record, or else from the table in `cpdrun.record.measure`. If both lack the
+    metric, higher is assumed to be better.
 
     Attributes:
         name: The name of the metric.
-        declared: The direction and the unit from the run's record. None if the record does not contain them.
-        decimals: The number of decimals of shown values. None for the default, which is 1 for a fraction and 4
-            otherwise.
+        declared: The direction and the unit in the run's record. None if it has none.
+        decimals: The number of decimals of shown values. None for the default: 1 for a fraction, otherwise 4.
     """
 
     name: str
@@ -46,46 +43,39 @@ class Metric:
 
     @classmethod
     def of(cls, name: str, runs: pd.DataFrame) -> "Metric":
-        """Create the metric, with the direction and the unit that the first run declares, if any.
-
-        Args:
-            name: The name of the metric.
-            runs: The runs, as `collect` returns them.
+        """Create a metric with the direction and unit that the runs declare.
 
         Raises:
-            ReportError: The runs declare different directions, so that the sign of a difference has no meaning.
+            ReportError: The runs declare different directions.
         """
         said = zip(runs.get("run:measures", ()), runs.get("run:name", ()), strict=True)
         by_run = {run: one[name] for one, run in said if isinstance(one, dict) and one.get(name)}
         ways = {measure.higher_is_better: run for run, measure in by_run.items()}
         if len(ways) > 1:
             raise ReportError(
-                f"the runs do not agree which way of {name} is better: higher says {ways[True]}, lower {ways[False]}; "
-                f"correct `measures` in the done.json of either, or report the two sweeps separately"
+                f"the runs disagree about whether higher values of {name} are better: {ways[True]} says yes, "
+                f"{ways[False]} says no; correct `measures` in one done.json, or report the two sweeps separately"
             )
         return cls(name, next(iter(by_run.values()), None))
 
     @property
     def is_known(self) -> bool:
-        """Whether the metric's direction is known, from the run's record or the table in `cpdrun.record.measure`."""
+        """Whether the direction is known."""
         return self.declared is not None or known_measure(self.name) is not None
 
     @property
     def measure(self) -> Measure:
-        """The direction and the unit. If they are unknown, higher is assumed to be better."""
+        """The direction and the unit."""
         return self.declared or known_measure(self.name) or Measure(higher_is_better=True)
 
     @property
     def is_fraction(self) -> bool:
-        """Whether the metric is a fraction. Fractions are shown in percent."""
+        """Whether values are shown in percent."""
         return self.measure.shown == "percent"
 
     @property
     def counts_samples(self) -> bool:
-        """Whether the metric is the share of correctly answered test samples.
-
-        An IoU, for example, is a fraction but does not count samples.
-        """
+        """Whether the metric is a share of test samples, unlike an IoU."""
         return self.measure.of_samples
 
     @property
@@ -100,40 +90,34 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """The factor that converts stored values to shown values: 100 for a fraction, and 1 otherwise."""
+        """The factor from stored to shown values: 100 for a fraction, otherwise 1."""
         return 100.0 if self.is_fraction else 1.0
 
     @property
     def unit(self) -> str:
-        """The unit to append to a value in a sentence: ` %` for a fraction, and "" otherwise."""
+        """The unit of a value in a sentence: ` %` for a fraction, otherwise ""."""
         return " %" if self.is_fraction else ""
 
     @property
     def points(self) -> str:
-        """The unit to append to a difference: ` points` for a fraction, and "" otherwise."""
+        """The unit of a difference: ` points` for a fraction, otherwise ""."""
         return " points" if self.is_fraction else ""
 
     @property
     def digits(self) -> int:
-        """The number of decimals of a shown value."""
+        """The number of decimals of shown values."""
         return self.decimals if self.decimals is not None else 1 if self.is_fraction else 4
 
     def with_digits(self, margin: float, values: Iterable[float]) -> "Metric":
-        """Return the metric with enough decimals to show the margin and to distinguish the compared values.
+        """Return the metric with enough decimals to show the margin and to distinguish values.
 
-        A fraction gets as many decimals as the margin's first digit needs, but at least 1. Any other metric gets the
-        largest of these numbers:
-
-        - 4 decimals;
-        - as many as a tenth of the margin needs;
-        - as many as are needed to distinguish the values, but no more than the smallest value needs for SIGNIFICANT
-          digits, because further digits are noise.
-
-        No metric gets more than MOST_DIGITS decimals.
+        A fraction gets at least 1 decimal, and as many as the margin's first digit needs. Another metric gets at least
+        4 decimals, as many as a tenth of the margin needs, and as many as distinguish the values, up to SIGNIFICANT
+        digits of the smallest. The limit is MOST_DIGITS.
 
         Args:
             margin: The margin in the unit in which values are shown. If it is NaN, 2 % of the smallest value is used.
-            values: The compared values, such as the means of all groups, in the unit of the stored metric.
+            values: The compared values in the stored unit, such as the means of all groups.
         """
         if self.is_fraction:
             return replace(self, decimals=min(max(1, _decimals(margin)), MOST_DIGITS))
@@ -149,43 +133,30 @@ class Metric:
         return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "-"
 
     def show_difference(self, value: float) -> str:
-        """Return a difference as text, such as `+0.1` or `−0.2`, or `-` if it is not finite."""
+        """Return a difference as text, such as `+0.1`, or `-` if it is not finite."""
         if not math.isfinite(value):
             return "-"
         return ("\N{MINUS SIGN}" if value < 0 else "+") + self.show(abs(value))
 
     def show_tolerance(self, shown: float) -> str:
-        """Return a margin as text, such as `1 point`, `0.5 points`, or `0.05`. For NaN, return `the margin`.
-
-        Args:
-            shown: The margin in the unit in which values are shown.
-        """
+        """Return a margin as text, such as `0.5 points`, or `the margin` for NaN."""
         if math.isnan(shown):
             return "the margin"
         unit = (" point" if shown == 1 else " points") if self.is_fraction else ""
         return f"{shown:g}{unit}"
 
     def show_between(self, value: float, low: float, high: float) -> str:
-        """Return a difference and its interval as text, such as `−0.39 [−0.84, +0.06]`.
-
-        If the difference is NaN, return `-`. If an end of the interval is not known yet, it is infinite.
-        """
+        """Return a difference with its interval, such as `−0.39 [−0.84, +0.06]`, or `-` for NaN."""
         return "-" if math.isnan(value) else f"{self.show_gap(value)} {self.show_ends(low, high)}"
 
     def show_ends(self, low: float, high: float) -> str:
-        """Return the interval of a difference as text, such as `[−0.84, +0.06]`.
-
-        For a fraction, finite ends are clipped to ±100 points.
-        """
+        """Return an interval as text, such as `[−0.84, +0.06]`. Finite ends of fractions are clipped to ±100 points."""
         if self.is_fraction:
             low, high = (max(-1.0, min(end, 1.0)) if math.isfinite(end) else end for end in (low, high))
         return f"[{self.show_gap(low)}, {self.show_gap(high)}]"
 
     def show_gap(self, value: float) -> str:
-        """Return a difference with its sign as text.
-
-        Points are shown with two decimals if the difference is below 1, one if it is below 10, and none above.
-        """
+        """Return a difference with its sign. Points have two decimals below 1, one below 10, and none above."""
         sign = "−" if value < 0 else "+"
         if math.isinf(value):
             return f"{sign}∞"
@@ -196,20 +167,12 @@ class Metric:
 
 # If the metric's worst value is unknown, a diverged run counts as worse than the baseline by this many margins.
 TOLERANCES = 10
-# Older records lack the number of classes. For them, this number is assumed, only to find baselines that may not have
-# learned.
+# This number is assumed for older records, only to find baselines that may not have learned.
 CLASSES_IF_UNKNOWN = 10
 
 
 def guess(metric: Metric, classes: float) -> float:
-    """Return the value of the metric for a model that guesses, in the unit of the stored metric.
-
-    If the value is unknown, return NaN.
-
-    Args:
-        metric: The metric.
-        classes: The number of classes. NaN if it is unknown.
-    """
+    """Return the metric of a model that guesses, in the stored unit. NaN if unknown."""
     name = metric.name.lower()
     if not (math.isfinite(classes) and classes > 1):
         return math.nan
@@ -223,14 +186,9 @@ def guess(metric: Metric, classes: float) -> float:
 
 
 def learnt(metric: Metric, value: float, classes: float) -> bool | None:
-    """Return whether a run with this value learned (see the module's docstring).
+    """Return True if a value is clearly better than a guess, by the rules of this module.
 
-    If the value of a guessing model is unknown, or if `value` is not finite, return None.
-
-    Args:
-        metric: The metric.
-        value: The run's value, in the unit of the stored metric.
-        classes: The number of classes. NaN if it is unknown.
+    The result is None if a guess is unknown or the value is not finite. Values are in the stored unit.
     """
     by_chance = guess(metric, classes)
     if not (math.isfinite(by_chance) and math.isfinite(value)):
@@ -241,16 +199,10 @@ def learnt(metric: Metric, value: float, classes: float) -> bool | None:
 
 
 def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: float) -> float:
-    """Return the value that a diverged run counts as.
+    """Return the value that a diverged run counts as, in the stored unit.
 
-    For a fraction, this is 0. For a loss, it is the value of a model that guesses. If that value is unknown, it is the
-    mean of the baseline's values, made worse by TOLERANCES margins.
-
-    Args:
-        metric: The metric.
-        classes: The number of classes. NaN if it is unknown.
-        baseline: The values of the baseline's runs.
-        tolerance: The margin in the unit of the stored metric.
+    This is 0 for a fraction, and a guess for a loss. If a guess is unknown, it is the baseline's mean made worse by
+    TOLERANCES margins.
     """
     if metric.is_fraction:
         return 0.0
@@ -263,5 +215,5 @@ def worst(metric: Metric, classes: float, baseline: Sequence[float], tolerance: 
 
 
 def _decimals(size: float) -> int:
-    """Return the number of decimals that are needed to show a positive number's first digit. For others, return 0."""
+    """Return how many decimals show a positive number's first digit. 0 for other numbers."""
     return -math.floor(math.log10(size)) if size > 0 and math.isfinite(size) else 0

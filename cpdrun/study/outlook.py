@@ -1,4 +1,4 @@
-"""Estimate how many further pairs are likely to decide an open verdict, or explain why this cannot be estimated."""
+"""Estimate how many further pairs are likely to decide an open verdict."""
 
 import math
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ class Prospect(StrEnum):
 
 @dataclass(frozen=True)
 class Outlook:
-    """The outlook for an open verdict: what can be expected from further pairs.
+    """What to expect from further pairs for an open verdict.
 
     Attributes:
         prospect: Whether further pairs are likely to decide the verdict, and if not, why.
-        more: The number of further pairs that are likely to decide the verdict. None if it is unknown.
-        distance: The distance between the mean and the margin, in test samples. NaN if it is unknown.
-        samples: The number of test samples. NaN if it is unknown.
+        more: The number of further pairs. None if unknown.
+        distance: The distance between the mean and the margin, in test samples. NaN if unknown.
+        samples: The number of test samples. NaN if unknown.
     """
 
     prospect: Prospect
@@ -47,11 +47,10 @@ class Outlook:
 
 
 def outlook(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> Outlook:
-    """Return the outlook for an open verdict.
+    """Return the outlook of an open verdict.
 
     Args:
-        judgement: The judgement of the pairs so far. Its `more` may be the number that several candidates need
-            together.
+        judgement: The judgement of the pairs so far. Its `more` may be what several candidates need together.
         margin: The margin in the unit of the judgement.
         samples: The number of test samples if the metric is a share of them, otherwise NaN.
     """

@@ -1,4 +1,4 @@
-"""Find the Pareto front of metric against cost and its knee, and check which differences the seeds resolve."""
+"""Find the Pareto front of metric against cost, and its knee."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.methods import label
-from cpdrun.study.study import Study
+from cpdrun.study.study import Study, compare
 
 # The costs of the groups whose cost is known, and the reasons why the cost of the other groups is unknown.
 Found = tuple[dict[Group, float], list[str]]
@@ -20,14 +20,13 @@ _ABOVE = 1e-9
 
 @dataclass(frozen=True)
 class Front:
-    """The Pareto front of a facet: the groups that no other group beats in both cost and metric.
+    """The groups of a facet that no other group beats in both cost and metric.
 
     Attributes:
-        groups: The groups of the front, cheapest first. The last group has the best metric.
-        cost: The costs of the facet's groups, for all groups whose cost is known.
-        knee: The knee of the front. None if the front has no knee, or if `is_told` is False.
-        is_told: Whether the seeds distinguish at least one cheaper group of the front from the group with the best
-            metric, so that the confidence interval of their difference excludes 0.
+        groups: The groups of the front, cheapest first. The last one has the best metric.
+        cost: The known costs of the facet's groups.
+        knee: The knee. None if there is none, or if `is_told` is False.
+        is_told: Whether the seeds distinguish a cheaper group of the front from its last group.
         like_knee: The other groups of the front that the seeds do not distinguish from the knee.
     """
 
@@ -38,18 +37,13 @@ class Front:
     like_knee: list[Group] = field(default_factory=list)
 
     def times_less(self, group: Group) -> tuple[float, Group]:
-        """Return how many times less a group costs than the front's most expensive group, and that group."""
+        """Return how many times less a group costs than the dearest group, and the latter."""
         dearest = max(self.groups, key=lambda each: self.cost[each])
         return self.cost[dearest] / self.cost[group], dearest
 
 
 def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
-    """Return the Pareto front of the groups that trained. Groups that failed or did not learn are left out.
-
-    Args:
-        study: The study.
-        costs: The cost of each group whose cost is known.
-    """
+    """Return the Pareto front of the groups that trained successfully, given all known costs."""
     trained = [group for group in costs if study.may_be_within(group)]
     sign = 1.0 if study.metric.higher_is_better else -1.0
     points = [(costs[group], sign * group.mean) for group in trained]
@@ -64,31 +58,23 @@ def front_of(study: Study, costs: Mapping[Group, float]) -> Front:
 
 
 def differs(study: Study, one: Group, other: Group) -> bool:
-    """Return whether the confidence interval of two groups' difference, computed from their pairs, excludes 0."""
-    found = study.compare(one, other)
+    """Return True if the confidence interval of two groups' paired difference excludes 0."""
+    found = compare(study, one, other)
     return found.low > 0 or found.high < 0
 
 
 def find_costs(facet: Facet, find: Callable[[Sequence[Group]], Found]) -> Found:
-    """Return the costs of a facet's groups, and the reasons why some costs are unknown.
+    """Return the known costs of a facet's groups, and why others are unknown.
 
     Groups without a value of the metric are ignored.
-
-    Args:
-        facet: The facet.
-        find: The function that finds the costs of groups.
     """
     return find([group for group in facet.all_groups if group.values])
 
 
 def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Found]]) -> list[dict[str, Any]]:
-    """Return the Pareto front and its knee for each facet and each kind of cost, as plain values.
+    """Return the Pareto front and its knee for each facet and kind of cost, as plain values.
 
-    If all groups of a facet have the same cost, there is no entry for this facet and kind of cost.
-
-    Args:
-        study: The study.
-        costs: The functions that find the costs of groups, keyed by the kind of cost.
+    `costs` contains a function that finds costs for each kind. A facet whose groups all cost the same has no entry.
     """
     rows: list[dict[str, Any]] = []
     for facet in study.facets:
@@ -107,10 +93,7 @@ def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Fou
 
 
 def name_of(study: Study, group: Group) -> str:
-    """Return the name of a group, such as `e3m2 with APS`.
-
-    It contains no commas, because names are listed with commas between them.
-    """
+    """Return a group's name without commas, such as `e3m2 with APS`, for lists."""
     name = study.baseline_name if group.is_baseline else label(study, group)
     return name.replace(", APS", " with APS").replace(", ", " ")
 
@@ -118,7 +101,7 @@ def name_of(study: Study, group: Group) -> str:
 def front(points: Sequence[Point]) -> list[int]:
     """Return the indices of the points that no other point beats, cheapest first.
 
-    One point beats another if it costs no more and has at least the same quality. Equal points do not beat each other.
+    A point beats another if it costs no more and has at least the same quality. Equal points do not beat each other.
     """
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
     best = float("-inf")
@@ -133,16 +116,13 @@ def front(points: Sequence[Point]) -> list[int]:
 def knee(points: Sequence[Point]) -> int | None:
     """Return the index of the front's knee, or None if no point lies above the chord.
 
-    The chord connects the ends of the front, and the knee is the point that lies furthest above it. Both coordinates
-    are scaled so that they go from 0 to 1 over the front. The logarithm of the cost is used, because costs are compared
-    as ratios and drawn on a logarithmic axis.
+    The points are sorted, cheapest first. The chord connects the ends of the front, and the knee is furthest above it.
+    Quality and the logarithm of the cost are scaled to 0 to 1. Costs are compared as ratios, so their logarithm is
+    used.
 
-    This knee is the maximum of the difference curve of Satopaa, Albrecht, Irwin, and Raghavan, "Finding a 'Kneedle' in
-    a Haystack" (ICDCS workshops 2011, section III), without smoothing. It is also the point with the greatest distance
+    This is the maximum of the difference curve of Satopaa, Albrecht, Irwin, and Raghavan, "Finding a 'Kneedle' in a
+    Haystack" (ICDCS workshops 2011, section III), without smoothing. It is also the point with the greatest distance
     from the chord, as in Das, "On characterizing the 'knee' of the Pareto curve" (Structural Optimization 18, 1999).
-
-    Args:
-        points: The points of the front, cheapest first. A front of fewer than three points has no knee.
     """
     if len(points) < 3 or points[0][0] == points[-1][0] or points[0][1] == points[-1][1]:
         return None

@@ -1,7 +1,4 @@
-"""Find the axis of bits of planned runs, and its baseline.
-
-`cpdrun.study.axes` does the same for recorded runs. This module applies its rules before any run exists.
-"""
+"""Find the axis of bits of planned runs, and its baseline, by the rules of `cpdrun.study.axes`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,11 +31,10 @@ class PlannedAxis:
 
     Attributes:
         key: The config key of the axis.
-        baseline: The values in which a candidate's baseline differs from the candidate, keyed by config key, as the
-            user typed them.
-        varies: The keys of the other axes that have more than one value.
-        held: The keys of further axes of bits. The search holds them fixed.
-        is_widest: Whether the baseline is only the widest value, because every value rounds something.
+        baseline: The values in which a baseline differs from its candidates, keyed by config key, as typed.
+        varies: The keys of the other axes with more than one value.
+        held: The keys of further axes of bits, which the search holds fixed.
+        is_widest: Whether the baseline is only the widest value, because every value rounds.
     """
 
     key: str
@@ -49,16 +45,16 @@ class PlannedAxis:
 
     @property
     def own(self) -> list[str]:
-        """The keys of the axes on which a baseline has the same value as the candidates compared with it."""
+        """The keys of the axes on which a baseline has its candidates' value."""
         said = [*self.baseline, *((APS, SCALING) if self.baseline.keys() & {APS, SCALING} else ())]
         return [key for key in (self.key, *self.varies) if key not in said]
 
     def of(self, run: PlannedRun) -> str:
-        """Return a run's value on this axis, as a name whose bit width is known."""
+        """Return a run's value on this axis, as a name with a known bit width."""
         return named_value(run, self.key)
 
     def is_baseline(self, run: PlannedRun) -> bool:
-        """Return whether a run has the baseline's format, with or without scaling, so that it is not a candidate."""
+        """Return True if a run has the baseline's format, with or without scaling."""
         if self.key not in self.baseline or any(
             not formats.same(value_text(run, key), self.baseline[key])
             for key in self.held
@@ -69,7 +65,7 @@ class PlannedAxis:
 
     @property
     def baseline_name(self) -> str:
-        """The baseline's name: a format, followed by any further settings (`fp32 with optim.lr 0.1`), or a case."""
+        """The baseline's name: a case, or a format with any further settings (`fp32 with optim.lr 0.1`)."""
         beside = {key: value for key, value in self.baseline.items() if key != self.key}
         if SCALING in beside:
             beside = {APS: beside.pop(SCALING) != "none"} | beside
@@ -85,12 +81,10 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
     Args:
         first: The plan of the runs of one seed.
         asked: The config section `search.baseline`.
-        is_whole: Whether the user typed the whole section. If False, values that equal the default are ignored, because
-            the user may not have typed them.
+        is_whole: Whether the user typed the whole section. If not, values that equal the default are ignored.
 
     Raises:
-        ConfigError: Some values of an axis are formats and others are not, or there are named cases and the baseline
-            does not name one of them.
+        ConfigError: Only some values of an axis are formats, or the baseline names none of the named cases.
     """
     given = {key: value for key, value in flatten(asked) if value is not None}
     if not is_whole:
@@ -112,7 +106,8 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
         baseline = given if is_whole else {**USUAL, **given}
         if FORMAT in baseline:  # A baseline {format: bf16} means bf16 without APS.
             is_scaled = {} if SCALING in baseline else {APS: False}
-            baseline = {**is_scaled, **baseline, FORMAT: _canonical(baseline[FORMAT])}
+            fmt = formats.parse(baseline[FORMAT])
+            baseline = is_scaled | baseline | ({} if fmt is None else {FORMAT: fmt.name})
     else:
         found, is_widest = baseline_value(values[key], given.get(key))
         raw = next(
@@ -123,7 +118,7 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
 
 
 def named_value(run: PlannedRun, key: str) -> str:
-    """Return a run's value on an axis, as the name of a format, of a group's choice, or of a case."""
+    """Return a run's value on an axis: a format, a group's choice, or a case."""
     if key == CASE:
         return choices.of_case(str(run.config[CASE]), _flat(run))
     if key in choices.GROUPS:
@@ -132,7 +127,7 @@ def named_value(run: PlannedRun, key: str) -> str:
 
 
 def value_text(run: PlannedRun, key: str) -> Any:
-    """Return a run's value on an axis. For a config group, this is the choice that was typed last."""
+    """Return a run's value on an axis. A config group's value is the choice that was typed last."""
     value = get_key(run.config, key) if has_key(run.config, key) else None
     if not isinstance(value, Mapping):
         return _as_named(key, value) if key == choices.RECIPE else value
@@ -141,16 +136,10 @@ def value_text(run: PlannedRun, key: str) -> Any:
 
 
 def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return the settings that identify the baseline, under the keys that the records of runs have.
+    """Return the settings that identify the baseline, under the keys of run records.
 
-    If a config group is the axis of bits, the records contain the name of its choice. For any other group, they contain
-    only the single settings. The result then has each setting of the group's section in which the baseline's run
-    differs from one of the other runs.
-
-    Args:
-        axis: The axis, with its baseline.
-        against: A run of the baseline.
-        others: The other runs.
+    Records contain the name of a group's choice only if the group is the axis of bits. For other groups, the result has
+    each setting of the group's section in which the baseline's run differs from another run.
     """
     found: dict[str, Any] = {}
     ours, theirs = _flat(against), [_flat(run) for run in others]
@@ -170,7 +159,7 @@ def values_of(axis: PlannedAxis, against: PlannedRun, others: Sequence[PlannedRu
 
 
 def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the values of each axis of bits among these keys, keyed by axis."""
+    """Return the names of the values of each axis of bits among these keys."""
     found = {}
     for key in dict.fromkeys(keys):
         if key in (FORMAT, APS, SEED, CASE):
@@ -188,7 +177,7 @@ def _of_bits(first: Plan, keys: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _choices(first: Plan, group: str) -> list[str]:
-    """Return the distinct choices of a group. If they do not differ in what they round, return an empty list."""
+    """Return the distinct choices of a group. Empty if they all round the same."""
     rows = [_flat(run) for run in first.runs]
     names = [str(value_text(run, group)) for run in first.runs]
     found = choices.of_rows(rows, names, group)
@@ -196,16 +185,14 @@ def _choices(first: Plan, group: str) -> list[str]:
 
 
 def _check(key: str, names: Sequence[Any]) -> None:
-    """Check that either all values of an axis are formats, or none of them is.
-
-    Raises:
-        ConfigError: Some values are formats and others are not.
-    """
+    """Raise a ConfigError if some values of an axis are formats and others are not."""
     wrong = [name for name in names if not is_of_bits(name)]
     if key.split(".")[0] not in choices.GROUPS or not wrong or len(wrong) == len(names):
         return
     if is_own(wrong[0]):
-        raise ConfigError(f"{key}={wrong[0]}: search a format of your own with format=, not with {key}=")
+        raise ConfigError(
+            f"{key}={wrong[0]}: a format of your own can only be searched with format=, not with {key}="
+        )
     try:
         parse_any(wrong[0])
     except ValueError as error:
@@ -213,17 +200,12 @@ def _check(key: str, names: Sequence[Any]) -> None:
 
 
 def _as_named(key: str, value: Any) -> Any:
-    """Return a value of an axis. If it has a bit width, return it as a name whose bit width is known."""
+    """Return a value of an axis, as a name with its bit width if it has one."""
     if choices.counts_bits(key):
         return choices.bits_choice(value)
     if key == FORMAT and is_own(value):
         return formats.Recorded.of(value, format_facts(value))
     return FP32 if key == choices.RECIPE and value is None else value
-
-
-def _canonical(name: Any) -> Any:
-    fmt = formats.parse(name)
-    return name if fmt is None else fmt.name
 
 
 def _flat(run: PlannedRun) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read run directories into a study: select the runs, the baseline, the axis of bits, the metric, and the margin."""
+"""Read run directories into a `Study`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,22 +44,20 @@ def read_study(
 ) -> Study:
     """Read all runs of some sweeps into a study.
 
-    If an argument is None, its value is that of the search that made the runs. If they were not made by a search, the
-    default applies.
+    An argument that is None has the value of the search that made the runs, or else the default.
 
     Args:
         sweeps: The sweeps.
-        metric: The name of the metric, optionally followed by `:min`, `:max`, or `:share`. The default is the metric by
+        metric: The name of the metric, optionally followed by `:min`, `:max`, or `:share`. By default, the metric by
             which the data set is judged.
-        ci: The confidence in percent. The default is 95.
+        ci: The confidence in percent, 95 by default.
         tolerance: The margin. The default depends on the metric.
         networks: The networks for which the report predicts a speed-up, keyed by name.
         baseline: The baseline's values, keyed by config key. The default is fp32.
 
     Raises:
         ReportError: No run has finished, or nothing is left to compare.
-        ReportUsageError: No finished run has the metric, the metric's direction is unknown, no run has the baseline's
-            values, or the margin is not valid.
+        ReportUsageError: The metric, its direction, the baseline, or the margin is invalid for these runs.
     """
     try:
         tolerance = None if tolerance is None else parse_margin(tolerance)
@@ -91,13 +89,12 @@ def read_study(
         facet_axes=facet_axes(groups, axes, bits),
         networks=networks or {},
         is_default_metric=about.name == usual,
-        asked=question,
-        has_asked_margin=tolerance is None and asked_margin is not None,
-        has_asked_confidence=ci is None and question.confidence is not None,
-        may_be_share=_may_be_share(about, done),
+        asked=replace(
+            question,
+            tolerance=asked_margin if tolerance is None else None,
+            confidence=question.confidence if ci is None else None,
+        ),
         tuned=tuned,
-        ledger=question.ledger,
-        starts=question.starts,
     )
     if tolerance is None:
         return _with_margin(study, asked_margin, f"as the {question.by} asked")
@@ -105,20 +102,10 @@ def read_study(
 
 
 def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) -> tuple[Metric, str]:
-    """Return the metric that is compared, and the name of the usual metric.
-
-    The usual metric is compared if the user types no other. It is the metric of the search that made the runs, or else
-    the metric by which the data set is judged.
-
-    Args:
-        typed: The name of a metric, optionally followed by `:min`, `:max`, or `:share`. None for the usual metric.
-        question: The settings of the search that made the runs.
-        done: The finished runs.
-        where: The names of the sweeps, for error messages.
+    """Return the compared metric, and the name of the default metric.
 
     Raises:
-        ReportUsageError: No finished run has the metric, or the runs are those of a script and the metric's direction
-            is unknown.
+        ReportUsageError: No finished run has the metric, or a script's metric has no known direction.
     """
     columns = [column for column in done.columns if column.startswith("metric:")]
     known = sorted(column.removeprefix("metric:") for column in columns if done[column].notna().any())
@@ -134,13 +121,14 @@ def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) 
     about = Metric(name, MEASURES[way]) if way else Metric.of(name, done)
     if not about.is_known and "script.path" in done.columns:
         raise ReportUsageError(
-            f"is less of {name!r} better, or more? Its runs do not say; type --metric {name}:min or --metric {name}:max"
+            f"the runs do not say which values of {name!r} are better; type --metric {name}:min if smaller ones are, "
+            f"or --metric {name}:max"
         )
     return about, usual
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
-    """Return the study with its margin, and with enough decimals to show the margin and the groups' means."""
+    """Return the study with its margin, and with enough decimals to show it."""
     metric, name = study.metric, study.baseline_name
     baselines = [
         facet.baseline
@@ -154,9 +142,9 @@ def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Stu
 
 
 def _course(study: Study, baseline: Group) -> Course:
-    """Return the values before and after training for the baseline's run with the lowest seed.
+    """Return the metric before and after training, from the baseline's run with the lowest seed.
 
-    Only one run is used, so that the margin does not change when further seeds finish.
+    Only one run is used, so that further seeds do not change the margin.
     """
     seed_of = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
     runs = {seed_of.get(str(run.path)): run for run in baseline.runs}
@@ -164,18 +152,6 @@ def _course(study: Study, baseline: Group) -> Course:
     run = runs[seeds[0]] if seeds else baseline.runs[0]  # The else branch is for runs without seeds.
     final = baseline.by_seed[seeds[0]] if seeds else baseline.mean
     return course_of(run, study.metric, final, baseline.num_classes)
-
-
-def _may_be_share(metric: Metric, done: pd.DataFrame) -> bool:
-    """Return whether a script's accuracy may be a share although it was not declared as one.
-
-    This matters because the default margin for shares differs from that for other metrics.
-    """
-    values = done.get(f"metric:{metric.name}", pd.Series(dtype=float)).dropna()
-    if metric.is_fraction or not metric.higher_is_better or "acc" not in metric.name or values.empty:
-        return False
-    # If even the largest value is below 0.05, the metric may be a percentage, and no run may have learned anything.
-    return bool(values.between(0, 1).all() and values.max() > 0.05)
 
 
 def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
@@ -193,7 +169,7 @@ def _runs(sweeps: list[SweepDir], where: str) -> pd.DataFrame:
 
 
 def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
-    """Return the finished and failed runs that are compared, without the runs that chose tuned values.
+    """Return the runs to compare: finished or failed, without those that chose tuned values.
 
     Raises:
         ReportError: There are no such runs.
@@ -207,7 +183,6 @@ def _compared(tuned: Tuned, where: str) -> pd.DataFrame:
 
 
 def _usual_metric(done: pd.DataFrame, known: list[str]) -> str:
-    """Return the metric by which the data set of most runs is judged."""
     judged_by = done["run:judged_by"]
     most = judged_by[judged_by.isin(known)].value_counts()
     if len(most):

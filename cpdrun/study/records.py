@@ -1,29 +1,19 @@
-"""Read the larger files of runs' records: curves, observed tensors, and which test examples were answered correctly."""
+"""Read the larger files of run directories: curves and observed tensors."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from cpdrun.record import (
-    OBSERVED_LAYOUT,
-    EpochRow,
-    ExampleOutcomes,
-    RunDir,
-    read_arrays,
-    read_example_outcomes,
-)
-from cpdrun.stats.finite_test_set import example_error
+from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
-    """Return the rows of a run's curve, or an empty list if the file cannot be read.
+    """Return the rows of a run's curve. Empty if the file cannot be read.
 
-    If a script logged no epochs, `EpochRow.epoch` is the step instead. If it logged no steps either, it is the number
-    of the row.
+    If a script logged no epochs, `EpochRow.epoch` contains the step, or else the row's number.
     """
     try:
         if rows := list(run.rows()):
@@ -37,9 +27,9 @@ def rows_of(run: RunDir) -> list[EpochRow]:
 
 
 def unit_of(runs: Iterable[RunDir]) -> str:
-    """Return the unit in which rows are counted: "epoch", "step", or "row".
+    """Return the unit in which curves count: "epoch", "step", or "row".
 
-    The first run that has rows decides. If no run has rows, the result is "epoch".
+    The first run with rows decides. Without rows, the result is "epoch".
     """
     for run in runs:
         try:
@@ -58,7 +48,7 @@ _COUNT = 0  # The column with this index contains the number of elements.
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """The observations of one layer's tensor in one step. The tensor's role is one of ROLES.
+    """One layer's tensor in one observed step.
 
     Attributes:
         counts: The number of elements, keyed by floor(log2 |x|).
@@ -76,7 +66,7 @@ class Observed:
     Attributes:
         workers: The number of workers.
         steps: The number of observed steps.
-        looks: The observations of each tensor, in the order of the steps: looks[role][layer] is a list of ObservedStep.
+        looks: The ObservedSteps in order, as looks[role][layer]. The role is one of ROLES.
     """
 
     workers: int
@@ -85,10 +75,7 @@ class Observed:
 
 
 def read_observed(run: RunDir) -> Observed | None:
-    """Return the observed tensors of a run.
-
-    If nothing was observed, or if the file is damaged or has another layout, the result is None.
-    """
+    """Return the observed tensors of a run, or None if they cannot be read."""
     try:
         arrays = read_arrays(run.observed)
         said = json.loads(arrays["about"].tobytes())
@@ -113,75 +100,3 @@ def _take(
         pairs = zip(binades[here].tolist(), counts[here].tolist(), strict=True)
         layers.setdefault(names[place], []).append(ObservedStep(Counter(dict(pairs)), float(largest)))
         row += n_binades
-
-
-@dataclass(frozen=True)
-class FiniteTestSet:
-    """The gap between a candidate and its baseline, and its error due to the test examples, as fractions.
-
-    Attributes:
-        samples: The number of examples in the test set.
-        pairs: The number of seeds for which both the candidate and the baseline have a run.
-        gap: The mean difference in accuracy. It is positive if the candidate is better.
-        standard_error: The standard error of the gap, for these runs, due to the choice of the test examples alone.
-        lasting_error: The part of the standard error that remains with any number of further seeds. NaN for one pair.
-        low: The lower end of the prediction interval for the gap of these runs on another test set of the same size.
-        high: The upper end of this interval. If the standard error is 0, both ends are NaN, because equal answers
-            contain no information about the spread.
-    """
-
-    samples: int
-    pairs: int
-    gap: float
-    standard_error: float
-    lasting_error: float
-    low: float
-    high: float
-
-
-def read_outcomes(run: RunDir, metric: str) -> ExampleOutcomes | None:
-    """Return which test examples a run answered correctly.
-
-    Args:
-        run: The run.
-        metric: The accuracy metric that the outcomes must belong to.
-
-    Returns:
-        The outcomes. If the run has no readable record of outcomes, or if they belong to another metric, the result is
-        None.
-    """
-    result = run.result()
-    try:
-        outcomes = None if result is None else read_example_outcomes(run, result)
-    except (OSError, ValueError):
-        return None
-    return outcomes if outcomes is not None and outcomes.metric == metric else None
-
-
-def finite_test_set(
-    ours: Mapping[Any, ExampleOutcomes | None],
-    baseline: Mapping[Any, ExampleOutcomes | None],
-    confidence: float,
-) -> FiniteTestSet | None:
-    """Return the gap between a candidate and its baseline, and its error due to the test examples.
-
-    Only seeds for which both have a run are used.
-
-    Args:
-        ours: The candidate's outcomes, keyed by seed. A run that did not record them has None.
-        baseline: The baseline's outcomes, keyed by seed. A run that did not record them has None.
-        confidence: The confidence of the prediction interval as a share, such as 0.95.
-
-    Returns:
-        The gap and its error. If there is no pair, if a run of a pair has no outcomes, or if the runs were not all
-        evaluated on the same test set, the result is None.
-    """
-    pairs = [(ours[seed], baseline[seed]) for seed in ours.keys() & baseline.keys()]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    test_sets = {(side.samples, side.labels_sha256) for pair in known for side in pair}
-    if len(known) < len(pairs) or len(test_sets) != 1:
-        return None
-    found = example_error([a.unpack().astype(np.int64) - b.unpack() for a, b in known])
-    ends = found.on_another_test_set(confidence)
-    ((samples, _),) = test_sets
-    return FiniteTestSet(samples, len(pairs), found.mean, found.standard_error, found.lasting, *ends)

@@ -1,7 +1,7 @@
 """Compare one run with its baseline, and find similar runs with better results.
 
-A run is compared with the baseline's run of the same seed. If there is no such run, it is compared with the mean of the
-baseline's finished runs. A neighbor is a run that differs from the given run in a single setting.
+A run is compared with the baseline's run of the same seed, or else with the mean of the baseline's finished runs. A
+neighbor is a run that differs from the given run in a single setting.
 """
 
 import json
@@ -40,12 +40,12 @@ TUNABLES = {
 
 
 def tunable(key: str) -> str | None:
-    """Return the setting to which a dotted key belongs, or None if another value makes it another training."""
+    """Return the setting to which a dotted key belongs. None for keys that define the training."""
     return TUNABLES.get(key) or TUNABLES.get(key.split(".")[0])
 
 
 def concerns_sums(key: str) -> bool:
-    """Return whether a key defines how gradients are summed. Such keys hardly change the results of a run in fp32."""
+    """Return True if a key defines how gradients are summed. Such keys hardly affect runs in fp32."""
     return tunable(key) not in (None, FORMAT, RECIPE)
 
 
@@ -60,21 +60,18 @@ class RunVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A comparison of a run with its baseline.
-
-    Values are in the unit of the stored metric, in which a share is between 0 and 1. Unknown values are NaN.
+    """A comparison of a run with its baseline, in the stored unit. Unknown values are NaN.
 
     Attributes:
         verdict: The verdict on the run.
-        value: The run's value. If the run has not ended, it is the latest value.
-        baseline: The baseline's run of the same seed. If there is none, it is the baseline's first run. None if there
-            is no baseline.
-        baseline_value: The baseline's value that the run is compared with.
-        same_seed: Whether `baseline` has the same seed as the run.
-        epoch: If the run has not ended, the epoch of both values. Otherwise None.
-        problem: The reason why the run has no baseline that is fit to compare with. None if the baseline is fit.
-        group: The group that contains the run. None if there is none.
-        lost: How much worse the run is than the baseline. A positive number is worse, for every metric.
+        value: The run's value, or its latest value while it runs.
+        baseline: The baseline's run of the same seed, or else its first run. None without a baseline.
+        baseline_value: The value that the run is compared with.
+        same_seed: Whether `baseline` has the run's seed.
+        epoch: The epoch of both values if the run has not ended, otherwise None.
+        problem: Why the baseline cannot be used. None if it can.
+        group: The group that contains the run, if any.
+        lost: How much worse the run is than the baseline. Positive is worse for every metric.
     """
 
     verdict: RunVerdict
@@ -89,12 +86,7 @@ class RunComparison:
 
 
 def compare_run(study: Study, run: RunDir) -> RunComparison:
-    """Compare a run with its baseline.
-
-    Args:
-        study: The study of the run's sweep, possibly together with others.
-        run: The run.
-    """
+    """Compare a run with its baseline."""
     row = row_of(study, run)
     group = next((group for group in study.groups if _has(group, run)), None)
     facet = _facet(study, row, group)
@@ -115,13 +107,7 @@ def compare_run(study: Study, run: RunDir) -> RunComparison:
 
 
 def compare_row(study: Study, row: dict[str, Any], other: RunComparison) -> RunComparison:
-    """Compare a finished run with the same baseline value as another run.
-
-    Args:
-        study: The study.
-        row: The finished run's row of the table of runs.
-        other: The comparison of the other run with its baseline.
-    """
+    """Compare a finished run, given by its row, with the baseline value of another run."""
     return _judged(study, replace(other, value=_value(row, study.metric.name), epoch=None, group=None), row)
 
 
@@ -140,10 +126,7 @@ def _judged(study: Study, comparison: RunComparison, row: dict[str, Any]) -> Run
 
 
 def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
-    """Return the baseline of a facet.
-
-    If the facet has none, return the baseline of another facet that differs only in how gradients are summed.
-    """
+    """Return a facet's baseline, or that of a facet that differs only in how gradients are summed."""
     if facet is None or facet.baseline is not None:
         return None if facet is None else facet.baseline
     for other in study.facets:
@@ -160,7 +143,7 @@ def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
 
 
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
-    """Return a run's row of the table of runs, or an empty dict if the study does not contain the run."""
+    """Return a run's row of the table of runs. Empty if the study lacks the run."""
     here = run.path.resolve()
     rows = as_rows(study.runs[study.runs["run:name"] == run.name])
     return next((row for row in rows if Path(row["run:path"]).resolve() == here), {})
@@ -171,7 +154,7 @@ def _has(group: Group, run: RunDir) -> bool:
 
 
 def _facet(study: Study, row: dict[str, Any], group: Group | None) -> Facet | None:
-    """Return the facet in which the run is compared, or in which it will be compared after it has ended."""
+    """Return the facet in which the run is compared, or will be when it has ended."""
     if group is not None:
         return next((facet for facet in study.facets if group in facet.groups), None)
     fitting = (
@@ -183,35 +166,24 @@ def _facet(study: Study, row: dict[str, Any], group: Group | None) -> Facet | No
 
 
 def _own_value(study: Study, run: RunDir, row: dict[str, Any]) -> tuple[float, int | None]:
-    """Return a run's value of the metric. If the run has not ended, return its latest value and the value's epoch."""
+    """Return a run's value. If the run has not ended, return its latest value and the epoch."""
     if row.get("run:state") == State.DONE:
         return _value(row, study.metric.name), None
-    return _latest(study, run)
-
-
-def _latest(study: Study, run: RunDir) -> tuple[float, int | None]:
-    for row in reversed(rows_of(run)):
-        if (value := row.metrics.get(study.metric.name)) is not None:
-            return value, row.epoch
+    for epoch in reversed(rows_of(run)):
+        if (value := epoch.metrics.get(study.metric.name)) is not None:
+            return value, epoch.epoch
     return math.nan, None
 
 
 def _baseline(study: Study, fp32: Group, seed: Any) -> tuple[RunDir | None, bool]:
-    """Return the baseline's run to compare with, and whether it has the given seed.
-
-    If the baseline has no run with a value for this seed, its first run is returned.
-    """
+    """Return the baseline's run to compare with, and whether it has the given seed. If not, it is the first run."""
     seeds = dict(zip(study.runs["run:name"], study.runs[SEED], strict=True))
     same = next((run for run in fp32.runs if seeds.get(run.name) == seed and seed in fp32.by_seed), None)
     return (same or next(iter(fp32.runs), None)), same is not None
 
 
 def _against(fp32: Group, baseline: RunDir | None, seed: Any, study: Study, epoch: int | None) -> float:
-    """Return the baseline's value to compare with.
-
-    If `epoch` is given, return the value of the run `baseline` in this epoch. Otherwise, if `seed` is given, return the
-    value of the run with this seed. Otherwise, return the mean of all runs.
-    """
+    """Return the baseline's value in this epoch, or of this seed, or the mean of all runs."""
     if epoch is not None and baseline is not None:
         then = (row.metrics.get(study.metric.name) for row in rows_of(baseline) if row.epoch == epoch)
         value = next(then, None)
@@ -224,7 +196,7 @@ def _value(row: dict[str, Any], metric: str) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-LEAST_GAIN = 0.2  # an improvement must regain at least this share of the quality that the run lost
+LEAST_GAIN = 0.2  # An improvement must regain this share of the quality that the run lost.
 IGNORED = ("observe",)  # These settings change no result.
 # If one of these keys changed, other changed keys are not listed, because they follow from it.
 _SUFFICIENT = ("format", "aps", "recipe")
@@ -232,11 +204,11 @@ _SUFFICIENT = ("format", "aps", "recipe")
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A run that differs from the given run in one tunable setting.
+    """A run that differs from the given run in one setting.
 
     Attributes:
-        tunable: The setting in which the runs differ, such as "order".
-        words: The overrides to type on the command line to get this run, as key=value.
+        tunable: The setting, such as "order".
+        words: The overrides that give this run, as key=value.
         run: The neighbor's run directory.
         comparison: The comparison of the neighbor with the given run's baseline.
         statistics: The neighbor's gradient statistics.
@@ -250,16 +222,10 @@ class Neighbor:
 
 
 def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
-    """Return the finished neighbors of a run that lost less quality against the baseline than the run did.
+    """Return the finished neighbors that lost less quality than the run did, best first.
 
-    Of the neighbors with wider formats, only the one with the narrowest format is returned. Neighbors with narrower
-    formats are left out. Neighbors within the margin come first. Neighbors without a wider format come before the one
-    with a wider format. Further ties are sorted by the loss of quality, smallest first.
-
-    Args:
-        study: The study of the run's sweep.
-        run: The run.
-        comparison: The comparison of the run with its baseline.
+    Neighbors with narrower formats are left out. Of those with wider formats, only the narrowest is returned. Neighbors
+    within the margin come first, then those without a wider format, then those that lost least.
     """
     keys = [*CORE_AXES, *study.axes]
     runs = study.runs
@@ -291,10 +257,10 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
 
 
 def is_improvement(study: Study, comparison: RunComparison, neighbor: Neighbor) -> bool:
-    """Return whether a neighbor is so much better than the run that the user should change its setting.
+    """Return True if the user should change the setting in which a neighbor differs.
 
-    It must be within the margin, or regain more than the margin and more than LEAST_GAIN of the quality that the run
-    lost. If the loss of the run is unknown, every neighbor counts as an improvement.
+    The neighbor must be within the margin, or regain more than the margin and LEAST_GAIN of what the run lost. If that
+    loss is unknown, every neighbor is an improvement.
     """
     if neighbor.comparison.verdict is RunVerdict.WITHIN or not math.isfinite(comparison.lost):
         return True
@@ -307,12 +273,12 @@ def _changed(row: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]
 
 
 def _format_bits(neighbor: Neighbor) -> float | None:
-    """Return the bit width of a neighbor's format, or None if the neighbor does not differ in the format."""
+    """Return the bit width of a neighbor's format, or None if its format is the run's."""
     return formats.bits(neighbor.words[0].partition("=")[2]) if neighbor.tunable == FORMAT else None
 
 
 def _fewest_bits(found: list[Neighbor], own_bits: float) -> list[Neighbor]:
-    """Remove neighbors with narrower formats, and all neighbors with wider formats except the narrowest of these."""
+    """Remove neighbors with narrower formats, and keep only the narrowest with a wider format."""
     wider = [(bits, i) for i, one in enumerate(found) if (bits := _format_bits(one) or 0) > own_bits]
     narrowest = found[min(wider)[1]] if wider else None
     return [
@@ -332,5 +298,5 @@ def _words(changed: list[str], row: Mapping[str, Any]) -> list[str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode a list. The table of runs contains lists as JSON text."""
+    """Decode a list, which the table of runs contains as JSON text."""
     return json.loads(value) if isinstance(value, str) and value.startswith("[") else value

@@ -1,13 +1,11 @@
 """Read from sweep.yaml which question a search or a sweep asked, and which keys it tuned.
 
-A question consists of a margin, a confidence, a metric, and a baseline. A report answers the question in sweep.yaml,
-unless the user types another one.
+A question has a margin, a confidence, a metric, and a baseline. A report answers it unless the user types another one.
 
-Tuning means that a search chooses the value of a key, such as the learning rate, separately for each cell, by runs on
-seeds that are used for nothing else. A cell is one combination of values on all other axes. This module repeats the
-choice with the search's own rule and runs (`cpdrun.stats.means.choose`). A report then compares the runs that have the
-chosen values, on all other seeds. While the tuning of a cell is not complete, the cell has no chosen values and no
-compared runs.
+When a search tunes a key, such as the learning rate, it chooses the key's value for each cell by runs on separate
+seeds. A cell is one combination of values on all other axes. This module repeats the choice with the search's rule and
+runs (`cpdrun.stats.means.choose`). A report compares the runs with the chosen values on all other seeds. Until its
+tuning is complete, a cell has no compared runs.
 """
 
 import itertools
@@ -34,19 +32,17 @@ CONFIDENCE = 95.0  # This is the default confidence in percent.
 
 @dataclass(frozen=True)
 class Asked:
-    """The question that a search or a sweep recorded in its sweep.yaml.
-
-    Parts that sweep.yaml lacks, or that cannot be read, are None or empty.
+    """The question in a sweep.yaml. Parts that are missing or unreadable are None or empty.
 
     Attributes:
-        tolerance: The margin in the unit in which the metric is shown (points for a share), or a text such as "2%".
+        tolerance: The margin as shown (points for a share), or a text such as "2%".
         confidence: The confidence in percent.
         metric: The name of the metric.
         baseline: The baseline's values, keyed by config key.
         axis: The axis of bits that was searched.
         starts: The starts of the ladders that do not start at their widest width.
         ledger: The ledger of the tested hypotheses.
-        by: The command that recorded the question: "search" or "sweep".
+        by: The command that asked: "search" or "sweep".
     """
 
     tolerance: Typed | None = None
@@ -60,14 +56,7 @@ class Asked:
 
 
 def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: Asked) -> Mapping[str, Any]:
-    """Return the baseline's requested values, keyed by config key.
-
-    These are the values that the user typed for the report. If none were typed, they are those of the search.
-
-    Args:
-        runs: The runs, as `collect` returns them.
-        typed: The values that the user typed, keyed by config key. None if none were typed.
-        question: The question that the search recorded.
+    """Return the baseline's values that the user typed, or else those of the search.
 
     Raises:
         ReportUsageError: No run has one of the typed keys or one of the typed values.
@@ -85,10 +74,9 @@ def baseline_of(runs: pd.DataFrame, typed: Mapping[str, Any] | None, question: A
 
 
 def asked(sweeps: Sequence[SweepDir]) -> Asked:
-    """Return the recorded question that all sweeps share.
+    """Return the question that all sweeps share, or an empty one if they differ.
 
-    If the sweeps recorded no question, or if their questions differ, the result is an empty question. Several sweeps
-    together count as a new question, so the result then has an empty ledger.
+    Several sweeps together are a new question, so its ledger is then empty.
     """
     questions = [_asked(sweep) for sweep in sweeps]
     first = questions[0] if questions else Asked()
@@ -137,14 +125,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tune:
-    """The tuning of a search.
-
-    An arm is a combination of one value for each tuned key. The search chooses one arm for each cell.
+    """The tuning of a search. An arm is one combination of values of the tuned keys.
 
     Attributes:
-        values: The values that were tried, keyed by tuned key.
-        seeds: The seeds whose runs decide which arm is chosen.
-        aside: The seeds whose runs decided this in earlier searches on the same sweep.
+        values: The tried values, keyed by tuned key.
+        seeds: The seeds whose runs choose each cell's arm.
+        aside: The seeds whose runs chose it in earlier searches on the same sweep.
     """
 
     values: Mapping[str, Sequence[Any]]
@@ -152,15 +138,14 @@ class Tune:
     aside: tuple[int, ...] = ()
 
     def chooses(self, seed: object) -> bool:
-        """Return whether the runs of a seed decide which arm is chosen. Such runs are not compared."""
+        """Return True if the runs of a seed choose an arm. They are not compared."""
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
-        """Return all arms. Each arm is a tuple of values as text (`identity`), in the order of the tuned keys."""
+        """Return all arms, as tuples of texts (`identity`) in the order of the tuned keys."""
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
 
     def arm(self, row: Row) -> tuple[str, ...]:
-        """Return the arm of a run."""
         return tuple(identity(row.get(key)) for key in self.values)
 
 
@@ -169,9 +154,9 @@ class Tuned:
     """The runs of sweeps, with the tuning of their searches.
 
     Attributes:
-        runs: The runs, as `collect` returns them. If a search tuned, they have the additional column USE.
+        runs: The runs, as `collect` returns them, with the column USE if a search tuned.
         by_sweep: The tuning of each search that tuned, keyed by the sweep's name.
-        chosen: The tuned keys and their values, for each run that has the chosen values. Keyed by the run's path.
+        chosen: The tuned keys and values of each run that has the chosen values, keyed by its path.
     """
 
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -180,14 +165,11 @@ class Tuned:
 
     @property
     def keys(self) -> list[str]:
-        """The tuned keys of all sweeps, without duplicates."""
+        """The tuned keys of all sweeps."""
         return list(dict.fromkeys(key for tune in self.by_sweep.values() for key in tune.values))
 
     def compared(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of the runs that are compared, with tuned values masked, so that tuned keys are not axes.
-
-        Runs that decided the choice, and runs whose values were not chosen, are left out.
-        """
+        """Return the compared rows, with tuned values masked so that tuned keys are no axes."""
         if not self.by_sweep:
             return rows
         kept = rows[~rows[USE].isin((CHOOSES, NOT_CHOSEN))].copy()
@@ -196,25 +178,19 @@ class Tuned:
         return kept
 
     def with_values(self, groups: Sequence[Group]) -> list[Group]:
-        """Return a copy of the groups in which the keys of each group also contain the values chosen for it."""
+        """Return copies of the groups whose keys include the values chosen for them."""
         return [
             replace(group, keys={**dict.fromkeys(self.keys), **self.values_of(group), **group.keys})
             for group in groups
         ]
 
     def values_of(self, group: Group) -> Mapping[str, Any]:
-        """Return the values that were chosen for a group, keyed by tuned key. If none were chosen, it is empty."""
+        """Return the values chosen for a group, keyed by tuned key. May be empty."""
         return next((self.chosen[str(run.path)] for run in group.runs if str(run.path) in self.chosen), {})
 
 
 def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -> Tuned:
-    """Return the runs with the tuning of their searches.
-
-    Args:
-        runs: The runs, as `collect` returns them.
-        sweeps: The sweeps that the runs belong to.
-        metric: The metric by which the search chose the tuned values.
-    """
+    """Return the runs with the tuning of their searches, which chose values by `metric`."""
     by_sweep = {name: tune for name, sweep in sweep_names(sweeps).items() if (tune := _tune(sweep))}
     if not by_sweep:
         return Tuned(runs)
@@ -234,7 +210,7 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
 
 
 def _tune(sweep: SweepDir) -> Tune | None:
-    """Read the tuning from a sweep's sweep.yaml. If nothing was tuned, or if the file cannot be read, return None."""
+    """Read the tuning from a sweep.yaml. None if nothing was tuned or the file is unreadable."""
     try:
         block = read_manifest(sweep)["search"]
         aside = _whole(block.get("chose"))
@@ -255,7 +231,10 @@ def _whole(seeds: object) -> tuple[int, ...]:
 
 
 def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, Any]]]:
-    """Return the readable runs of a sweep, grouped into cells whose runs differ only in tuned values and seed."""
+    """Sort the readable runs of a sweep into cells.
+
+    The runs of a cell differ only in tuned values and seed.
+    """
     own = runs[(runs["run:sweep"] == sweep) & runs["run:problem"].isna()]
     own = own.assign(**{key: own.get(key) for key in (*CORE_AXES, SEED, *tune.values)})
     masked = _masked(own, tune, pd.Series(True, index=own.index))
@@ -267,15 +246,7 @@ def _cells(runs: pd.DataFrame, sweep: str, tune: Tune) -> list[list[dict[str, An
 
 
 def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.DataFrame:
-    """Replace the values of tuned keys by a placeholder, so that these keys are not axes.
-
-    The values of keys that always equal a tuned key are replaced as well.
-
-    Args:
-        rows: Rows of the table of runs.
-        tune: The tuning.
-        which: For each row, whether to replace its values.
-    """
+    """Replace tuned values, and values that always equal them, by a placeholder in the rows `which`."""
     masked = rows.copy()
     for key in tune.values:
         if key in rows.columns:
@@ -291,7 +262,7 @@ def _masked(rows: pd.DataFrame, tune: Tune, which: "pd.Series[bool]") -> pd.Data
 
 
 def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] | None:
-    """Return the arm that the search chooses for a cell, or None if a run that the choice depends on has not ended."""
+    """Return the arm that the search chooses for a cell. None while runs are missing."""
     arms = tune.arms()
     if len(arms) == 1:
         return arms[0]
@@ -308,7 +279,7 @@ def _choice(rows: Sequence[Row], tune: Tune, metric: Metric) -> tuple[str, ...] 
 
 
 def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
-    """Return the arms that were given up: several of their runs failed, and none finished."""
+    """Return the arms that were given up: GIVE_UP_AFTER runs failed, and none finished."""
     states: dict[tuple[str, ...], list[object]] = {}
     for row in rows:
         states.setdefault(tune.arm(row), []).append(row["run:state"])
@@ -320,7 +291,7 @@ def _given_up(rows: Sequence[Row], tune: Tune) -> set[tuple[str, ...]]:
 
 
 def _value(row: Row, metric: Metric) -> float | None:
-    """Return a run's metric: NaN if the run diverged or failed, and None if it does not have the metric."""
+    """Return a run's metric. NaN if the run diverged or failed, None if it lacks the metric."""
     if row["run:state"] != State.DONE or row.get("run:status") == "diverged":
         return math.nan
     value = row.get(f"metric:{metric.name}", math.nan)

@@ -1,7 +1,7 @@
 """Read the results of planned runs: values, failures, lengths, and times.
 
-A cell is one combination of values on an experiment's axes, except for the seed. `cpdrun.config.identity.cell_name`
-defines its name.
+A cell is one combination of values on an experiment's axes, except for the seed. Its name is that of
+`cpdrun.config.identity.cell_name`.
 """
 
 import math
@@ -26,21 +26,19 @@ Cell = dict[int, PlannedRun]
 class RunResults:
     """The results of planned runs.
 
-    The constructor reads all runs that have ended. Call `take` for every run that ends later.
+    The constructor reads all runs that have ended. Call `take` for each run that ends later.
 
     Attributes:
         directory: The folder of the sweep.
-        cells: The planned runs, keyed by cell name and then by seed.
-        ended: The values and the failures of the runs that have ended.
-        seconds: The wall times of the runs that have ended with a result, in seconds.
-        core_seconds: The core time of these runs together: wall time x processes x threads, in seconds.
-        fingerprints: The runs' fingerprints, keyed by cell name and then by seed. Runs without a fingerprint are left
-            out.
-        metrics: All metrics of the runs with a value, in one list per cell, keyed by cell name.
-        classes: The number of classes. NaN if it is unknown.
-        samples: The number of test samples. NaN if it is unknown.
-        compared: The metric that is compared. It does not have the decimals that the margin needs yet. None until a run
-            has ended.
+        cells: The planned runs, keyed by cell name and seed.
+        ended: The values and failures of the runs that have ended.
+        seconds: The wall times of the runs with a result, in seconds.
+        core_seconds: The sum of wall time x processes x threads over these runs.
+        fingerprints: The known fingerprints of runs, keyed by cell name and seed.
+        metrics: All metrics of each run with a value, keyed by cell name.
+        classes: The number of classes. NaN if unknown.
+        samples: The number of test samples. NaN if unknown.
+        compared: The compared metric, with default decimals. None until a run has ended.
     """
 
     def __init__(self, directory: SweepDir, cells: Mapping[str, Cell], metric: str | None) -> None:
@@ -63,22 +61,18 @@ class RunResults:
 
     @property
     def runs(self) -> int:
-        """The number of runs that have ended with a result."""
+        """The number of runs with a result."""
         return len(self.seconds)
 
     def run(self, key: RunKey) -> RunDir:
-        """Return the folder of a run."""
         name, seed = key
         return self.directory.run(self.cells[name][seed].name)
 
     def take(self, key: RunKey) -> bool:
-        """Read the result of a run, and return whether there is one. A result that was read before is not read again.
-
-        Args:
-            key: The name of the run's cell, and its seed.
+        """Read the result of a run unless it was read before. Return True if there is one.
 
         Raises:
-            ConfigError: The requested metric is unknown to the first run that is read.
+            ConfigError: The first result lacks the requested metric.
         """
         name, seed = key
         done = self.run(key).result()
@@ -109,12 +103,7 @@ class RunResults:
         return True
 
     def fail(self, key: RunKey, failure: Failure) -> None:
-        """Record a run as failed. This search does not start it again.
-
-        Args:
-            key: The name of the run's cell, and its seed.
-            failure: The reason why the run has no value.
-        """
+        """Record a run as failed, so that this search does not start it again."""
         name, seed = key
         self.ended.failures.setdefault(name, {})[seed] = failure
         if self.ended.runs(name).is_given_up:
@@ -122,16 +111,15 @@ class RunResults:
 
     @property
     def failures(self) -> list[RunKey]:
-        """The runs that failed and left no result. If the same search is started again, it starts them again."""
+        """The runs that failed without a result. A repeated search starts them again."""
         keys = [(name, seed) for name, seeds in self.ended.failures.items() for seed in seeds]
         return [key for key in keys if self.run(key).result() is None]
 
     @property
     def compared_metric(self) -> Metric:
-        """The metric that is compared.
+        """The compared metric.
 
-        Before the first run has ended, it is derived from the requested metric or the script's config, and may be wrong
-        if neither names a metric.
+        Before the first result, it is a guess from the requested metric or the script's config.
         """
         if self.compared is not None:
             return self.compared
@@ -146,16 +134,10 @@ class RunResults:
         return Metric(name, None if direction is None else MEASURES[direction])
 
     def course(self, name: str, values: Mapping[int, float]) -> Course | None:
-        """Return the metric before and after training for a cell's run with the lowest seed.
+        """Return the metric before and after training of a cell's first run with a finite value.
 
-        Only one run is used, so that the margin does not change when runs of further seeds end.
-
-        Args:
-            name: The name of the cell.
-            values: The cell's values, keyed by seed.
-
-        Returns:
-            The values before and after training, or None if no run has a finite value.
+        This is the run with the lowest seed, so that further seeds do not change the margin. The result is None without
+        such a run.
         """
         seed = min((seed for seed, value in values.items() if math.isfinite(value)), default=None)
         if seed is None or self.compared is None:

@@ -1,6 +1,6 @@
-"""Compute the smallest margins for which a study's seeds, and its test set, can certify a candidate.
+"""Compute the smallest margins that a study's seeds and test set can certify.
 
-The margins follow from the noise of the paired differences. They hold for candidates that are as good as the baseline.
+They follow from the noise of the paired differences, for candidates that are as good as the baseline.
 """
 
 import math
@@ -10,6 +10,7 @@ from statistics import NormalDist
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
+from cpdrun.study.test_set import finite_test_set
 from cpdrun.study.verdicts import Judged
 
 MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
@@ -17,26 +18,25 @@ MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
 
 @dataclass(frozen=True)
 class SeedPower:
-    """The smallest margins for which a candidate that is exactly as good as its baseline can be certified.
+    """The smallest margins that certify a candidate exactly as good as its baseline.
 
     All margins are in the unit of the stored metric.
 
     Attributes:
-        metric: The name of the metric that is compared.
+        metric: The name of the compared metric.
         pairs: The smallest number of seeds that a candidate shares with its baseline.
         comparisons: The number of candidates whose noise is pooled.
         deviation: The pooled standard deviation of single paired differences.
-        settles: The smallest margin for which `pairs` pairs certify such a candidate. Infinite if there is none.
+        settles: The smallest margin that `pairs` pairs certify. Infinite if there is none.
         margin: The margin of the study. NaN if it is unknown.
-        pairs_needed: The number of pairs that certify such a candidate with the study's margin. None if MOST_PAIRS
-            pairs are not enough, or if the margin is unknown.
-        test_samples: The number of examples in the test set. NaN if it is unknown, or if the metric is not a share of
+        pairs_needed: The number of pairs that certify the study's margin. None if the margin is unknown or MOST_PAIRS
+            pairs are not enough.
+        test_samples: The number of examples in the test set. NaN if unknown, or if the metric is not a share of
             examples.
-        test_set_settles: The smallest margin for which such a candidate can be certified on other test sets too, even
-            with any number of seeds. It is limited by the size of the test set. NaN if the runs did not record which
-            examples they answered correctly, or if a candidate has a single pair.
-        limited_by_test_set: Whether the study's margin is smaller than `test_set_settles`, so that more seeds do not
-            help for other test sets.
+        test_set_settles: The smallest margin that any number of seeds can certify for other test sets of this size. NaN
+            if the runs did not record their answers, or if a candidate has a single pair.
+        limited_by_test_set: Whether the study's margin is below `test_set_settles`, so that more seeds do not help for
+            other test sets.
     """
 
     metric: str
@@ -55,15 +55,14 @@ class SeedPower:
 
 
 def seed_power(study: Study) -> SeedPower | None:
-    """Return the smallest margins for which a study's seeds and its test set can certify a candidate.
+    """Return the smallest margins that a study's seeds and its test set can certify.
 
-    The noise of all candidates that trained is pooled. Refuted candidates are left out, because broken candidates are
-    noisier. Candidates whose runs equal the baseline's bit for bit are left out as well. Each candidate has its own
-    share of the error probability and its own prior. The results are the largest margin and the largest number of pairs
-    that any of the candidates needs, so they hold for all of them.
+    The noise of all candidates that trained is pooled. Refuted candidates are left out because they are noisier, and
+    candidates identical to the baseline because they show no noise. Candidates differ in their share of the error
+    probability and in their prior. The results are the largest over candidates, so they hold for all.
 
     Returns:
-        The margins. If no candidate has at least two pairs with different differences, the result is None.
+        The margins, or None if no candidate has two pairs with different differences.
     """
     found = {group: judged for group, judged in study.judged.items() if _shows_noise(study, group, judged)}
     judgements = [judged.judgement for judged in found.values()]
@@ -113,12 +112,12 @@ def _shows_noise(study: Study, group: Group, judged: Judged) -> bool:
 
 
 def _test_set_settles(study: Study, groups: list[Group]) -> float:
-    """Return the smallest margin for which a one-sided test can certify a candidate for other test sets too.
+    """Return the smallest margin that a one-sided test can certify for other test sets.
 
-    It assumes any number of seeds, so only the part of the error that seeds cannot remove counts.
+    It assumes any number of seeds, so only the error that remains with more seeds counts.
     """
-    found = [error for group in groups if (error := study.finite_test_set(group)) is not None]
+    found = [each.error for group in groups if (each := finite_test_set(study, group)) is not None]
     if len(found) < len(groups):
         return math.nan
-    squares = math.fsum(error.lasting_error**2 for error in found) / len(found)
+    squares = math.fsum(error.lasting**2 for error in found) / len(found)
     return NormalDist().inv_cdf(study.ci / 100) * math.sqrt(squares)

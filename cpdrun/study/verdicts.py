@@ -1,10 +1,10 @@
-"""Compute a report's verdicts: which groups are certified to be within the margin, and which are refuted or open.
+"""Compute a report's verdicts: which groups are certified, refuted, or open.
 
-Reports use the same anytime-valid test as searches. Therefore, a full grid of runs gets no stronger verdicts than a
-search, and the verdicts stay valid if a sweep is continued with more seeds.
+Reports use the same anytime-valid test as searches. A full grid of runs therefore gets no stronger verdicts than a
+search, and verdicts stay valid if more seeds are run later.
 
-A ladder consists of the groups of one facet that share a gradient scaling, sorted from most bits to fewest. All ladders
-of a report share the error probability.
+A ladder consists of the groups of one facet that share a gradient scaling, from most bits to fewest. A width consists
+of the groups of a ladder with the same number of bits. All ladders of a report share the error probability.
 """
 
 import math
@@ -24,7 +24,7 @@ from cpdrun.study.metric import Metric, worst
 
 
 class Kind(StrEnum):
-    """The answer that readers see. It is the verdict, unless the runs equal the baseline's runs bit for bit."""
+    """The answer that readers see: the verdict, unless the runs equal the baseline's bit for bit."""
 
     CERTIFIED = "certified"
     OPEN = "open"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
     REFUTED = "refuted"
 
 
-# The keys are kinds. A verdict has the same text as its kind, so it can be looked up too.
+# The keys are kinds. Verdicts can be looked up too, because they have the same texts.
 MARKS: dict[str, str] = {Kind.CERTIFIED: "✓", Kind.OPEN: "?", Kind.NOT_TESTED: "=", Kind.REFUTED: "✗"}
 
 
@@ -45,12 +45,12 @@ class Judged:
     """The verdict on a group.
 
     Attributes:
-        verdict: The verdict to report. If the pairs would certify the group, it is certified only if no run failed
-            (`cpdrun.stats.failures`) and if every wider width, from the ladder's start on, has a certified format.
+        verdict: The verdict to report. It is certified only if no run failed and each wider width, from the ladder's
+            start on, has a certified group.
         judgement: The result of testing the group's own pairs.
         failures: How many of the group's runs failed.
-        hypothesis: The tested hypothesis with its weight and prior, to be added to the ledger.
-        is_identical: Whether the group's runs equal the baseline's runs bit for bit. Such runs are no evidence.
+        hypothesis: The tested hypothesis, to be added to the ledger.
+        is_identical: Whether the runs equal the baseline's bit for bit, which is no evidence.
     """
 
     verdict: Verdict
@@ -61,12 +61,11 @@ class Judged:
 
     @property
     def kind(self) -> Kind:
-        """The answer that readers see."""
         return _kind(self.verdict, self.is_identical)
 
     @property
     def enough(self) -> tuple[float, float]:
-        """The evidence that certifying needs and the evidence that refuting needs, each as the log10 of an e-value."""
+        """The evidence that certifying and refuting need, each as the log10 of an e-value."""
         certify, refute = self.judgement.errors
         return -math.log10(certify), -math.log10(refute)
 
@@ -80,16 +79,15 @@ def judge_groups(
     ledger: Ledger,
     starts: Sequence[Start],
 ) -> dict[Group, Judged]:
-    """Return the verdicts of all groups.
+    """Return the verdicts on all groups, keyed by group.
 
     Args:
-        ladders: For each ladder, its baseline and its groups.
-        metric: The metric that is compared.
-        margin: The margin in the unit of the stored metric.
+        ladders: The baseline and the groups of each ladder.
+        metric: The compared metric.
+        margin: The margin in the stored unit.
         alpha: The error probability of all hypotheses together.
         samples: The size of the test set if the metric counts samples, otherwise NaN.
-        ledger: The ledger of the hypotheses that were tested before. New hypotheses get a weight from the error
-            probability that is left.
+        ledger: The ledger of earlier hypotheses. New ones get a weight from the error probability that is left.
         starts: The starts of the ladders that do not start at their widest width.
     """
     resolution = 1 / samples if samples > 0 else 0.0
@@ -121,9 +119,9 @@ class _Ladder:
     """A ladder of groups with their runs.
 
     Attributes:
-        widths: For each bit width, most bits first, the groups of this width.
+        widths: The groups of each width, most bits first.
         compared: The values and failures of each group and its baseline.
-        paired: The pairs of all groups, in the form in which `cpdrun.stats.ladder` judges them.
+        paired: The pairs of all groups, as `cpdrun.stats.ladder` judges them.
     """
 
     widths: list[list[Group]]
@@ -172,7 +170,7 @@ def _ladder(
 
 
 def _cell(group: Group) -> str:
-    """Return the name of a group's cell, under which the ledger knows the group."""
+    """Return the name under which the ledger knows a group."""
     for run in group.runs[:1]:
         try:
             return cell_name(read_config(run))
@@ -189,17 +187,15 @@ class LadderAnswer:
     """A ladder's answer: how many bits are enough.
 
     Attributes:
-        certified: The certified format with the fewest bits. If several formats have the same bit width, the one with
-            the best mean.
-        likely: The open format that is most likely to be certified. This is the one with the fewest bits that can still
-            be certified and whose mean is within the margin. If there is no such format, and no certified format
-            either, it is the format with the best mean in the first open width. Otherwise None.
+        certified: The certified group with the fewest bits. Ties go to the best mean.
+        likely: The open group with the fewest bits that can still be certified and whose mean is within the margin. If
+            there is none and nothing is certified, the group with the best mean in the first open width. Otherwise
+            None.
         is_near: Whether the mean of `likely` is within the margin.
-        judgement: The judgement of `likely`. Its `more` is the number of further pairs that `likely` and the wider open
-            formats need, which is the largest of their numbers. None if `likely` is None.
-        best: The format with the best mean. It is shown if `certified` and `likely` are None.
-        refuted_bits: The bit width of the widest width whose formats are all refuted. NaN if there is none.
-        is_identical: Whether the runs of `certified` equal the baseline's runs bit for bit.
+        judgement: The judgement of `likely`, with the number of further pairs that it and the wider open groups need.
+        best: The group with the best mean, to be shown if `certified` and `likely` are None.
+        refuted_bits: The bits of the widest width whose groups are all refuted. NaN if there is none.
+        is_identical: Whether the runs of `certified` equal the baseline's bit for bit.
     """
 
     certified: Group | None = None
@@ -214,8 +210,7 @@ class LadderAnswer:
     def verdict(self) -> Verdict:
         """The verdict on the ladder.
 
-        It is certified if a format is certified. It is refuted if a width is refuted and no format is certified or may
-        still be certified. Otherwise, it is open.
+        Certified if a group is. Refuted if a width is refuted and no group can be certified any more. Otherwise open.
         """
         if self.certified is not None:
             return Verdict.CERTIFIED
@@ -224,25 +219,24 @@ class LadderAnswer:
 
     @property
     def kind(self) -> Kind:
-        """The answer that readers see."""
         return _kind(self.verdict, self.is_identical)
 
     @property
     def group(self) -> Group | None:
-        """The format to show for the ladder: the certified format, or else the open format within the margin."""
+        """The group to show: the certified one, or else an open one within the margin."""
         return self.certified or (self.likely if self.is_near else None)
 
 
 def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margin: float) -> LadderAnswer:
     """Return a ladder's answer.
 
-    The widths are read from the widest to the narrowest, in the order in which they can be certified. If every format
-    of a width is refuted or has failed runs, the ladder ends there, because no narrower width can be certified.
+    Widths are read from the widest down, as they are certified. The ladder ends at a width whose groups are all refuted
+    or have failed runs, because no narrower width can be certified.
 
     Args:
         groups: The groups of the ladder.
         judged: The verdicts, keyed by group. Groups without a verdict are ignored.
-        margin: The margin in the unit of the stored metric.
+        margin: The margin in the stored unit.
     """
     widths: dict[float, list[Group]] = {}
     for group in sorted(groups, key=lambda group: formats.order(group.format), reverse=True):
@@ -278,7 +272,7 @@ def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margi
 
 
 def _is_open(judged: Judged) -> bool:
-    """Return whether further pairs may certify a candidate."""
+    """Return True if further pairs may certify a candidate."""
     is_candidate = judged.verdict is Verdict.OPEN and judged.judgement.verdict is not Verdict.REFUTED
     return is_candidate and judged.judgement.pairs > 0 and not judged.failures.failed
 

@@ -9,14 +9,13 @@ Rules for all of them:
   the inputs, but a RuntimeError is raised if it shares only a part of an input's memory.
 - A seed is an integer from -2**63 to 2**64 - 1.
 - NaN is positive and quiet in every result.
-- An unsuitable tensor, format or word raises a TypeError or ValueError that says what was given and what is allowed.
+- Subnormal numbers are kept, whatever the flush-to-zero setting of the caller is.
+- An unsuitable argument raises a TypeError or ValueError that says what was given and what is allowed.
 - Gradients flow through `quantize`, `hadamard` and `matmul`. The results of the other operators are detached.
 
 Formats with scales (MX formats, codebooks and so on) work with quantize, encode, decode, pack, unpack and packed_size.
 operators/table.py lists what each operator checks and returns.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -64,13 +63,20 @@ def quantize(
 ) -> Tensor:
     """Round a tensor to the values of a number format.
 
+    Example:
+        >>> x = torch.tensor([0.3, 1.1, 1000.0])
+        >>> custom_fp.quantize(x, "e4m3")
+        tensor([0.3125, 1.1250,    inf])
+        >>> custom_fp.quantize(x, "e4m3", overflow="saturate")
+        tensor([  0.3125,   1.1250, 240.0000])
+
     Args:
-        x: A tensor of any shape.
-        fmt: A number format or its name.
+        x: A float32, float64, float16 or bfloat16 tensor of any shape.
+        fmt: A number format or its name, such as "e5m2", "bf16", "posit8", "mxfp8_e4m3" or "nvfp4".
         rounding: `nearest_even`, `nearest_away`, `toward_zero`, `toward_positive`, `toward_negative`, `to_odd`,
-            `stochastic` or `stochastic_N`. `Rounding` defines them.
+            `stochastic` or `stochastic_N`. `custom_fp.Rounding` defines them.
         overflow: What a value that is too large after rounding becomes: `infinity`, `saturate` or `propagate`.
-            `Overflow` defines them. Elements under a scale always saturate.
+            `custom_fp.Overflow` defines them. Elements under a scale always saturate.
         seed: The seed of stochastic rounding. If None, a seed is drawn from torch's default generator, so that
             torch.manual_seed makes it repeatable.
         offset: The index of the first element of x for stochastic rounding. A part of a tensor with its own offset is
@@ -78,12 +84,17 @@ def quantize(
         axis: The dimension along which the blocks of a format with scales run. No block crosses from one row into the
             next, and the last block of a row may be short. If None, blocks follow the order of the elements in memory,
             and a row is the last dimension. Formats without scales, and tiles of the last two dimensions, ignore it.
-        out: A float32 tensor for the result.
+        out: A float32 tensor of the shape of x for the result.
 
     Returns:
         The rounded values as float32, of the same shape. Subnormals of x and of the format are kept, and -0 stays -0 if
         the format has it. Infinity and NaN are kept if the format has them. If it has no NaN, NaN becomes infinity or
         the largest value. The gradient passes straight through.
+
+    Raises:
+        TypeError: x is not a floating-point tensor, or another argument has the wrong type.
+        ValueError: The format, rounding or overflow is unknown, or the format does not support the rounding.
+        RuntimeError: `out` shares a part of its memory with x.
     """
     return operators.quantize(x, fmt, rounding, overflow, check_seed(seed), offset, axis, out=out)
 
@@ -129,9 +140,8 @@ def hadamard(
 
     Returns:
         The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread over their
-        block.
-        -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient is the inverse transform of the
-        gradient.
+        block. -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient is the inverse transform
+        of the result's gradient.
     """
     return operators.hadamard(x, size, check_seed(seed), axis, bool(inverse), out=out)
 
@@ -143,7 +153,7 @@ def max_exponent(x: Tensor) -> int | None:
         RuntimeError: x has no values that can be read, as in FakeTensorMode, on the meta device or under vmap.
     """
     if is_plain(x) and not x.is_meta:
-        return operators.max_exponent_of(x)
+        return operators.compute_max_exponent(x)
     check_float(x)
     try:
         exponent = operators.max_exponent(x).item()
@@ -338,20 +348,21 @@ def matmul(
     backward_accumulator: Accumulator | NumberFormat | str | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Return the matrix product a @ b, computed with an accumulator of few bits.
+    """Return the matrix product a @ b, computed with an emulated accumulator.
 
     If the accumulator is a number format, every product and every partial sum is rounded to it (nearest even), in
     ascending order of k: acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])). Products and sums are exact
-    before they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) defines other ways.
+    before they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) describes other
+    hardware, such as tensor cores.
 
     Args:
         a: A tensor of shape (..., M, K), or a vector.
         b: A tensor of shape (..., K, N), or a vector. Shapes broadcast as in torch.matmul.
         accumulator: An accumulator, a number format, or the name of one.
         kahan: Add the products with Kahan summation, as in `accumulate`.
-        backward_accumulator: The accumulator of the two products that compute the gradients. By default, it is the
-        same.
-            If b is one matrix for a batch of a, its gradient is a single product over all rows of the batch.
+        backward_accumulator: The accumulator of the two products that compute the gradients. If None, it is
+            `accumulator`. If b is one matrix for a batch of a, its gradient is a single product over all rows of the
+            batch.
         seed: The seed of an accumulator that rounds stochastically, for the product and its gradients. If None, each
             product draws a seed from torch's default generator.
 

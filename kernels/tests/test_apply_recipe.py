@@ -143,5 +143,5 @@ def test_what_is_no_recipe_is_named(recipe, message):
 def test_a_second_recipe_is_refused():
     net = Net()
     custom_fp.apply_recipe(net, "bf16")
-    with pytest.raises(ValueError, match="mxfp8: Net computes by rules already"):
+    with pytest.raises(ValueError, match="mxfp8: a recipe was applied to this Net before"):
         custom_fp.apply_recipe(net, "mxfp8")

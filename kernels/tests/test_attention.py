@@ -11,8 +11,8 @@ import torch
 from custom_fp.layers.attention import QuantMultiheadAttention, attend
 from custom_fp.layers.products import Arithmetic, Nearest
 from custom_fp.recipe.layers import layers_of
+from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import read_rules
 from custom_fp.recipe.rules import Rules
 from torch import nn
 from torch.nn import functional as F
@@ -146,7 +146,7 @@ def test_rules_of_attention_that_bear_on_nothing_are_named():
             return x
 
     other = placed(Other(), rule)
-    with pytest.raises(ValueError, match=r"rules\[0\]: no module that it means calls"):
+    with pytest.raises(ValueError, match=r"rules\[0\]: no module that it selects calls"):
         other.check_called()
 
 

@@ -4,8 +4,8 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.recipe.layers import layers_of
+from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import read_rules
 from custom_fp.recipe.rules import Rules
 from torch import nn
 from torch.nn import functional as F
@@ -218,14 +218,14 @@ def test_a_rule_takes_every_rounding_in_training_and_evaluated(fmt, word):
     [
         ({"rounding": "stochastik"}, "rounding=stochastik: choose one of nearest_even, toward_zero, stochastic, stoch"),
         ({"hadamard": 12}, "hadamard=12: must be a power of two, such as 16"),
-        ({"hadamard": 16, "role": "result"}, "hadamard=16: transforms what products read: input, weight, output_gra"),
+        ({"hadamard": 16, "role": "result"}, "hadamard=16: only operands are transformed: input, weight, output_gra"),
         ({"hadamard": 16, "format": "fp32"}, "hadamard=16: format=fp32 rounds nothing"),
-        ({"hadamard": 16, "aps": True}, "aps=true rounds to nearest even and goes with no other rounding"),
-        ({"role": "parameter", "rounding": "stochastic"}, "parameter takes nearest_even; of weights type precision.up"),
-        ({"role": "accumulator", "rounding": "to_odd"}, "takes nearest_even; of sums type format=fp16-to_odd"),
-        ({"last": -1}, "last=-1: must be how many layers, such as 2, or a share below 1, such as 0.15"),
-        ({"first": 1.5}, "first=1.5: must be how many layers"),
-        ({"role": []}, "role=[]: choose one or some of input, weight"),
+        ({"hadamard": 16, "aps": True}, "aps=true rounds to nearest even; leave rounding and hadamard out"),
+        ({"role": "parameter", "rounding": "stochastic"}, "parameter takes nearest_even; for weights, use precision."),
+        ({"role": "accumulator", "rounding": "to_odd"}, "takes nearest_even; for sums, use format=fp16-to_odd"),
+        ({"last": -1}, "last=-1: must be a number of layers, such as 2, or a share below 1, such as 0.15"),
+        ({"first": 1.5}, "first=1.5: must be a number of layers"),
+        ({"role": []}, "role=[]: choose one or several of input, weight"),
         ({"role": ["input", "wait"]}, "role=wait: choose one of input"),
         ({"product": ["forward", "back"]}, "product=back: weight takes part in forward, input_gradient"),
         ({"optional": "yes"}, "optional=yes: must be true or false"),

@@ -12,7 +12,7 @@ import torch
 from custom_fp import native, reference
 from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.scalar import Format
-from custom_fp.recipe.reading import read_rule
+from custom_fp.recipe.parsing import read_rule
 from custom_fp.recipe.rounding import Rounding
 from custom_fp.rule import Rule, is_stochastic
 from custom_fp.scaled.tiles import Tiles

@@ -9,10 +9,11 @@ from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
 from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results, baseline_problem
+from cpdrun.search.results import Results
 from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
+from cpdrun.study.records import rows_of, unit_of
 from cpdrun.sweep import plan
 
 
@@ -52,13 +53,15 @@ def test_less_is_better_and_the_curve_is_over_steps(here):
     assert study.metric.name == "val_loss" and not study.metric.higher_is_better
     gaps = {str(group.format): study.against_baseline(group) for group in study.groups}
     assert gaps["e3m0"].mean == pytest.approx(-0.4) and gaps["e4m3"].mean == pytest.approx(-0.01)
-    assert study.counted_in == "step"
-    assert {row.epoch for row in study.history(study.groups[0])} == {10, 20}
+    assert unit_of(study.groups[0].runs) == "step"
+    assert {row.epoch for run in study.groups[0].runs for row in rows_of(run)} == {10, 20}
 
 
 def test_a_metric_of_unsaid_direction_is_asked_for(here):
     sweep = made(["format=fp32,e4m3"], by_format)
-    with pytest.raises(ReportUsageError, match="--metric reward:min or --metric reward:max"):
+    with pytest.raises(
+        ReportUsageError, match="--metric reward:min if smaller ones are, or --metric reward:max"
+    ):
         read_study([sweep], metric="reward")
     assert read_study([sweep], metric="reward:max").metric.higher_is_better
     assert not read_study([sweep], metric="reward:min").metric.higher_is_better
@@ -88,10 +91,10 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     assert results.runs == 6
     (state,) = results.states()
     baseline = state.ladder.widths[0][0].baseline
-    assert "the script seems to set its own seed" in baseline_problem(results, baseline)
+    assert "the script seems to set its own seed" in results.baseline_problem(baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
-    assert baseline_problem(Results(ask(words)), baseline) is None
+    assert Results(ask(words)).baseline_problem(baseline) is None
 
 
 def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):

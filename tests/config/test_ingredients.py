@@ -142,7 +142,7 @@ def test_a_recipe_of_ones_own_may_be_built_on_another(tmp_path):
     mine = with_ingredients("mine", load(str(tmp_path / "mine.yaml")), {})
     assert mine == with_ingredients("nvfp4", load("nvfp4"), {"format": "nvint4"})
     (tmp_path / "mine.yaml").write_text("defaults: [nvfp4, mxfp8, _self_]\n")
-    with pytest.raises(ValueError, match="must be one recipe and itself"):
+    with pytest.raises(ValueError, match="must be a recipe and _self_"):
         load(str(tmp_path / "mine.yaml"))
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from cpdrun.record import ExampleOutcomes, write_example_outcomes
 from cpdrun.study.reader import read_study
+from cpdrun.study.test_set import finite_test_set
 
 SAMPLES = 360
 RANDOM = np.random.default_rng(0)
@@ -40,20 +41,22 @@ def compared(sweep):
 def test_the_error_of_the_test_set_is_that_of_the_recorded_examples(answered):
     sweep, d_SxN = answered
     study, group = compared(sweep)
-    found = study.finite_test_set(group)
+    found = finite_test_set(study, group)
     mean_N = d_SxN.mean(axis=0)
     error = np.sqrt(((mean_N - mean_N.mean()) ** 2).sum()) / SAMPLES
     assert (found.samples, found.pairs) == (SAMPLES, 4)
-    assert found.gap == pytest.approx(study.judged[group].judgement.mean) == pytest.approx(mean_N.mean())
-    assert found.standard_error == pytest.approx(error) and 0 <= found.lasting_error < error
+    assert (
+        found.error.mean == pytest.approx(study.judged[group].judgement.mean) == pytest.approx(mean_N.mean())
+    )
+    assert found.error.standard_error == pytest.approx(error) and 0 <= found.error.lasting < error
     assert (found.high - found.low) / 2 == pytest.approx(1.959964 * np.sqrt(2) * error)
-    assert all(study.finite_test_set(each) is None for each in study.groups if each.is_baseline)
+    assert all(finite_test_set(study, each) is None for each in study.groups if each.is_baseline)
 
 
 def test_the_report_says_where_the_gap_would_be_on_another_test_set(answered, report, no_pictures):
     sweep, _ = answered
     study, group = compared(sweep)
-    found = study.finite_test_set(group)
+    found = finite_test_set(study, group)
     low, high = (study.metric.show_gap(end) for end in (found.low, found.high))
     said = "On another test set of 360 samples the gap of e3m0 without APS would be between"
     assert f"{said} {low} and {high} points (95 %)." in report(sweep).answers[1]
@@ -82,7 +85,7 @@ def test_nothing_is_said_unless_all_runs_answered_the_same_examples(answered, re
     sweep, _ = answered
     change(sweep)
     study, group = compared(sweep)
-    assert study.finite_test_set(group) is None
+    assert finite_test_set(study, group) is None
     assert "another test set" not in report(sweep).printed
 
 
@@ -93,6 +96,6 @@ def test_equal_answers_give_no_interval(new_sweep, report, no_pictures):
             run = sweep.add(format, seed=seed, accuracy=1.0, done={"test_samples": 8, "num_classes": 10})
             write_example_outcomes(run, ExampleOutcomes("test_accuracy", 8, "0" * 64, bits))
     study, group = compared(sweep)
-    found = study.finite_test_set(group)
-    assert found.standard_error == 0 and np.isnan(found.low)
+    found = finite_test_set(study, group)
+    assert found.error.standard_error == 0 and np.isnan(found.low)
     assert "another test set" not in report(sweep).printed

@@ -310,5 +310,5 @@ def test_a_run_that_gave_up_counts_for_what_it_measured_and_is_said(tmp_path):
         )
     study = read_study([sweep.dir])
     (group,) = (group for group in study.groups if group.format == "e4m3")
-    assert (group.gave_up, group.diverged, group.by_seed[3]) == (1, 0, 0.1)
+    assert (len(group.gave_up_seeds), group.diverged, group.by_seed[3]) == (1, 0, 0.1)
     assert not study.may_be_within(group) and "1 did not learn" in describe_group(study, group)

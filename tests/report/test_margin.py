@@ -139,7 +139,7 @@ def test_the_default(metric, course, shown):
         (0.001, LOSS, Course(0.36, 0.35, "the first logged value"), "did not improve"),
         (1.2, Metric("test_loss", NATS), Course(0.3, 2.3, "a guess"), "more than half"),
         (50.0, SHARE, Course(0.97, 0.1, "a guess"), "more than half"),
-        ("2%", SHARE, Course(0.97, 0.1, "a guess"), "type points"),
+        ("2%", SHARE, Course(0.97, 0.1, "a guess"), "Type the margin in points"),
         ("2%", LOSS, Course(0.0), "is 0"),
     ],
 )

@@ -78,7 +78,8 @@ def test_runs_that_disagree_about_a_direction_are_not_compared(new_sweep, report
     sweep = fill(new_sweep(), {"fp32": {"psnr": 30.0}}, directions={"psnr": "higher"})
     fill(sweep, {"e4m3": {"psnr": 20.0}}, directions={"psnr": "lower"})
     with raises(
-        ReportError, match=r"do not agree which way of psnr is better: higher says fp32-s.*, lower e4m3-s"
+        ReportError,
+        match=r"disagree about whether higher values of psnr are better: fp32-s.* says yes, e4m3-s",
     ):
         report(sweep)
 

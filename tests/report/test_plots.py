@@ -1,6 +1,7 @@
 """The pictures hold what the runs say; what cannot be drawn is left out with a reason."""
 
 import math
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -66,6 +67,27 @@ def test_kinds_of_picture_can_be_chosen(digits, report):
     made = report(digits, formats=["csv", "pdf"])
     assert {file.suffix for file in made.files} == {".csv", ".pdf"}
     assert (made.folder / "accuracy_vs_bits.pdf").read_bytes().startswith(b"%PDF")
+
+
+SEVERAL_PROCESSES = """
+import os, pathlib, sys
+from cpdrun.record import SweepDir
+from cpdrun.report.page import pictures
+from cpdrun.study.reader import read_study
+study = read_study([SweepDir(pathlib.Path(sys.argv[1]))])
+files = []
+for cores in ({0}, {0, 1}):
+    os.sched_getaffinity = lambda pid: cores
+    files.append(pictures.render(study, pictures.KINDS))
+assert files[0] == files[1] and "_jobs" not in vars(pictures)
+print(*files[1], *files[1]["accuracy_vs_bits"])
+"""
+
+
+def test_several_processes_draw_the_same_pictures(digits):
+    command = [sys.executable, "-c", SEVERAL_PROCESSES, digits.dir.path]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (printed.stdout.split(), printed.stderr) == (["accuracy_vs_bits", "png", "svg", "pdf"], "")
 
 
 def test_another_kind_of_picture_deletes_nothing(digits, report):
@@ -214,11 +236,11 @@ def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, m
     study = read_study([sweep.dir], metric=metric, tolerance=0.005 * (100 if sign == 1 else 1))
     ((group, judged),) = study.judged.items()
     _, low, high = span(study, group)
-    _, worst, best = margin_band(study, study.baseline_of(group))
+    _, worst, best = margin_band(study, study.baselines[group])
     assert judged.verdict is Verdict.CERTIFIED
     assert worst < low if sign == 1 else high < best
     ends = [
-        study.metric.scale * (study.baseline_of(group).mean + sign * gap)
+        study.metric.scale * (study.baselines[group].mean + sign * gap)
         for gap in (judged.judgement.low, judged.judgement.high)
     ]
     assert (low, high) == pytest.approx((min(ends), max(ends)))

@@ -1,7 +1,7 @@
 """Reports of runs of a user's script: first tries, and what its accuracies are."""
 
 from cpdrun.report.answers_text import headline, notes
-from cpdrun.report.study_text import question_notes
+from cpdrun.report.study_text import may_be_share, question_notes
 from cpdrun.study.reader import read_study
 
 MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}
@@ -43,8 +43,8 @@ def test_a_format_that_always_fails_keeps_its_row(new_sweep):
 
 def test_an_accuracy_between_0_and_1_is_said_to_be_taken_as_it_stands(new_sweep):
     study = read_study([trained(new_sweep("a")).dir])
-    assert study.may_be_share
+    assert may_be_share(study)
     assert "If it is a share, type --metric val_acc:share;" in " ".join(question_notes(study))
     shared = read_study([trained(new_sweep("b")).dir], metric="val_acc:share")
-    assert shared.metric.is_fraction and shared.tolerance == 0.5 and not shared.may_be_share
-    assert not read_study([trained(new_sweep("c"), scale=100).dir]).may_be_share
+    assert shared.metric.is_fraction and shared.tolerance == 0.5 and not may_be_share(shared)
+    assert not may_be_share(read_study([trained(new_sweep("c"), scale=100).dir]))

@@ -20,6 +20,7 @@ from cpdrun.stats.evidence import Verdict, judge
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
 from cpdrun.study.seed_power import SeedPower, seed_power
+from cpdrun.study.test_set import finite_test_set
 from cpdrun.sweep import plan, write_manifest
 from cpdrun.sweep.manifest import read_ledger
 
@@ -118,7 +119,7 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     study = read_study([sweep.dir])
     power = seed_power(study)
     (group,) = study.judged
-    assert power.test_set_settles == pytest.approx(1.644854 * study.finite_test_set(group).lasting_error)
+    assert power.test_set_settles == pytest.approx(1.644854 * finite_test_set(study, group).error.lasting)
     assert power.limited_by_test_set
     said = seed_power_text(power, study.metric)
     assert said.startswith(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from custom_fp.recipe.layers import layers_of
-from custom_fp.recipe.reading import read_rules
+from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.rules import Rules
 
 from cpdrun.cli import main
@@ -132,13 +132,12 @@ def test_rules_of_mixed_levels_round_each_layer_to_its_own(question, config):
         rules = Rules(
             read_rules("precision.rules", question.cases.of(levels)["precision.rules"]), model_layers
         )
-        rules.ask_all()
         rules.check()  # a rule that reaches nothing would be an error
         for i, factor in enumerate(question.factors):
             for layer in question.groups[factor.group].products:
                 own = next(x for x in model_layers if layer.name in x.names)
                 wanted = ["bf16", *(WEIGHTS if factor.role == "weight" else INPUTS)][levels[i]]
-                assert rules.of(own, factor.role).format == wanted
+                assert rules.rounding_for(own, factor.role).format == wanted
 
 
 def asked(**given):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from custom_fp.recipe.layers import layers_of
-from custom_fp.recipe.reading import read_rules
+from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.rules import Rules
 
 from cpdrun.cli import main
@@ -194,14 +194,13 @@ def test_every_row_rounds_what_its_levels_say_and_nothing_else(question, config)
     for row in range(0, 24, 5):
         typed = question.rows[row][0].config["precision"]["rules"]
         rules = Rules(read_rules("precision.rules", typed), model_layers)
-        rules.ask_all()
         rules.check()
         low = {question.factors[i].name for i in question.low(row)}
         for layer, role in itertools.product(model_layers, PRODUCTS):
             if not layer.must_be_named:
                 level = question.settings.level(role, f"{layer.names[0]} {role}" in low)
                 expected = level["format"]
-                assert rules.of(layer, role).format == expected
+                assert rules.rounding_for(layer, role).format == expected
     every, none = (question.cases.of(dict.fromkeys(range(12), 1)), question.cases.of({}))
     of_gradients = {"modules": "*", "role": ["output_gradient"], "format": "e3m0"}
     of_others = {"modules": "*", "role": ["weight", "input"], **NARROW}

@@ -118,14 +118,14 @@ def test_layers_that_give_tuples_are_rounded_in_all_they_give():
         (ALL | {"role": "weight", "steps": [5, 5]}, "precision.rules[0].steps=[5, 5]: must be [first, end]"),
         (
             ALL | {"role": "parameter", "steps": [0, 5]},
-            "precision.rules[0].steps: weights are kept in one way",
+            "precision.rules[0].steps: the format of stored weights cannot change",
         ),
         (ALL | {"role": "weight", "format": "e9m9"}, "precision.rules[0].format=e9m9: "),
         (
             ALL | {"role": "accumulator", "format": "mxfp4"},
             "precision.rules[0].format=mxfp4: a format with scales",
         ),
-        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan is for sums"),
+        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan needs the role accumulator"),
         (
             ALL | {"role": "weight", "aps": True, "format": "mxfp4"},
             "has scales of its own: it takes aps=false",
@@ -134,7 +134,7 @@ def test_layers_that_give_tuples_are_rounded_in_all_they_give():
         (ALL | {"role": "weight", "modules": []}, "precision.rules[0].modules=[]: must be a pattern"),
         (
             ALL | {"role": "weight", "modules": "head"},
-            "precision.rules[0]: 'head' matches no layer (weight is of",
+            "precision.rules[0]: 'head' matches no layer (weight needs",
         ),
         (
             ALL | {"role": "weight", "modules": "ReLU"},

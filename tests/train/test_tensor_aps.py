@@ -9,7 +9,7 @@ import torch
 from custom_fp import Format
 from custom_fp.layers.products import round_gradient
 from custom_fp.recipe.rounding import Rounding
-from custom_fp.recipe.tensor_aps import aps_quantize, on_device
+from custom_fp.recipe.tensor_aps import aps_quantize, quantize_on_device
 from test_precision import FP32
 from torch import nn
 
@@ -35,7 +35,7 @@ def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:
 def test_the_shift_fills_the_format(fmt, scale):
     x = torch.randn(200, generator=torch.Generator().manual_seed(1)) * scale
     found = aps_quantize(x, fmt)
-    assert torch.equal(found, on_device(x, fmt))
+    assert torch.equal(found, quantize_on_device(x, fmt))
     exact = torch.tensor([float(v) for v in by_hand(x, fmt)], dtype=torch.float64)
     assert torch.equal(found, exact.float())
     largest = x.abs().argmax()
@@ -47,7 +47,7 @@ def test_the_shift_fills_the_format(fmt, scale):
 def test_powers_of_two_subnormals_and_huge_values_keep_their_shift_exact(largest):
     x = torch.tensor([largest, largest / 4, 0.0, -0.0])
     found = aps_quantize(x, "e5m2")
-    assert torch.equal(found, on_device(x, "e5m2"))
+    assert torch.equal(found, quantize_on_device(x, "e5m2"))
     expected = torch.tensor([float(v) for v in by_hand(x, "e5m2")], dtype=torch.float64).float()
     assert torch.equal(found, expected)
     assert math.copysign(1, found[3]) == -1
@@ -59,7 +59,7 @@ def test_what_is_not_finite_stays_and_takes_no_part():
     assert (
         found[1] == math.inf and found[3].isnan() and torch.equal(found[[0, 2]], alone) and (alone != 0).all()
     )
-    assert torch.equal(on_device(x, "e4m3").nan_to_num(7.0), found.nan_to_num(7.0))
+    assert torch.equal(quantize_on_device(x, "e4m3").nan_to_num(7.0), found.nan_to_num(7.0))
     zeros = torch.zeros(3)
     assert torch.equal(aps_quantize(zeros, "e4m3"), zeros) and aps_quantize(torch.ones(0), "e4m3").shape == (
         0,

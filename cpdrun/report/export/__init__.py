@@ -1,7 +1,7 @@
 """Export runs to experiment trackers.
 
-Each module exports to one tool, with a function `write(study, folder) -> Path`. A module needs the tool's package,
-which cpdrun installs as the extra with the tool's name (`pip install 'cpdrun[mlflow]'`).
+Each module exports to one tool, with a function `write(study, folder) -> Path`. It needs the tool's package, which is
+installed by the extra of that name: `pip install 'cpdrun[mlflow]'`.
 """
 
 import importlib
@@ -19,15 +19,14 @@ from cpdrun.study.study import Study
 
 
 def names() -> list[str]:
-    """Return the names of the supported tools, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def write(tool: str, study: Study, folder: Path) -> Path:
-    """Export the finished runs to a tool's files in `folder`, and return the path to open with the tool.
+    """Export the finished runs to one tool, and return the path to open with it.
 
     Args:
-        tool: The name of the tool, as `names` returns it.
+        tool: One of `names()`.
         study: The study whose runs are exported.
         folder: The folder of the report.
 
@@ -44,14 +43,14 @@ def write(tool: str, study: Study, folder: Path) -> Path:
 
 
 def finished_runs(study: Study) -> Iterator[tuple[str, RunDir, dict[str, Any]]]:
-    """Yield each finished run as its sweep's name, its directory, and its config."""
+    """Yield (sweep name, run directory, config) for each finished run."""
     keys = config_keys(study.runs)
     for row in finished(study.runs).to_dict("records"):
         yield str(row[SWEEP]), RunDir(Path(row["run:path"])), {key: row[key] for key in keys}
 
 
 def epochs(run: RunDir) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each epoch as its number and its metrics. Metrics that are not finite numbers are left out."""
+    """Yield the number and the finite metrics of each epoch."""
     for row in run.rows():
         more = {"nonfinite_gradients": row.nonfinite_gradients, "train_seconds": row.train_seconds or None}
         figures = (row.metrics | more).items()

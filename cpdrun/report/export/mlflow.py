@@ -1,8 +1,7 @@
-"""Export each finished run to MLflow, with its config as parameters and the metrics of each epoch.
+"""Export each finished run to MLflow, with its config and the metrics of each epoch.
 
-Each sweep becomes an experiment. If MLFLOW_TRACKING_URI names a server, the runs are sent to this server. Otherwise,
-they are written to `mlflow.db` (SQLite) in the report's folder. Runs that were already exported are skipped, because a
-finished run does not change.
+Each sweep becomes an experiment. The runs are sent to the server in MLFLOW_TRACKING_URI, or else written to `mlflow.db`
+(SQLite) in the report's folder. Runs that were exported before are skipped, because finished runs do not change.
 """
 
 import os
@@ -23,7 +22,10 @@ _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Export the finished runs. Return the path of the database, or `folder` if the runs were sent to a server."""
+    """Export the finished runs, and return the path of the database.
+
+    If the runs were sent to a server, return `folder`.
+    """
     database = folder / "mlflow.db"
     server = os.environ.get("MLFLOW_TRACKING_URI")
     client = MlflowClient(tracking_uri=server or f"sqlite:///{database.resolve()}")
@@ -58,5 +60,5 @@ def _write_run(client: MlflowClient, experiment: str, run: RunDir, config: dict)
 
 
 def _name(text: str) -> str:
-    """Return a name that MLflow allows. Other characters become underscores, and the name is cut to 250 characters."""
+    """Replace characters that MLflow does not allow, and cut the name to 250 characters."""
     return re.sub(r"[^\w./ :-]", "_", text, flags=re.ASCII)[:250]

@@ -1,7 +1,6 @@
-"""Export each finished run to TensorBoard, with the metrics of each epoch and its config as hyperparameters.
+"""Export each finished run to TensorBoard, with its config and the metrics of each epoch.
 
-The writer in the package `tensorboard` writes the event files, so TensorFlow is not needed. The HPARAMS tab compares
-the runs.
+The package `tensorboard` writes the event files, so TensorFlow is not needed. The HPARAMS tab compares the runs.
 """
 
 import shutil
@@ -17,7 +16,7 @@ from cpdrun.study.study import Study
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Replace the content of `folder`/tensorboard by the finished runs' event files, and return its path."""
+    """Replace `folder`/tensorboard by the event files of the finished runs, and return its path."""
     logs = folder / "tensorboard"
     shutil.rmtree(logs, ignore_errors=True)
     for _, run, config in finished_runs(study):

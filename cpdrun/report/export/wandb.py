@@ -1,7 +1,7 @@
-"""Export each finished run as an offline run of Weights & Biases, with its config and the metrics of each epoch.
+"""Export each finished run to Weights & Biases, with its config and the metrics of each epoch.
 
-The export sends nothing over the network. The user can upload the runs later with `wandb sync FOLDER/offline-run-*`. A
-run has the same id in every export, so a second upload replaces the first one.
+The runs are offline runs, so nothing is sent over the network. Upload them with `wandb sync FOLDER/offline-run-*`. Each
+run keeps its id, so a second upload replaces the first.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _LONGEST_NAME = 128
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Replace the content of `folder`/wandb by the exported runs, and return its path."""
+    """Replace `folder`/wandb by the exported runs, and return its path."""
     made = folder / "wandb"
     shutil.rmtree(made, ignore_errors=True)
     settings = wandb.Settings(

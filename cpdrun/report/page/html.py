@@ -1,8 +1,7 @@
-"""Make report.html, which contains the whole report in one file and needs no network.
+"""Make report.html: the whole report in one file that needs no network.
 
-The template page.html.j2 escapes all text, because names and configs come from users. The page's content security
-policy allows only the page's own script, and forbids requests to the network. Only a page that follows a running sweep
-may request its updates from its own server.
+The template page.html.j2 escapes all text, because names and configs come from users. The content security policy
+allows the page's own script only. A page that follows a running sweep may also request updates from its own server.
 """
 
 import base64
@@ -59,10 +58,9 @@ class Row:
     """A row of a table on the page.
 
     Attributes:
-        cells: The cells. Each is a pair of its text and the number by which the page sorts and filters it. If the
-            number is None, the page uses the text instead.
+        cells: Pairs of a text and the number by which the page sorts and filters. With None, the text is used.
         style: The CSS class, or "".
-        group: The number of the row's group in the table of means, or None.
+        group: The number of the row's group in the table of means, if any.
     """
 
     cells: Iterable[tuple[str, Any]]
@@ -75,8 +73,8 @@ class Table:
     """A table on the page.
 
     Attributes:
-        name: The table's id on the page.
-        title: The table's name for screen readers.
+        name: The id on the page.
+        title: The label for screen readers.
         header: The headings of the columns.
         rows: The rows.
     """
@@ -88,12 +86,12 @@ class Table:
 
 
 def page(content: Content, pictures: Mapping[str, str], progress: "Progress | None" = None) -> str:
-    """Return the text of the page.
+    """Return the HTML of a report.
 
     Args:
         content: The content of the report.
-        pictures: The SVGs of the plots, keyed by the plot's name, as `pictures.render` returns them.
-        progress: The progress of the sweep if the page follows a running sweep, or None.
+        pictures: The SVG of each plot, keyed by name, from `pictures.svgs`.
+        progress: The progress of the sweep, if the page follows a running sweep.
     """
     study = content.study
     means = tables.full(study)
@@ -117,11 +115,11 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
 
 def waiting_page(sweeps: Sequence[str], problem: str, progress: "Progress") -> str:
-    """Return the text of the page while there is nothing to report yet.
+    """Return the HTML to show while there is nothing to report yet.
 
     Args:
         sweeps: The names of the sweeps.
-        problem: The reason why there is nothing to report.
+        problem: Why there is nothing to report.
         progress: The progress of the sweep.
     """
     return _render(sweeps, progress, colors="", answer=[f"{capital(problem)}."], means=None)
@@ -175,18 +173,18 @@ def _asset(name: str) -> str:
 
 
 def _axes(means: tables.Shown) -> list[tuple[int, str, list[str]]]:
-    """Return the label columns that the page can filter, each as its position, its heading, and its values.
+    """Return the label columns to filter by, as (position, heading, values).
 
-    These are the columns with at least 2 and at most `_MOST_VALUES` different values.
+    These columns have 2 to `_MOST_VALUES` different values.
     """
     values = [list(dict.fromkeys(row[i] for row in means.rows)) for i in range(means.n_labels)]
     return [(i, means.header[i], found) for i, found in enumerate(values) if 1 < len(found) <= _MOST_VALUES]
 
 
 def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield a section of the page for each question in `plots.QUESTIONS`, as values for the template.
+    """Yield the template variables of each section that has any content.
 
-    A section has sentences, a table, and plots. If it would have none of them, it is left out.
+    A section answers one of `plots.QUESTIONS` with sentences, a table and plots.
     """
     study, crossover = content.study, content.crossover
     why = worse_groups(study)
@@ -219,7 +217,7 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
 
 
 def _picture(plot: plots.Plot, rendered: str, groups: Mapping[str, int]) -> str:
-    """Return a picture as an SVG element for the page, with CSS variables in place of colors."""
+    """Convert an SVG to an element of the page, with CSS variables as colors."""
     text = svg.inline(rendered, prefix=plot.name, description=plot.alt, groups=groups)
     text = _TEXT.sub(lambda found: _variable("t", found, 'style="fill: '), text)
     text = _MARK.sub(lambda found: f"fill: var(--s-{found[1][1:]}); stroke: var(--s-{found[1][1:]})", text)
@@ -235,10 +233,10 @@ def _variable(kind: str, found: re.Match[str], before: str) -> str:
 
 
 def _colors(pictures: Mapping[str, str]) -> str:
-    """Return the CSS that sets the colors of lines (`--s-RRGGBB`) and of letters (`--t-RRGGBB`) in the pictures.
+    """Return the CSS with the colors of lines (`--s-RRGGBB`) and letters (`--t-RRGGBB`).
 
-    On a light page and on paper, lines keep their colors, and `style.ink` gives the colors of letters. On a dark page,
-    colors that are too dark are made lighter until they are legible.
+    On light pages and on paper, lines keep their colors and letters are darkened (`style.ink`). On dark pages, colors
+    that are too dark are lightened until they are legible.
     """
     found = {color for text in pictures.values() for color in re.findall(r": (#[0-9a-f]{6})", text)}
     names = sorted(found - _AS_THEY_ARE)
@@ -263,10 +261,9 @@ def _means(study: Study, shown: tables.Shown) -> Table:
 
 
 def _numbers(study: Study, group: Group, n_labels: int, sizes: Sequence[float]) -> list[Any]:
-    """Return the number of each cell in a group's row, without intervals and units.
+    """Return the sort keys of a group's row: None for text, "" for unknown numbers.
 
-    The number is None for a cell of text, and "" if it is not finite. Means and gaps are in the unit in which the
-    metric is shown.
+    Means and gaps are in the unit in which the metric is shown.
     """
     gap, scale = study.against_baseline(group), study.metric.scale
     figures = [len(group.values), scale * group.mean, scale * gap.mean if gap else math.nan]
@@ -280,7 +277,6 @@ def _numbers(study: Study, group: Group, n_labels: int, sizes: Sequence[float]) 
 
 
 def _runs(study: Study) -> Table:
-    """Return the table of runs. Its columns include the config keys that vary."""
     runs = study.runs
     metrics = [column for column in runs.columns if column.startswith("metric:")]
     names = ["run:sweep"] if len(study.sweeps) > 1 else []
@@ -300,7 +296,7 @@ def _runs(study: Study) -> Table:
 
 
 def _groups_of_runs(study: Study) -> list[int | None]:
-    """Return each run's group as the group's number in the table of means. It is None for a run without a group."""
+    """Return each run's group number in the table of means, or None."""
     names = list(study.groups[0].keys) if study.groups else []
     known = {tuple(identity(g.keys[name]) for name in names): i for i, g in enumerate(study.groups)}
     rows = study.runs.reindex(columns=names).itertuples(index=False, name=None)
@@ -308,10 +304,7 @@ def _groups_of_runs(study: Study) -> list[int | None]:
 
 
 def _varying(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that the table of runs shows for configs and machines.
-
-    They are the core axes, the seed, the other config keys that vary, and the properties of the machine that vary.
-    """
+    """Return the core axes, the seed, and the config and machine columns that vary."""
     always = [key for key in (*CORE_AXES, SEED) if key in runs.columns]
     keys = [key for key in config_keys(runs) if key not in always and _varies(runs, key)]
     environment = [column for column in runs.columns if column.startswith("env:")]
@@ -327,11 +320,7 @@ def _cell(value: Any) -> str:
 
 
 def _listings(study: Study) -> list[tuple[str, str, str]]:
-    """Return the lists of what all runs have in common, each as its heading, its name, and its lines.
-
-    One list has the config keys with a single value, and the other has the properties of the machine with a single
-    value.
-    """
+    """Return what all runs have in common, as (heading, name, lines)."""
     runs, varying = study.runs, _varying(study.runs)
     common = [key for key in config_keys(runs) if key not in varying]
     same = [column for column in runs.columns if column.startswith("env:") and column not in varying]
@@ -342,5 +331,5 @@ def _listings(study: Study) -> list[tuple[str, str, str]]:
 
 
 def _listing(runs: pd.DataFrame, columns: Iterable[str]) -> str:
-    """Return a line `column: value` for each column, with the column's first known value."""
+    """Return a line "column: value" for each column, with its first known value."""
     return "\n".join(f"{c.removeprefix('env:')}: {next(iter(runs[c].dropna()), None)}" for c in columns)

@@ -1,4 +1,4 @@
-"""Format a table as GitHub Markdown, as LaTeX with booktabs, or as a rich table for the terminal.
+"""Write tables as Markdown, LaTeX or terminal text.
 
 Names come from users, so every character that has a meaning in the markup is escaped.
 """
@@ -42,10 +42,10 @@ LATEX = {
 
 
 def without_controls(text: str) -> str:
-    """Return `text` with U+FFFD in place of each control character, except for line ends and tabs.
+    """Replace control characters by U+FFFD, except for line ends and tabs.
 
-    Such characters can control a terminal, change the direction of text, or be invisible. They have the Unicode
-    categories Cc (such as ESC) and Cf (such as right-to-left marks).
+    Characters of the Unicode categories Cc (such as ESC) and Cf (such as right-to-left marks) can control a terminal,
+    change the direction of text or be invisible.
     """
     if text.isprintable():
         return text
@@ -56,17 +56,16 @@ def without_controls(text: str) -> str:
 
 
 def markdown(table: Shown) -> str:
-    """Return a GitHub Markdown table with the first column aligned left and the other columns aligned right."""
+    """Return a GitHub Markdown table. The first column is aligned left, others right."""
     rule = ["---" if i < 1 else "--:" for i in range(len(table.header))]
     lines = [_markdown_row(table.header), "|" + "|".join(rule) + "|", *map(_markdown_row, table.rows)]
     return "\n".join(lines) + "\n"
 
 
 def escape_markdown(text: str) -> str:
-    """Return `text` so that GitHub shows it as typed.
+    """Escape text so that GitHub shows it as typed.
 
-    Characters that would end a table cell, or that have a meaning in Markdown or HTML, are escaped. Control characters
-    are replaced by U+FFFD, and whitespace becomes single spaces.
+    Control characters become U+FFFD, and each run of whitespace becomes one space.
     """
     text = (
         " ".join(without_controls(text).split())
@@ -87,21 +86,19 @@ def latex(table: Shown) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` so that LaTeX typesets it as typed.
+    """Escape text so that LaTeX typesets it as typed.
 
-    A letter that T1 fonts lack is replaced by its Unicode name in brackets.
+    Letters that T1 fonts lack become their Unicode names in brackets.
     """
     return "".join(LATEX.get(c) or _letter(c) for c in " ".join(text.split()))
 
 
 def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -> Table:
-    """Return a table for a rich console. Markup in the text has no effect.
-
-    Only the first 80 rows are shown, and a caption says how many rows are left out.
+    """Return a rich table of the first 80 rows, without interpreting markup.
 
     Args:
         table: The table.
-        bold: Whether each row is bold. By default, no row is bold.
+        bold: Whether each row is bold. Missing entries mean False.
         encoding: The encoding of the terminal.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -120,10 +117,9 @@ def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return `text` with only the characters that `encoding` has. Control characters become U+FFFD.
+    """Replace the characters that `encoding` lacks or that control a terminal.
 
-    If the encoding lacks any character of the text, ± becomes +-, the minus sign becomes a hyphen, and other missing
-    characters become question marks.
+    ± becomes +-, the minus sign becomes a hyphen, and other missing characters become question marks.
     """
     text = without_controls(text)
     try:

@@ -1,4 +1,4 @@
-"""Write the parts of a report for a paper: a LaTeX table, a paragraph about the methods, and BibTeX references."""
+"""Write the parts of a report for a paper: table.tex, methods.txt and cite.bib."""
 
 import re
 from pathlib import Path
@@ -35,10 +35,9 @@ def write(folder: Path, study: Study) -> list[Path]:
 
 
 def table(study: Study) -> str:
-    r"""Return a LaTeX table with its caption. It needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
+    r"""Return a LaTeX table with a caption. It needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
 
-    If a column has the same value in every row, the column is left out, and the caption gives the value. Verdicts are
-    written as words, without their marks.
+    Constant columns are moved to the caption. Verdicts are words without marks.
     """
     shown, left_out = _without_constants(full(study))
     marks = tuple(f"{mark} " for mark in MARKS.values())
@@ -57,7 +56,7 @@ def table(study: Study) -> str:
 
 
 def methods(study: Study) -> str:
-    """Return the paragraph that describes, with this study's numbers, how the runs were trained and compared."""
+    """Return a paragraph that describes how the runs were trained and compared."""
     return render("methods.txt.j2", **_facts(study)) + "\n"
 
 
@@ -67,11 +66,10 @@ def references(study: Study) -> str:
 
 
 def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
-    """Return the table without its constant columns, and the values of these columns, keyed by heading.
+    """Return the table without constant columns, and the values of these columns.
 
-    A column is constant if all rows have the same value. The first column is always kept, and a table with a single row
-    keeps all columns. Constants without information (`-`, `0`, `0 B`) are left out of the values. The column of the
-    intervals from a group's own pairs is always left out of both.
+    The first column is always kept, and a single row keeps all columns. Values without information ("-", "0", "0 B")
+    and the intervals from a group's own pairs are dropped.
     """
     kept, constants = [], {}
     for i, name in enumerate(shown.header):
@@ -87,7 +85,6 @@ def _without_constants(shown: Shown) -> tuple[Shown, dict[str, str]]:
 
 
 def _facts(study: Study) -> dict[str, Any]:
-    """Return the values that the templates of this module use, keyed by name."""
     runs, seeds = finished(study.runs), [len(group.values) for group in study.groups if group.values]
     kinds = [judged.kind for judged in study.judged.values()]
     names = [
@@ -124,7 +121,7 @@ def _facts(study: Study) -> dict[str, Any]:
 
 
 def _values(study: Study, column: str) -> list[str]:
-    """Return the different known values in a column of the table of runs, as text."""
+    """Return the distinct known values in a column of the table of runs."""
     if column not in study.runs.columns:
         return []
     return list(dict.fromkeys(axis_text(value) for value in study.runs[column].dropna()))

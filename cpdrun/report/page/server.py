@@ -1,8 +1,8 @@
 """Serve the report of a running sweep to a browser on this machine.
 
-When a run has changed its state, the page is made again. The server writes no files and executes nothing that a run
-recorded. It answers only requests for the path `/`, and only if the request names this machine as its host. The host
-is checked because the name of a foreign web page could be made to point to this machine (DNS rebinding).
+The server writes no files and executes nothing that a run recorded. It answers only requests for `/` that name this
+machine as the host. Checking the host prevents DNS rebinding, in which a foreign web page makes its own name point to
+this machine.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Progress:
 
     Attributes:
         version: A text that changes whenever a run changes its state.
-        total: The number of runs, including runs that have no directory yet but are listed in a manifest.
+        total: The number of runs, including runs that are listed in a manifest but have not started.
         ended: The number of runs that have a result or failed.
         failed: The number of runs that failed or cannot be read.
         running: The number of runs that are running.
@@ -53,7 +53,6 @@ class Progress:
 
 
 def read_progress(sweeps: Sequence[SweepDir]) -> Progress:
-    """Read the state of each run and return the progress of the sweeps."""
     states = [line for sweep in sweep_names(sweeps).values() for line in _states(sweep)]
     counts = Counter(state for _, state in states)
     failed = counts[State.FAILED] + counts["unreadable"]
@@ -67,9 +66,9 @@ def read_progress(sweeps: Sequence[SweepDir]) -> Progress:
 
 
 def _states(sweep: SweepDir) -> list[tuple[str, str]]:
-    """Return each run of a sweep as its path and its state.
+    """Return (path, state) for each run of a sweep.
 
-    Besides the states of `State`, a run can be "unreadable" or "not started".
+    In addition to `State`, a state can be "unreadable" or "not started".
     """
     found: dict[str, str] = {}
     for run in sweep.runs():
@@ -87,13 +86,9 @@ def _states(sweep: SweepDir) -> list[tuple[str, str]]:
 
 
 class LivePage:
-    """The page of some sweeps. Several threads can read it.
+    """The page of some sweeps, which several threads can read.
 
-    The runs need the processor, so the page is made only so often that making it takes at most a fifth of the time.
-
-    Args:
-        sweeps: The sweeps.
-        options: What the report compares and describes.
+    Making the page takes at most a fifth of the time, because the runs need the processor.
     """
 
     def __init__(self, sweeps: Sequence[SweepDir], options: ReportOptions) -> None:
@@ -105,11 +100,7 @@ class LivePage:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[str, str]:
-        """Return the version and the text of the page.
-
-        If a run has changed its state, the page is made again. Shortly after the page was made, the states are not
-        checked.
-        """
+        """Return the version and the text of the page, remade if a run has changed."""
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._next_s:
@@ -126,11 +117,11 @@ class LivePage:
             content = read_content(self.sweeps, self.options)
         except ReportError as error:
             return html.waiting_page(list(sweep_names(self.sweeps)), str(error), progress)
-        return html.page(content, pictures.render(pictures.draw(content.study)), progress)
+        return html.page(content, pictures.svgs(pictures.render(content.study, ["svg"])), progress)
 
 
 def application(page: LivePage) -> bottle.Bottle:
-    """Return the web application that serves `page` at the path `/`."""
+    """Return the web application that serves `page` at `/`."""
     app = bottle.Bottle()
 
     @app.hook("before_request")
@@ -165,17 +156,14 @@ class _Handler(WSGIRequestHandler):
 
 
 def live_server(sweeps: Sequence[SweepDir], options: ReportOptions) -> WSGIServer:
-    """Return a server for the report of some sweeps. It listens on a free port of this machine only."""
+    """Return a server that listens on a free port of this machine only."""
     return make_server(HOST, 0, application(LivePage(sweeps, options)), _Server, _Handler)
 
 
 def serve(sweeps: Sequence[SweepDir], options: ReportOptions, announce: Callable[[str], None]) -> None:
-    """Serve the report of some sweeps until the user interrupts the program.
+    """Serve the report until Ctrl-C.
 
-    Args:
-        sweeps: The sweeps.
-        options: What the report compares and describes.
-        announce: The function to call with the address of the page as soon as the server accepts connections.
+    `announce` is called with the address of the page when the server accepts connections.
     """
     with live_server(sweeps, options) as server:
         announce(f"http://{HOST}:{server.server_port}/")

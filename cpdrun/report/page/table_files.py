@@ -1,4 +1,4 @@
-"""Write tables as CSV, Markdown, LaTeX, or Parquet files, with one function for each file format."""
+"""Write a table as a CSV, Markdown, LaTeX or Parquet file."""
 
 import io
 from collections.abc import Callable
@@ -22,9 +22,9 @@ Writer = Callable[[Path, pd.DataFrame, Shown], Path]
 
 
 def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a table of numbers as a CSV file.
+    """Write the numbers as CSV.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front. Numbers are not changed.
+    Text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     text = io.StringIO()
     texts = {
@@ -37,19 +37,18 @@ def csv(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
 
 
 def md(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a table of text as a GitHub Markdown file."""
     return _text(stem.with_suffix(".md"), markup.markdown(shown))
 
 
 def tex(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a table of text as a LaTeX file. If it contains marks of verdicts, a comment explains the marks."""
+    """Write the text as LaTeX, with a comment that explains the marks of verdicts."""
     has_marks = any(cell.endswith(tuple(MARKS.values())) for row in shown.rows for cell in row)
     legend = _LEGEND if has_marks else ""
     return _text(stem.with_suffix(".tex"), legend + markup.latex(shown))
 
 
 def parquet(stem: Path, numbers: pd.DataFrame, shown: Shown) -> Path:
-    """Write a table of numbers as a Parquet file. Columns with values of several types are written as text.
+    """Write the numbers as Parquet. Columns of mixed types become text.
 
     Raises:
         ReportUsageError: pyarrow, which pandas needs to write Parquet, is not installed.
@@ -75,10 +74,10 @@ def _text(path: Path, text: str) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a CSV cell. Control characters become U+FFFD, and text like a formula gets an apostrophe.
+    """Escape a CSV cell: control characters become U+FFFD, formulas get an apostrophe.
 
-    A spreadsheet takes text for a formula if it starts with one of the characters that OWASP's page "CSV Injection"
-    lists: =, +, -, @, tab, and carriage return. Text that is a number is not changed.
+    A spreadsheet takes text for a formula if it starts with =, +, -, @, a tab or a carriage return (OWASP, "CSV
+    Injection"). Text that is a number is not changed.
     """
     if not isinstance(value, str):
         return value

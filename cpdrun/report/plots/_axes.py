@@ -1,4 +1,4 @@
-"""The table of quantities that plots draw along an axis, with the label, unit, and scale of each quantity."""
+"""Quantities that plots draw along an axis, with their labels, units and scales."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Axis:
 
     Attributes:
         label: The label of the axis.
-        unit: The unit, or "" if the quantity has no unit or if `show` adds it to each number.
-        scale: The scale of the axis. The ticks of "log" are at round decimal numbers, those of "log2" at powers of 2.
-        show: The function that returns a tick's label.
+        unit: The unit; "" if there is none or if `show` adds it to each number.
+        scale: The scale. Ticks are at round decimal numbers for "log", and at powers of 2 for "log2".
+        show: Formats the label of a tick.
         is_count: Whether the ticks are whole numbers.
     """
 
@@ -32,17 +32,16 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """The label followed by the unit, if there is one."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
     def apply_to_x(self, axes: Axes, values: Collection[float], *, at_values: bool = False) -> None:
-        """Set the scale, the ticks, and the label of a panel's x axis.
+        """Set the scale, the ticks and the label of a panel's x axis.
 
         Args:
             axes: The panel.
             values: The values that are drawn.
-            at_values: Whether to set the ticks at `values` instead of at round numbers. Ticks whose labels would touch
-                are left out.
+            at_values: Whether to set ticks at `values` instead of at round numbers. Ticks whose labels would touch are
+                dropped.
         """
         if self.scale != "linear":
             axes.set_xscale("log", base=2 if self.scale == "log2" else 10)
@@ -66,10 +65,7 @@ class Axis:
 
 
 def spaced(values: Collection[float], ratio: float) -> list[float]:
-    """Return some of the given values (in ascending order), so that they are far enough apart for their labels.
-
-    The first value is kept. Each further value is kept if it is more than `ratio` times the last kept value.
-    """
+    """Drop values (ascending) that are within `ratio` times the last kept value."""
     kept: list[float] = []
     for value in values:
         if not kept or value > kept[-1] * ratio or value == kept[-1] == 0:
@@ -78,7 +74,7 @@ def spaced(values: Collection[float], ratio: float) -> list[float]:
 
 
 def metric_axis(metric: Metric) -> Axis:
-    """Return the axis of the metric. If lower values are better, the label says so."""
+    """Return the axis of the metric, whose label says if lower is better."""
     label = metric.title if metric.higher_is_better else f"{metric.title} (lower is better)"
     return Axis(label)
 

@@ -1,7 +1,7 @@
-"""Provide a y axis for the metric. If the values form two clusters that are far apart, the axis is broken.
+"""A y axis for the metric, broken in two if the values form distant clusters.
 
-Most runs train about as well as the baseline or not at all. On one scale from 0 to 100 %, the differences between the
-good runs and their error bars would be too small to see.
+Most runs train about as well as the baseline or not at all. On one scale from 0 to 100 %, the good runs and their error
+bars could not be told apart.
 """
 
 import math
@@ -36,14 +36,8 @@ _HALO = [withStroke(linewidth=1.6, foreground="white")]
 def marker_style(study: Study, group: Group, style: Style, verdict: Verdict | None = None) -> dict[str, Any]:
     """Return the matplotlib properties of a group's marker.
 
-    The markers of the baseline and of certified groups are filled. The markers of all other groups are hollow, and
-    those of refuted groups are also pale.
-
-    Args:
-        study: The study that is drawn.
-        group: The group that the marker shows.
-        style: The color and the marker.
-        verdict: The verdict on the group. By default, it is the study's verdict.
+    Markers of the baseline and of certified groups are filled. Others are hollow, and those of refuted groups are also
+    pale. `verdict` defaults to the study's verdict on the group.
     """
     if verdict is None and group in study.judged:
         verdict = study.judged[group].verdict
@@ -57,13 +51,14 @@ def marker_style(study: Study, group: Group, style: Style, verdict: Verdict | No
 
 
 class MetricAxis:
-    """The y axis of one panel, which is broken into two parts if the values form two clusters.
+    """The y axis of one panel, in one part or in two.
+
+    Values are in the unit in which the metric is shown.
 
     Attributes:
         study: The study that is drawn.
-        parts: One or two matplotlib axes, from top to bottom. They share the x axis. If there are two, the one with the
-            best values is twice as high as the other.
-        heights: The relative heights of the parts.
+        parts: One or two matplotlib axes, from top to bottom, with a common x axis.
+        heights: The relative heights of the parts. The part with the best values is twice as high.
     """
 
     def __init__(self, figure: SubFigure, study: Study):
@@ -83,18 +78,17 @@ class MetricAxis:
             _mark_break(*self.parts)
 
     def at(self, y: float) -> Axes:
-        """Return the part that shows the value `y`. The value is in the unit in which the metric is shown."""
+        """Return the part that shows the value `y`."""
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
-        """Return the mean of a group in the unit in which the metric is shown."""
         return self.study.metric.scale * group.mean
 
     def band(self, baseline: Group, x: Point) -> None:
         """Draw the baseline and the margin from x[0] to x[1].
 
-        A solid line shows the baseline's mean, a dashed line shows the worst value within the margin, and a band fills
-        the space between the lines.
+        A solid line is the baseline's mean, a dashed line is the worst value within the margin, and a band fills the
+        space between them.
         """
         mean, low, high = margin_band(self.study, baseline)
         axes = self.at(mean)
@@ -106,7 +100,7 @@ class MetricAxis:
             )
 
     def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
-        """Draw the mean of a group as a marker, and the interval of its gap to the baseline as an error bar."""
+        """Draw a group's mean as a marker and its gap's interval as an error bar."""
         mean, low, high = span(self.study, group)
         axes, text = self.at(mean), describe_group(self.study, group)
         look = marker_style(self.study, group, style, verdict)
@@ -121,13 +115,9 @@ class MetricAxis:
                 part_of(artist, text)
 
     def segment(self, here: Point, there: Point, style: Style, of: Sequence[Group] = ()) -> None:
-        """Draw a straight line between two points. The line can cross the break of the axis.
+        """Draw a line between two points, across the break of the axis if necessary.
 
-        Args:
-            here: The coordinates of the first point.
-            there: The coordinates of the second point.
-            style: The color and the dash of the line.
-            of: The groups that the line connects. The page fades the line if the reader filters out one of them.
+        The page fades the line if the reader filters out one of the groups `of`.
         """
         a, b = self.at(here[1]), self.at(there[1])
         if a is b:
@@ -142,14 +132,10 @@ class MetricAxis:
         part_of(a.figure.add_artist(patch), *(describe_group(self.study, group) for group in of))
 
     def write(self, x: float, group: Group, text: str, color: str, above: bool) -> None:
-        """Write text above or below a point and its error bar. If the bar leaves the axes, write it next to the point.
+        """Write text above or below a group's point and error bar.
 
-        Args:
-            x: The x coordinate of the point.
-            group: The group that the point shows.
-            text: The text to write.
-            color: The color of the point. For the text, it is darkened until it is legible.
-            above: Whether to write the text above the point, or else below.
+        If the error bar leaves the axes, the text is next to the point. `color` is the color of the point, which is
+        darkened until it is legible.
         """
         mean, *ends = span(self.study, group)
         low, high = min(mean, *ends), max(mean, *ends)
@@ -176,11 +162,9 @@ class MetricAxis:
         part_of(written, describe_group(self.study, group))
 
     def names(self, x: float, names: list[tuple[float, Style, Sequence[Group]]]) -> None:
-        """Write the names of lines, right-aligned at x. Names that would overlap are moved apart.
+        """Write the names of lines, right-aligned at x, without overlaps.
 
-        Args:
-            x: The x coordinate at which the names end.
-            names: The lines, each as its y coordinate, its style (which contains the name), and its groups.
+        Each entry of `names` has the line's y coordinate, its style (which contains the name) and its groups.
         """
         for axes, height in zip(self.parts, self.heights, strict=True):
             here = [name for name in names if self.at(name[0]) is axes]
@@ -195,8 +179,8 @@ class MetricAxis:
 def value_ranges(study: Study) -> list[tuple[float, float]]:
     """Return the limits of each part of the y axis, upper part first.
 
-    If the best means form a narrow cluster and the next mean is far away, there are two parts. Otherwise, there is one.
-    An error bar is cut off where it is more than `_LONGEST_BAR` margins away from its mean or in the other part.
+    There are two parts if the best means form a narrow cluster and the next mean is far away. An error bar is cut off
+    where it enters the other part or is more than `_LONGEST_BAR` margins away from its mean.
     """
     spans = [
         margin_band(study, group) if group.is_baseline else _extent(study, group)
@@ -209,10 +193,9 @@ def value_ranges(study: Study) -> list[tuple[float, float]]:
 
 
 def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the ranges of `value_ranges` for a metric whose higher values are better.
+    """Return the ranges for a metric whose higher values are better.
 
-    Args:
-        spans: The mean of each group, and the lowest and highest value to show.
+    Each span is (mean, lowest value, highest value) of a group.
     """
     means = sorted(mean for mean, _, _ in spans)
     gap, middle = max(((b - a, (a + b) / 2) for a, b in pairwise(means)), default=(0.0, 0.0))
@@ -227,9 +210,9 @@ def _ranges(spans: list[tuple[float, float, float]]) -> list[tuple[float, float]
 
 
 def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
-    """Return the baseline's mean, and the lower and upper end of the values that are at most the margin worse.
+    """Return the baseline's mean, and the range of values that are within the margin.
 
-    They are in the unit in which the metric is shown. Without a margin, both ends are the mean.
+    Without a margin, both ends of the range are the mean.
     """
     mean = study.metric.scale * baseline.mean
     margin = study.tolerance if study.tolerance > 0 else 0.0
@@ -237,9 +220,9 @@ def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
 
 
 def _extent(study: Study, group: Group) -> tuple[float, float, float]:
-    """Return a group's mean, and the lowest and highest value of its point and error bar.
+    """Return a group's mean, and the range of its point and error bar.
 
-    Values that are more than `_LONGEST_BAR` margins away from the mean are left out.
+    The range ends `_LONGEST_BAR` margins away from the mean.
     """
     mean, *bar = span(study, group)
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
@@ -247,14 +230,14 @@ def _extent(study: Study, group: Group) -> tuple[float, float, float]:
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
-    """Return a group's mean and the lower and upper end of its error bar, in the unit in which the metric is shown.
+    """Return a group's mean, and the lower and upper end of its error bar.
 
-    The error bar is the interval of the group's gap to the baseline, added to the baseline's mean. It can therefore be
-    compared with the margin. It might not contain the group's mean, because the mean includes seeds without a pair, and
-    a pair can have a run without a value. If there is no interval, as for the baseline, both ends are the mean.
+    The error bar is the interval of the gap, added to the baseline's mean, so it can be compared with the margin. It
+    may miss the group's own mean, which also includes seeds without a pair. Without an interval, both ends are the
+    mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
-    baseline, judged = study.baseline_of(group), study.judged.get(group)
+    baseline, judged = study.baselines.get(group), study.judged.get(group)
     if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
         return mean, mean, mean
     sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.
@@ -265,7 +248,7 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
 def _padded(
     lows: list[float], highs: list[float], room: float = 0.12, least: float = 0.0
 ) -> tuple[float, float]:
-    """Return the limits of an axis that shows `lows` and `highs` and has room for the data labels.
+    """Return the limits of an axis that shows `lows` and `highs` and has room for labels.
 
     The axis has a minimum height, so that noise does not fill it.
 
@@ -273,7 +256,7 @@ def _padded(
         lows: The lower ends of the error bars.
         highs: The upper ends of the error bars.
         room: The room to add at both ends, as a fraction of the height.
-        least: The minimum height without this room. If it is less than 2 % of the highest value, 2 % is used instead.
+        least: The minimum height without this room. It is at least 2 % of the highest value.
     """
     low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)
@@ -291,7 +274,6 @@ def _set_ticks(axes: Axes, study: Study) -> None:
 
 
 def _mark_break(upper: Axes, lower: Axes) -> None:
-    """Draw two short strokes at the break of the y axis."""
     upper.spines["bottom"].set_visible(False)
     stroke: dict[str, Any] = {
         "marker": [(-1, -0.6), (1, 0.6)],

@@ -1,4 +1,7 @@
-"""Make figures with one panel for each facet of a study, and write their titles, captions, and names of points."""
+"""Figures with one panel per facet, and their titles, captions and names of points.
+
+A facet is a set of groups that differ only in format and gradient scaling.
+"""
 
 import math
 import textwrap
@@ -28,13 +31,13 @@ _LETTERS_PER_IN = 23
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a line or a point, which is written to the right of a panel.
+    """A name to write to the right of a panel, for a point or for the end of a line.
 
     Attributes:
-        x: The x coordinate of the point or of the line's end.
-        y: The y coordinate of the point or of the line's end.
+        x: The x coordinate of the point.
+        y: The y coordinate of the point.
         text: The name.
-        color: The color of the point or line. For the name, it is darkened until it is legible.
+        color: The color of the point, which is darkened for the name until it is legible.
         of: The descriptions of the groups that the point or line shows.
         is_key: Whether the name is written even if there is no room for all names.
     """
@@ -48,7 +51,7 @@ class Name:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Return an empty figure whose layout engine leaves room for labels."""
+    """Return an empty figure whose layout leaves room for labels."""
     figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08))
     FigureCanvasAgg(figure)  # With this canvas, the size of a text is known before the figure is drawn.
     return figure
@@ -57,7 +60,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 def grid(
     facets: Sequence[Facet], width_in: float, height_in: float, columns: int = 2
 ) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
-    """Return a figure, and its panels as pairs of a subfigure and its facet.
+    """Return a figure and its (subfigure, facet) pairs.
 
     Only the first `MOST_PANELS` facets get a panel.
 
@@ -79,14 +82,14 @@ def grid(
 def caption(
     figure: Figure, study: Study | None, plot: str, facets: Sequence[Facet] = (), **values: Any
 ) -> None:
-    """Write a caption in small letters below the picture.
+    """Write a caption in small letters below the figure.
 
     Args:
         figure: The figure.
-        study: The study that is drawn, or None if the caption needs no study.
+        study: The study that is drawn; None if the caption needs none.
         plot: The caption's name in the template plot_captions.j2.
-        facets: All facets of the figure. If some have no panel, the caption says how many.
-        values: Further values that the template uses, keyed by name.
+        facets: All facets of the figure. The caption counts those without a panel.
+        values: Further variables of the template.
     """
     if study is not None:
         judgements = [judged.judgement for judged in study.judged.values()]
@@ -108,7 +111,7 @@ def caption(
 
 
 def prediction_facts(calibration: Calibration) -> dict[str, str]:
-    """Return the values of the calibration that the caption of a predicted quantity gives, keyed by name."""
+    """Return the template variables that describe a calibration."""
     work = calibration.workload
     return {
         "parameters": f"{work.values:,}",
@@ -118,27 +121,20 @@ def prediction_facts(calibration: Calibration) -> dict[str, str]:
 
 
 def _one_seed(study: Study) -> str:
-    """Return "all" if all groups have a single seed, "some" if some have a single seed, and "" otherwise."""
+    """Return "all", "some" or "", depending on how many groups have a single seed."""
     single = [len(group.values) == 1 for group in study.groups if group.values]
     return "all" if single and all(single) else "some" if any(single) else ""
 
 
 def seed_mark(study: Study, group: Group) -> str:
-    """Return the mark that says that a group has a single seed.
-
-    If the group has several seeds, or if every group has a single seed, return "".
-    """
+    """Mark a group with a single seed, unless every group has a single seed."""
     return ONE_SEED if len(group.values) == 1 and _one_seed(study) == "some" else ""
 
 
 def title(part: SubFigure, facet: Facet, facets: Sequence[Facet], above: int = 0) -> None:
-    """Write the facet's label above a panel. If the figure has a single facet, write nothing.
+    """Write the facet's label above a panel, if the figure has several facets.
 
-    Args:
-        part: The panel.
-        facet: The facet of the panel.
-        facets: All facets of the figure.
-        above: The number of empty lines between the label and the panel, for a legend or for the titles of subpanels.
+    `above` is the number of empty lines below the label, for a legend or subtitles.
     """
     if len(facets) > 1:
         lines = textwrap.wrap(facet.label, 50, max_lines=3) + [" "] * above
@@ -146,15 +142,10 @@ def title(part: SubFigure, facet: Facet, facets: Sequence[Facet], above: int = 0
 
 
 def write_names(axes: Axes, names: Sequence[Name], bold: bool = True) -> None:
-    """Write names to the right of a panel, each at the height of its point, with a thin line to the point.
+    """Write names to the right of a panel, each with a thin line to its point.
 
-    Names that would touch are moved apart. If there is no room for all names, only those with `is_key` are written.
-    Call this function after the limits of the axes are final.
-
-    Args:
-        axes: The panel.
-        names: The names.
-        bold: Whether the names are bold.
+    Names that would touch are moved apart. If there is no room for all, only those with `is_key` are written. Call this
+    function after the limits of the axes are final.
     """
     size_pt = NAME["fontsize"] - (0 if bold else 0.5)
     line = 1.2 * size_pt / height_pt(axes)
@@ -190,10 +181,10 @@ def height_pt(artist: Artist) -> float:
 def spread(
     places: Sequence[float], least: float, low: float = -math.inf, high: float = math.inf
 ) -> list[float]:
-    """Move places apart until neighbors are at least `least` apart, and return them in their original order.
+    """Move places apart until neighbors have a distance of at least `least`.
 
-    Places that are too close to each other form a crowd. The places of a crowd are spread evenly around their mean. If
-    a crowd would leave the range from `low` to `high`, it is moved inside.
+    Places that are too close form a crowd, which is spread evenly around its mean and kept within `low` and `high`. The
+    order of the result is that of `places`.
     """
 
     def middle(crowd: list[float]) -> float:

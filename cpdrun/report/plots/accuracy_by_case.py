@@ -1,4 +1,4 @@
-"""Plot the metric of each named case in its own row.
+"""Plot the metric of each named case in a row of its own.
 
 A solid line shows the baseline, and a dashed line shows the worst value within the margin.
 """
@@ -21,7 +21,7 @@ _ROW_IN = 0.17
 
 
 def draw(study: Study) -> Figure:
-    """Draw the cases, with a panel for each facet, and return the figure.
+    """Draw the cases, with a panel per facet.
 
     Raises:
         NotDrawnError: No case has a value.

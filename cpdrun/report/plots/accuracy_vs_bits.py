@@ -1,8 +1,7 @@
 """Plot the metric against the bit width, with a line for each gradient scaling.
 
-Formats with the same bit width can differ in the metric. The x axis therefore has one slot for each format, sorted from
-the fewest bits to the most. The line of a gradient scaling connects the best formats of all bit widths. A further line
-shows the baseline, with the margin as a band.
+The x axis has one slot per format, because formats of the same width can differ. A line connects the best formats of
+all widths. A further line shows the baseline, with the margin as a band.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ _MOST_LETTERS_UPRIGHT = 60
 
 
 def draw(study: Study) -> Figure:
-    """Draw the metric against the bit width, with a panel for each facet, and return the figure.
+    """Draw the metric against the bit width, with a panel per facet.
 
     Raises:
         NotDrawnError: No format other than the baseline has a value.
@@ -67,7 +66,7 @@ def draw(study: Study) -> Figure:
 
 
 def _slots(names: set[str]) -> dict[str, float]:
-    """Return the x coordinate of each format's slot, keyed by format, with additional space between bit widths."""
+    """Return the x coordinate of each format's slot. Widths are further apart than formats."""
     slots: dict[str, float] = {}
     x, last = 0.0, None
     for name in sorted(names, key=formats.order):
@@ -112,13 +111,13 @@ def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> Non
 
 
 def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
-    """Return the x coordinate of a group. In a slot, strategies are side by side, so that no error bar is hidden."""
+    """Return a group's x coordinate. Strategies of one slot are drawn side by side."""
     names = list(strategy_styles(study))
     return slots[group.format] + _DODGE * ((len(names) - 1) / 2 - names.index(group.strategy))
 
 
 def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
-    """Write each mean as a number. It is above the point with the highest mean of a slot, and below other points."""
+    """Write each mean as a number: above the best point of a slot, below the others."""
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
@@ -131,7 +130,7 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
 
 
 def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
-    """Write each format's name below its slot, and each bit width below the middle of its slots."""
+    """Label each slot with its format, and each group of slots with its bit width."""
     names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)

@@ -1,7 +1,7 @@
-"""Plot the metric against a cost, with the names of the points, the Pareto front, and its knee.
+"""Plot the metric against a cost, with the Pareto front and its knee.
 
-Each plot is an entry in `PLOTS`. The plots differ in their costs, in their panels, and in their x axis, which is an
-entry in the table `_axes.AXES`.
+Each plot is an entry of `PLOTS`. Plots differ in their costs, their panels and their x axis, which is an entry of
+`_axes.AXES`.
 """
 
 import math
@@ -52,12 +52,12 @@ class Panel:
 
     Attributes:
         facet: The facet whose label is the panel's title.
-        costs: The cost of each group. All costs are above 0.
-        baseline: The group that is drawn as the baseline with its margin, or None.
-        verdicts: The verdict on each group. Groups without a verdict are drawn as open.
+        costs: The cost of each group, above 0.
+        baseline: The group to draw as the baseline, if any.
+        verdicts: The verdict on each group. Groups without one are drawn as open.
         axis: The cost's key in `AXES`.
-        name: The function that returns a group's name.
-        has_knee: Whether to mark the knee of the front. It is marked only in plots whose knees the report describes.
+        name: Returns a group's name.
+        has_knee: Whether to mark the knee of the front, as in plots whose knees the report describes.
     """
 
     facet: Facet
@@ -70,11 +70,9 @@ class Panel:
 
 
 def draw_cost(study: Study, key: str) -> Figure:
-    """Draw the metric against a cost, with a panel for each facet in which the cost differs between groups.
+    """Draw the metric against a cost, with a panel per facet in which the cost varies.
 
-    Args:
-        study: The study that is drawn.
-        key: The cost's key in `COSTS`.
+    `key` is the cost's key in `COSTS`.
 
     Raises:
         NotDrawnError: The cost is the same within every facet, or it is unknown.
@@ -102,14 +100,13 @@ def draw_cost(study: Study, key: str) -> Figure:
 
 
 def draw_sent(study: Study) -> Figure:
-    """Draw the metric against what a worker sends, with a panel for each setting.
+    """Draw the metric against what a worker sends, with a panel per setting.
 
-    The groups of a setting differ only in their method. The x axis shows bits per parameter and step
-    (`Group.bits_a_parameter`). With any number of workers, they are 32 for a plain sum in fp32. If the records lack
-    the number of parameters, the x axis shows bytes.
+    The groups of a setting differ only in their method. The x axis shows `Group.bits_a_parameter`, which is 32 for a
+    plain sum in fp32. If the records lack the number of parameters, it shows bytes.
 
     Raises:
-        NotDrawnError: All runs send the same number of bytes, there are no two methods to compare, or accuracy_vs_bytes
+        NotDrawnError: All runs send equally many bytes, there are no two methods to compare, or accuracy_vs_bytes
             already shows all methods.
     """
     if why := sends_alike_text(study):
@@ -136,7 +133,7 @@ def draw_sent(study: Study) -> Figure:
 
 
 def draw_step_time(study: Study) -> Figure:
-    """Draw the metric against the predicted time of a step, with a panel for each setting and network.
+    """Draw the metric against the predicted time of a step, per setting and network.
 
     Raises:
         NotDrawnError: There is no usable calibration, or there are no two methods to compare.
@@ -168,13 +165,13 @@ def draw_panels(
     prediction: dict[str, str] | None = None,
     n_unknown: int = 0,
 ) -> Figure:
-    """Draw some panels and return their figure.
+    """Draw some panels in one figure.
 
     Args:
         study: The study that is drawn.
         panels: The panels.
-        baseline_sends: The number of bytes that the baseline sends, as text for the caption. "" to leave it out.
-        prediction: The values that `prediction_facts` returns for the caption if the costs are predicted, or None.
+        baseline_sends: The bytes that the baseline sends, for the caption; "" to omit them.
+        prediction: The result of `prediction_facts`, if the costs are predicted.
         n_unknown: The number of groups that are not drawn because their cost is unknown.
     """
     styles = method_styles({group.method.family for panel in panels for group in panel.costs})
@@ -203,7 +200,7 @@ def _with_values(facet: Facet) -> list[Group]:
 
 
 def _short_name(study: Study, group: Group) -> str:
-    """Return a group's short name, for panels whose groups differ only in format and gradient scaling."""
+    """Return a group's name for panels that vary only format and gradient scaling."""
     if group.case is not None:
         return group.strategy
     is_usual = group.strategy in (WITH_APS, WITHOUT_APS) or not study.bits_axis.is_of_gradients
@@ -212,7 +209,7 @@ def _short_name(study: Study, group: Group) -> str:
 
 
 def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> bool:
-    """Draw a panel. Return whether a knee is marked."""
+    """Draw a panel, and return True if a knee is marked."""
     study, costs = axis.study, panel.costs
     low, high = min(costs.values()), max(costs.values())
     room = max((high / low) ** 0.06, 1.1)
@@ -245,7 +242,7 @@ def _draw_panel(axis: MetricAxis, panel: Panel, styles: dict[str, Style]) -> boo
 
 
 def _dodged(costs: Costs) -> Costs:
-    """Return the x coordinate of each group. Groups that have the same cost are drawn side by side."""
+    """Return the groups' x coordinates. Groups of the same cost are drawn side by side."""
     span = max(costs.values()) / min(costs.values())
     x: Costs = {}
     for group, cost in costs.items():
@@ -255,7 +252,6 @@ def _dodged(costs: Costs) -> Costs:
 
 
 def _legend(axes: Axes, styles: list[Style]) -> None:
-    """Draw the legend of the method families above the panel."""
     handles = [
         axes.plot([], [], linestyle="none", marker=style.marker, color=style.color, label=style.label)[0]
         for style in styles

@@ -1,11 +1,8 @@
-"""Plot how the evidence on each format grew with the number of pairs of runs.
+"""Plot how the evidence on each format grew with the number of pairs.
 
-Evidence is the log10 of an e-value, with a sign that says which statement it supports. Positive evidence supports
-"within the margin": the format is at most the margin worse than the baseline. Negative evidence supports "worse by more
-than the margin". The e-value is the factor by which a bet on the supported statement has multiplied its stake.
-
-Dashed lines show the evidence that is enough for a verdict. A format is certified when its line first crosses the upper
-dashed line, and refuted when its line first crosses the lower one.
+Evidence is the log10 of an e-value: the factor by which a bet on a statement has multiplied its stake. Positive
+evidence supports "at most the margin worse", and negative evidence supports "worse by more than the margin". A format
+is certified when its line first crosses the upper dashed line, and refuted when it first crosses the lower one.
 """
 
 from matplotlib.axes import Axes
@@ -29,9 +26,7 @@ _MOST = 8.0
 
 
 def draw(study: Study) -> Figure:
-    """Draw the evidence against the pairs, and return the figure.
-
-    There is a panel for each facet in which a candidate has more than one pair.
+    """Draw the evidence, with a panel per facet that has candidates with several pairs.
 
     Raises:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.

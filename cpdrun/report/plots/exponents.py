@@ -30,7 +30,7 @@ baseline, or of another run if the baseline was not observed.
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cpdrun.record import EpochRow
+from cpdrun.record import RunDir
 from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import caption, new_figure
@@ -49,7 +49,7 @@ from cpdrun.study import formats
 from cpdrun.study.axes import plain, short
 from cpdrun.study.gradient_sums import workers_per_scale
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.records import Observed, ObservedStep, read_observed
+from cpdrun.study.records import Observed, ObservedStep, read_observed, rows_of
 from cpdrun.study.run_comparison import row_of
 from cpdrun.study.study import Study
 
@@ -64,14 +64,14 @@ Layers = dict[str, dict[str, Any]]
 
 
 def draw_gradients(study: Study) -> Figure:
-    """Draw the gradients of the first facet whose runs recorded exponents, and return the figure.
+    """Draw the gradients of the first facet whose runs recorded exponents.
 
     Raises:
         NotDrawnError: No run recorded the exponents of its layers, or all exponents are unknown.
     """
     facet, recorded = _first_recorded(study)
     source = max(recorded, key=lambda group: (formats.bits(group.format) or 0, not group.aps))
-    epochs = _layers(study.history(source, 1))  # The heat map shows one run.
+    epochs = _layers(source.runs[:1])  # The heat map shows one run.
     every = math.ceil(len(epochs[-1]) / _MOST_LAYERS)
     layers = list(epochs[-1])[::every]
     compared = [group for group in recorded if not group.is_baseline and study.bits_axis.is_of_gradients]
@@ -90,9 +90,9 @@ def draw_gradients(study: Study) -> Figure:
 
 
 def _layout(n_formats: int, n_layers: int) -> tuple[Figure, Axes, Axes, Axes]:
-    """Return the figure, and its axes for the format bars, for the heat map, and for the shares of underflow.
+    """Return a figure with axes for the format bars, the heat map and the underflow.
 
-    If there are no formats, the figure has only the axes for the heat map, which is returned three times.
+    Without formats, the figure has only the axes of the heat map, which are returned three times.
     """
     height_in = 1.3 + 0.11 * n_formats + 0.2 * n_layers
     if not n_formats:
@@ -109,15 +109,15 @@ def _layout(n_formats: int, n_layers: int) -> tuple[Figure, Axes, Axes, Axes]:
 
 def _first_recorded(study: Study) -> tuple[Facet, dict[Group, list[Layers]]]:
     for facet in study.facets:
-        found = {group: layers for group in facet.groups if (layers := _layers(study.history(group)))}
+        found = {group: layers for group in facet.groups if (layers := _layers(group.runs))}
         if found:
             return facet, found
     raise NotDrawnError("no run recorded its layers' exponents")
 
 
-def _layers(history: list[EpochRow]) -> list[Layers]:
-    """Return the recorded values of each epoch. Epochs in which no layer was recorded are left out."""
-    recorded = [row.layers or {} for row in history]
+def _layers(runs: Sequence[RunDir]) -> list[Layers]:
+    """Return the recorded layers of each epoch of some runs, without epochs that recorded none."""
+    recorded = [row.layers or {} for run in runs for row in rows_of(run)]
     epochs = [{name: one for name, one in layers.items() if isinstance(one, dict)} for layers in recorded]
     return [layers for layers in epochs if layers]
 
@@ -143,7 +143,7 @@ def _heat_map(axes: Axes, epochs: list[Layers], layers: list[str]) -> None:
 
 
 def _layer_range(epoch: Layers, layer: str) -> tuple[int, int] | None:
-    """Return the exponents of a layer's smallest and largest gradient; None if it has no nonzero gradient."""
+    """Return the exponents of a layer's smallest and largest nonzero gradient, or None."""
     values = epoch.get(layer) or {}
     low, high = values.get("exponent_min"), values.get("exponent_max")
     return None if low is None or high is None else (int(low), int(high))
@@ -231,13 +231,13 @@ _LEAST = 1e-3
 
 
 class Limits(NamedTuple):
-    """The range of a format that is drawn for a role of tensors.
+    """The range of exponents to draw for a role of tensors.
 
     Attributes:
         name: The name of the format.
         low: The exponent of the smallest subnormal value.
         high: The exponent of the largest value.
-        is_used: Whether the run rounds the role to the format. If not, the role could be rounded to it.
+        is_used: Whether the run rounds the role to the format, or else could.
     """
 
     name: str
@@ -247,7 +247,7 @@ class Limits(NamedTuple):
 
 
 def draw_tensors(study: Study) -> Figure:
-    """Draw the observed tensors, with a row for each role, and return the figure.
+    """Draw the observed tensors, with a row per role.
 
     Raises:
         NotDrawnError: No run was observed, or the runs round to no format that has a range of exponents.
@@ -277,7 +277,7 @@ def draw_tensors(study: Study) -> Figure:
 
 
 def _first_observed(study: Study) -> Observed:
-    """Return the observed tensors of one run. Runs of the baseline are preferred.
+    """Return the observed tensors of one run, preferably of the baseline.
 
     If no run of the study was observed, the runs of the sweeps' predictions are searched.
 
@@ -296,21 +296,20 @@ def _first_observed(study: Study) -> Observed:
 
 
 def _narrowest(study: Study) -> Group | None:
-    """Return the candidate with the fewest bits, or None if there is no candidate with runs."""
+    """Return the candidate with the fewest bits that has runs, or None."""
     rounding = [group for group in study.groups if not group.is_baseline and group.runs]
     return min(rounding, key=lambda group: (group.bits or math.inf, not group.aps), default=None)
 
 
 def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits | None:
-    """Return the range to draw for a role, or None if there is no format that has a range of exponents.
+    """Return the range to draw for a role; None without a format that has exponents.
 
-    If the run rounds the role, the range is that of the role's format. Otherwise, it is the range of the run's gradient
-    format. If this format has no range of exponents, it is the range of the group's format.
+    The first known range is used: of the role's own format, of the run's gradient format, of the group's format.
 
     Args:
         role: The role, such as "weight".
         row: The run's row in the table of runs.
-        source: The group of the run, or None.
+        source: The group of the run, if any.
     """
     used = _format_of(role, row)
     for name in (used or str(row.get("format")), str(source.format) if source is not None else ""):
@@ -320,7 +319,7 @@ def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits |
 
 
 def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
-    """Return the format to which a run's config rounds a role, or None if the config does not round the role."""
+    """Return the format to which a config rounds a role, or None."""
     if role == "gradient":
         return None if formats.is_baseline(row.get("format")) else str(row.get("format"))
     name = row.get(f"precision.{_KEYS[role]}")
@@ -336,29 +335,26 @@ def _format_of(role: str, row: Mapping[str, Any]) -> str | None:
 
 
 def _element(name: str) -> Any:
-    """Return the format with the given name. For a format with scales, return the format of its elements."""
+    """Parse a format. A format with scales is replaced by the format of its elements."""
     fmt = formats.parse(name)
     return getattr(fmt, "element", None) or fmt
 
 
 def _has_range(name: str) -> bool:
-    """Return whether the format with the given name is reduced and has a range of exponents."""
+    """Return True if the named format is reduced and has a range of exponents."""
     return getattr(_element(name), "exponent_bits", None) is not None and not formats.is_baseline(name)
 
 
 def _range(name: str) -> tuple[int, int]:
-    """Return the exponents of the smallest subnormal value and of the largest value of a format.
-
-    For a format with scales, these are the values of its elements.
-    """
+    """Return the exponents of a format's smallest subnormal and largest value."""
     fmt = _element(name)
     return fmt.emin - fmt.mantissa_bits, fmt.emax
 
 
 def _room(role: str, row: Mapping[str, Any], workers: int) -> int:
-    """Return the number of workers N for which a scale leaves room: the sum of N values must fit the format.
+    """Return the number of workers whose sum a scale must leave room for.
 
-    N is 1 for roles other than gradients, because they are not summed over workers.
+    It is 1 for roles other than gradients, which are not summed over workers.
     """
     if role != "gradient":
         return 1
@@ -377,10 +373,9 @@ def _counts(layers: Mapping[str, list[ObservedStep]], high: int, workers: int) -
 
 
 def _ends(before: Counter, after: Counter, limits: Limits) -> tuple[float, float]:
-    """Return the limits of the x axis that both histograms share.
+    """Return the x limits that both histograms share.
 
-    The axis contains the range of the format and all values except for the smallest ones. At most a share of `_LEAST`
-    is left out.
+    They include the format's range, and all values except for a share of at most `_LEAST` of the smallest ones.
     """
     low = min(_quantile(before), _quantile(after), limits.low)
     high = max(max(before, default=limits.high), max(after, default=limits.high), limits.high)

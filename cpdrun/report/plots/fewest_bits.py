@@ -1,8 +1,7 @@
-"""Plot the fewest bits that are certified or open, against the number of workers or the longest chain of additions.
+"""Plot the fewest bits that are certified or open against workers or chain length.
 
-A filled marker shows a format that is certified against the baseline with the same number of workers and the same order
-of summation. A hollow marker shows a format whose verdict is open. A cross in a separate row shows that no format is
-certified or likely to be certified.
+Each format is compared with the baseline of the same number of workers and summation order. A filled marker is
+certified, a hollow one is open. A cross in a separate row shows that no format is certified or likely to be.
 """
 
 import math
@@ -46,10 +45,8 @@ class FewestBitsAxis:
     """The y axis of bit widths, which is the same in every panel of a figure.
 
     Attributes:
-        sizes: The bit widths at which the axis has ticks. These are the tried widths that are at least half a bit
-            apart.
-        none: The y coordinate of the row of crosses, which is above the ticks. The row shows that no format is
-            certified or likely to be certified, so its y coordinate is not a number of bits.
+        sizes: The bit widths with ticks: the tried widths that are at least half a bit apart.
+        none: The y coordinate of the row of crosses above the ticks, which is not a number of bits.
     """
 
     def __init__(self, study: Study):
@@ -67,11 +64,10 @@ class FewestBitsAxis:
         self.none = max(tried, default=1) + _APART
 
     def height(self, group: Group | None) -> float:
-        """Return the y coordinate at which a group is drawn. If there is no group, return `none`."""
         return self.none if group is None else formats.bits(group.format) or self.none
 
     def apply(self, axes: Axes) -> None:
-        """Set the ticks, limits, and label of a panel's y axis, and draw a line below the row of crosses."""
+        """Set the ticks, limits and label of a panel, and separate the row of crosses."""
         axes.set_yticks([*self.sizes, self.none], [*(f"{size:g}" for size in self.sizes), "none tried"])
         axes.axhline(self.none - _APART / 2, color="#666666", linewidth=0.6, dashes=(1, 2))
         axes.set_ylim(self.sizes[0] - 1, self.none + 0.9)
@@ -82,12 +78,10 @@ class FewestBitsAxis:
 
 
 def draw_workers(study: Study) -> Figure:
-    """Draw the fewest bits against the number of workers, and return the figure.
-
-    There is a panel for each combination of the values of the other axes.
+    """Draw the fewest bits against workers, with a panel per setting of the other axes.
 
     Raises:
-        NotDrawnError: No combination has a baseline and candidates at two or more numbers of workers.
+        NotDrawnError: No setting has a baseline and candidates at two or more numbers of workers.
     """
     series = [one for one in _series(study) if len(one) > 1]
     if not series:
@@ -164,16 +158,16 @@ def _workers_point(
 
 
 class Point(NamedTuple):
-    """A point of the plot against the longest chain of rounded additions.
+    """A point of the plot against the longest chain.
 
     Attributes:
         chain: The number of rounded additions in the longest chain.
-        group: The group with the fewest bits, or None if no format is certified or likely to be certified.
+        group: The group with the fewest bits; None if no format is certified or likely to be.
         is_certified: Whether the group is certified.
         workers: The number of workers.
         order: The order of summation.
-        series: The name of the series. Each series has its own color.
-        text: The description of the point, which is shown when the mouse points at it.
+        series: The name of the series, which has its own color.
+        text: The tooltip.
     """
 
     chain: float
@@ -186,10 +180,10 @@ class Point(NamedTuple):
 
 
 def draw_chains(study: Study) -> Figure:
-    """Draw the fewest bits against the longest chain of rounded additions, and return the figure.
+    """Draw the fewest bits against the longest chain of rounded additions.
 
-    There is a panel for each combination of the values of the axes, except for the number of workers, the order of
-    summation (`ORDER`), and the settings that help in long chains (`_REMEDIES`). These are shown within the panel.
+    There is a panel per setting. Workers, summation orders (`ORDER`) and the settings that help in long chains
+    (`_REMEDIES`) are shown within the panel.
 
     Raises:
         NotDrawnError: No panel has chains of different lengths.
@@ -234,10 +228,7 @@ def _points(study: Study, facet: Facet) -> list[Point]:
 
 
 def _series_name(facet: Facet, strategy: str) -> str:
-    """Return the name of a series: the strategy, then the settings in `_REMEDIES` that differ from their defaults.
-
-    For example `with APS, stochastic, Kahan`.
-    """
+    """Return the strategy and the remedies in use: "with APS, stochastic, Kahan"."""
     rounding, kahan = (facet.keys.get(key) for key in _REMEDIES)
     parts = [strategy, axis_text(rounding) if rounding not in (None, "nearest_even") else ""]
     return ", ".join(part for part in [*parts, "Kahan" if kahan else ""] if part)
@@ -270,7 +261,7 @@ def _chains_point(axes: Axes, point: Point, x: float, height: float, color: str)
 
 
 def _legend(axes: Axes, points: list[Point], colors: dict[str, str]) -> None:
-    """Draw the legend above the panel. It shows the markers of the orders and the colors of the series."""
+    """Draw a legend of orders (markers) and series (colors) above the panel."""
     orders = dict.fromkeys(point.order for point in points if point.order)
     series = [name for name in colors if any(point.series == name for point in points)]
     handles = [

@@ -1,9 +1,7 @@
-"""Plot the predicted speed-up of each format against the number of workers, with a panel for each network.
+"""Plot the predicted speed-up of each format against workers, with a panel per network.
 
-The cost model (`cpdrun.costmodel`) makes the prediction from the calibration that `cpdrun doctor --calibrate` wrote to
-the sweep's folder. The model assumes weak scaling, and a direct exchange after the backward pass, as in cpdrun's
-training loop. The plot shows the formats of the study that were calibrated, with one format for each bit width. Formats
-with APS are preferred.
+The cost model (`cpdrun.costmodel`) predicts from the calibration that `cpdrun doctor --calibrate` wrote to the sweep's
+folder. It assumes weak scaling, and a direct exchange after the backward pass as in cpdrun's training loop.
 """
 
 from matplotlib.axes import Axes
@@ -27,7 +25,7 @@ _MOST_LINES = 5
 
 
 def draw(study: Study) -> Figure:
-    """Draw the predicted speed-up of a study's formats on the study's networks, and return the figure.
+    """Draw the predicted speed-up of a study's calibrated formats.
 
     Raises:
         NotDrawnError: There is no usable calibration, or it has none of the study's formats.
@@ -49,13 +47,12 @@ def picture(
     formats_and_aps: list[tuple[str, bool]],
     networks: dict[str, Network] | None = None,
 ) -> Figure:
-    """Draw the predicted speed-up of some formats on some networks, and return the figure.
+    """Draw the predicted speed-up of some formats on some networks.
 
     Args:
         calibration: The measurements on which the prediction is based.
-        formats_and_aps: The lines of each panel, as pairs of a format's name and whether APS is used.
-        networks: The network of each panel, keyed by name. By default, there is a panel for every named network and for
-            the measured network.
+        formats_and_aps: The lines of each panel, as pairs of a format and whether APS is used.
+        networks: The network of each panel. By default, these are all named networks and the measured one.
     """
     lines = _with_styles(calibration, formats_and_aps)
     networks = networks or known_networks(calibration)
@@ -70,10 +67,9 @@ def picture(
 
 
 def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
-    """Return one format for each calibrated bit width of the study, as pairs of its name and whether APS is used.
+    """Return one calibrated format per bit width, as (name, uses APS), narrowest first.
 
-    The formats are sorted by bit width, narrowest first, and at most `_MOST_LINES` are returned. If the study has
-    formats of a bit width both with and without APS, one with APS is chosen.
+    Formats with APS are preferred, and at most `_MOST_LINES` are returned.
     """
     chosen: dict[float, tuple[str, bool]] = {}
     for group in sorted(study.groups, key=lambda group: (group.aps, formats.order(group.keys[FORMAT]))):
@@ -86,10 +82,7 @@ def _lines(study: Study, calibration: Calibration) -> list[tuple[str, bool]]:
 def _with_styles(
     calibration: Calibration, formats_and_aps: list[tuple[str, bool]]
 ) -> list[tuple[str, bool, Style]]:
-    """Return the lines with their styles. Lines of formats with few bits are dark.
-
-    If fp32 was calibrated, its line is last.
-    """
+    """Return the lines with their styles (dark for few bits), followed by fp32 if calibrated."""
     lines = [
         (name, aps, Style(f"{name}{' APS' if aps else ''}", color, "o", "solid"))
         for (name, aps), color in zip(formats_and_aps, shades(len(formats_and_aps)), strict=True)

@@ -1,7 +1,7 @@
-"""Plot the metric after each epoch, with a panel for each strategy and a line for each format.
+"""Plot the metric after each epoch, with a panel per strategy and a line per format.
 
-A line shows the mean over the seeds, and the band around it goes from the smallest to the largest value of any seed.
-Formats with few bits have dark lines. Every panel also shows the baseline.
+A line is the mean over seeds. Its band extends from the smallest to the largest value of any seed. Formats with few
+bits have dark lines, and every panel shows the baseline.
 """
 
 from collections import defaultdict
@@ -20,6 +20,7 @@ from cpdrun.stats.means import mean
 from cpdrun.study import formats
 from cpdrun.study.axes import short
 from cpdrun.study.group import Facet, Group
+from cpdrun.study.records import rows_of, unit_of
 from cpdrun.study.study import Study
 
 # The values of all seeds in the unit in which the metric is shown, keyed by epoch or step.
@@ -27,7 +28,7 @@ Curve = dict[int, list[float]]
 
 
 def draw(study: Study) -> Figure:
-    """Draw the training curves, with the panels of each facet side by side, and return the figure.
+    """Draw the training curves, with the panels of each facet side by side.
 
     Raises:
         NotDrawnError: No run recorded the metric after more than one epoch.
@@ -50,7 +51,7 @@ def draw(study: Study) -> Figure:
 
 def _curve(study: Study, group: Group) -> Curve:
     curve: Curve = defaultdict(list)
-    for row in study.history(group):
+    for row in (row for run in group.runs for row in rows_of(run)):
         value, epoch = row.metrics.get(study.metric.name), row.epoch
         if isinstance(epoch, int) and isinstance(value, int | float):
             curve[epoch].append(study.metric.scale * value)
@@ -67,7 +68,7 @@ def _facet_panels(
         shown = [group for group in groups if group is not None and curves[group]]
         drawn[axes] = [_line(axes, study, group, curves[group], colors) for group in shown]
         axes.set_title(name, loc="right", color=styles[name].ink if name in styles else "black")
-        axes.set_xlabel(study.counted_in)
+        axes.set_xlabel(unit_of(run for group in study.groups for run in group.runs))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axes in panels[len(drawn) :]:
         axes.set_visible(False)
@@ -77,7 +78,7 @@ def _facet_panels(
 
 
 def _line(axes: Axes, study: Study, group: Group, curve: Curve, colors: dict[str, str]) -> Name:
-    """Draw the curve of a group with its band, and return the name to write next to it."""
+    """Draw the curve and the band of a group, and return its name."""
     epochs, means = list(curve), [mean(values) for values in curve.values()]
     color = FP32.color if group.is_baseline else colors[group.format]
     low, high = [min(v) for v in curve.values()], [max(v) for v in curve.values()]

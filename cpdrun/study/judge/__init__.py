@@ -1,1 +1,1 @@
-"""Judge results that cpdrun did not produce: read a table of runs, judge its candidates, keep a session of ideas."""
+"""Judge results that cpdrun did not produce, from a table or in a session of ideas."""

@@ -1,6 +1,6 @@
-"""Judge every candidate of a table of results against the baseline or a target value.
+"""Judge every candidate of a table of results against a baseline or a target value.
 
-An arm is a column or a label of the table whose runs belong together: the baseline, or one candidate.
+An arm is a column or label of the table whose runs belong together: the baseline, or one candidate.
 """
 
 import math
@@ -26,7 +26,7 @@ from cpdrun.study.judge.table import Seed, Table
 
 
 class Pairing(StrEnum):
-    """The rule by which a candidate's runs are paired with the baseline's runs."""
+    """How a candidate's runs are paired with the baseline's runs."""
 
     SEEDS = "seeds"  # Runs of the same seed are paired.
     ORDER = "order"  # The arms share no seed. Both are sorted by seed, and their i-th runs are paired.
@@ -40,11 +40,9 @@ class Boundary:
     """A margin or a required improvement, as the user typed it.
 
     Attributes:
-        number: The size of the margin or the improvement. It is in the metric's unit, or a percentage of the baseline's
-            mean or of the target.
+        number: The size, in the metric's unit or in percent of the baseline's mean or the target.
         is_relative: Whether `number` is a percentage.
-        is_improvement: Whether the candidate must be better than the baseline by at least this size. If False, it may
-            be worse by at most this size.
+        is_improvement: Whether the candidate must be better by this size. If not, it may be worse by this size.
     """
 
     number: float
@@ -54,8 +52,7 @@ class Boundary:
     def margin(self, reference: float) -> float:
         """Return the margin in the metric's unit. A required improvement is a negative margin.
 
-        Args:
-            reference: The baseline's mean or the target. A percentage refers to this value.
+        A percentage refers to the `reference`, which is the baseline's mean or the target.
         """
         size = self.number / 100 * abs(reference) if self.is_relative else self.number
         return -size if self.is_improvement and size else size
@@ -63,15 +60,15 @@ class Boundary:
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """The user's request to `cpdrun judge`: what candidates are compared with, and which verdicts are wanted.
+    """The user's request to `cpdrun judge`.
 
     Attributes:
         boundary: The margin or the required improvement.
         baseline: The name of the baseline's arm. None if there is a target.
-        target: The value with which candidates are compared if there is no baseline. None if there is one.
+        target: The value that candidates are compared with. None if there is a baseline.
         lower_is_better: Whether smaller values of the metric are better.
         confidence: The confidence in percent.
-        run_deviation: The standard deviation between the runs of an arm, if the user stated it. Otherwise None.
+        run_deviation: The standard deviation between the runs of an arm, if the user stated it.
         resolution: The smallest step between two values of the metric. 0 if the metric is continuous.
         worst: The value that a failed run counts as. None for the worst value in the table.
         candidates: The names of the arms to judge. Empty for all arms.
@@ -95,12 +92,12 @@ class JudgeQuestion:
 
 @dataclass(frozen=True)
 class ErrorProbabilities:
-    """The allowed error probabilities of the verdict on one candidate.
+    """The allowed error probabilities of one verdict.
 
     Attributes:
-        certify: The allowed probability of a wrong certificate.
-        refute: The allowed probability of a wrong refutation.
-        interval: The allowed probability that the confidence interval does not contain the true mean difference.
+        certify: Of a wrong certificate.
+        refute: Of a wrong refutation.
+        interval: Of an interval that misses the true mean difference.
     """
 
     certify: float
@@ -110,15 +107,14 @@ class ErrorProbabilities:
 
 @dataclass(frozen=True)
 class Pairs:
-    """One candidate's pairs, and the failures among its runs.
+    """One candidate's pairs, and the failures of its runs.
 
     Attributes:
-        gaps: The differences between candidate and baseline, keyed by seed, in the order in which they are judged.
-            Positive is better.
+        gaps: The differences keyed by seed, in the order in which they are judged. Positive is better.
         failed: The seeds of the pairs in which the candidate's run failed.
-        pairing: The rule by which the runs were paired.
+        pairing: How the runs were paired.
         counts: How many of the candidate's runs failed.
-        unmatched: The number of the candidate's runs for which there is no run of the baseline to pair with.
+        unmatched: The number of the candidate's runs without a run of the baseline to pair with.
     """
 
     gaps: dict[Seed, float]
@@ -139,7 +135,7 @@ class JudgedArm:
 
     Attributes:
         candidate: The name of the candidate's arm.
-        verdict: The verdict to report. If the pairs would certify the candidate but a failed run bars it, this is open.
+        verdict: The verdict to report. A failed run makes it open instead of certified.
         judgement: The result of testing the pairs, without regard to failed runs.
         pairs: The pairs.
         margin: The margin in the metric's unit.
@@ -170,11 +166,11 @@ def baseline_mean(table: Table, question: JudgeQuestion) -> float:
 
 
 def checked_margin(table: Table, question: JudgeQuestion) -> float:
-    """Return the margin in the metric's unit, after checking that it makes sense for the table's values.
+    """Return the margin in the metric's unit. Refuse one that makes no sense for the table.
 
     Raises:
-        UserError: The margin is so large that every candidate or no candidate would pass, it is a percentage of 0, or
-            the baseline has no value.
+        UserError: Every candidate or no candidate could pass, the margin is a percentage of 0, or the baseline has no
+            value.
     """
     reference, boundary = baseline_mean(table, question), question.boundary
     what = "the target" if question.baseline is None else f"the baseline's mean {reference:g}"
@@ -197,8 +193,7 @@ def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
     """Return the names of the arms to judge, in the order of the table.
 
     Raises:
-        UserError: The table has no candidate, it lacks an arm that `question` names, or `question` names the baseline
-            as a candidate.
+        UserError: The table has no candidate, lacks a requested arm, or the baseline is requested as a candidate.
     """
     if question.baseline is not None:
         table.find(question.baseline, "baseline")
@@ -215,7 +210,7 @@ def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
 
 
 def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
-    """Pair a candidate's runs with those of the baseline or the target, and return the pairs sorted by seed."""
+    """Pair a candidate's runs with the baseline's runs or with the target."""
     ours = table.arms[candidate]
     if question.target is not None:
         seeds = ours.values.keys() | ours.failures.keys()
@@ -239,10 +234,10 @@ def form_pairs(table: Table, question: JudgeQuestion, candidate: str) -> Pairs:
 
 
 def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
-    """Return the verdict on every candidate. The candidates share the error probability equally.
+    """Return the verdict on every candidate. They share the error probability equally.
 
-    The prior for a candidate's standard deviation is the one that the user stated. If none is stated and the table has
-    at least three other candidates, the prior is estimated from the first pairs of these candidates.
+    The prior for a candidate's standard deviation is the one that the user stated. Otherwise, it is estimated from the
+    first pairs of at least three other candidates.
     """
     margin = checked_margin(table, question)
     pairs = {arm: form_pairs(table, question, arm) for arm in candidates_of(table, question)}
@@ -262,10 +257,10 @@ def judge_candidates(table: Table, question: JudgeQuestion) -> list[JudgedArm]:
 
 
 def stated_prior(question: JudgeQuestion) -> SpreadPrior | None:
-    """Return the prior for the standard deviation that the user stated, or None if none was stated.
+    """Return the prior for the standard deviation that the user stated, or None.
 
-    Both runs of a pair vary, so the standard deviation of a difference is sqrt(2) times that of a run. If there is a
-    target, only the candidate's run varies, so the two standard deviations are equal.
+    Both runs of a pair vary, so a difference has sqrt(2) times the standard deviation of a run. With a target, only the
+    candidate's run varies.
     """
     if question.run_deviation is None:
         return None
@@ -281,16 +276,7 @@ def judge_pairs(
     errors: ErrorProbabilities,
     prior: SpreadPrior,
 ) -> JudgedArm:
-    """Return the verdict on one candidate's pairs.
-
-    Args:
-        candidate: The name of the candidate's arm.
-        pairs: The candidate's pairs.
-        question: The user's request. Only its resolution is used.
-        margin: The margin in the metric's unit.
-        errors: The allowed error probabilities of the verdict.
-        prior: The prior for the standard deviation of a difference.
-    """
+    """Return the verdict on one candidate's pairs. Of the question, only the resolution is used."""
     judgement = judge(
         list(pairs.gaps.values()),
         margin,
@@ -306,7 +292,7 @@ def judge_pairs(
 
 
 def _as_baseline(runs: Runs) -> Runs:
-    """Return the baseline's runs, with diverged runs marked as failed, so that their pairs are left out."""
+    """Mark the baseline's diverged runs as failed, so that their pairs are left out."""
     lost = {seed: Failure.ERROR for seed, value in runs.values.items() if math.isnan(value)}
     values = {seed: value for seed, value in runs.values.items() if seed not in lost}
     return Runs(values, {**runs.failures, **lost})

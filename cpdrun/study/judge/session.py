@@ -1,13 +1,11 @@
 """Judge a growing list of ideas, and record them in a session file.
 
-An idea is a change that is tried in some runs, which are compared with a baseline. A session is a file that records
-which ideas were judged, on which pairs, and which of them are kept. The choice of kept ideas controls the false
-discovery rate (`cpdrun.stats.online`).
+An idea is a change whose runs are compared with a baseline. A session records which ideas were judged, on which pairs,
+and which of them are kept. The choice controls the false discovery rate (`cpdrun.stats.online`).
 
-The file contains one JSON object per line, and lines are only appended. A process that judges locks the file from its
-first read to its last write, so several processes may share it. All lines of one call are written at once, and they
-reach the disk before anything is printed. If the process is killed while it writes a line, the line's result was
-therefore never printed, and the truncated line is ignored.
+The file has one JSON object per line and is only appended to. A process locks it from its first read to its last write.
+All lines of a call are written at once and reach the disk before anything is printed. So the result of a truncated line
+was never printed, and such a line is ignored.
 """
 
 import contextlib
@@ -16,7 +14,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cpdrun.errors import UserError
@@ -54,7 +52,7 @@ class SessionSettings:
     """The settings that are fixed when a session begins.
 
     Attributes:
-        confidence: The confidence in percent, which is 100 minus the false discovery rate in percent.
+        confidence: 100 minus the false discovery rate, both in percent.
         planned: The planned number of ideas.
         lower_is_better: Whether smaller values of the metric are better.
     """
@@ -66,17 +64,17 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class Idea:
-    """An idea of the session, in the state in which it was judged last.
+    """An idea of the session, as it was judged last.
 
     Attributes:
-        number: The number of the idea in the session. The first idea has number 1.
+        number: The number of the idea in the session, starting at 1.
         name: The name of the idea.
-        baseline: The name of the baseline's arm, or a text with the target, such as "target 0.5".
+        baseline: The name of the baseline's arm, or a text such as "target 0.5".
         boundary: The margin or the required improvement as a text, such as "worse by at most 0.5".
-        margin: The margin in the metric's unit. It is fixed when the idea is first judged.
-        prior: The prior for the standard deviation of a difference. It is fixed when the idea is first judged.
-        pairs: The differences, keyed by seed, in the order in which they were first judged. A failed run has None.
-        log_evidence: The natural logarithm of the e-value for the idea. It is frozen when the idea is kept.
+        margin: The margin in the metric's unit, fixed when the idea is first judged.
+        prior: The prior for the standard deviation of a difference, fixed when the idea is first judged.
+        pairs: The differences keyed by seed, in the order in which they were judged. A failed run has None.
+        log_evidence: The natural logarithm of the e-value for the idea, frozen when the idea is kept.
         is_kept: Whether the idea is kept.
     """
 
@@ -92,7 +90,7 @@ class Idea:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The name, the baseline, and the boundary, which identify the idea."""
+        """The fields that identify the idea."""
         return self.name, self.baseline, self.boundary
 
 
@@ -103,8 +101,7 @@ class Decision:
     Attributes:
         idea: The idea after it was judged.
         judged: The verdict on the idea's pairs.
-        required: The natural logarithm of the e-value that the idea needs to be kept, given the ideas that were kept
-            before.
+        required: The natural logarithm of the e-value that the idea needed to be kept.
     """
 
     idea: Idea
@@ -113,7 +110,7 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict to report: certified if the idea is kept, else refuted if its pairs refute it, else open."""
+        """Certified if the idea is kept, refuted if its pairs refute it, else open."""
         if self.idea.is_kept:
             return Verdict.CERTIFIED
         return Verdict.REFUTED if self.judged.verdict is Verdict.REFUTED else Verdict.OPEN
@@ -121,11 +118,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class SessionState:
-    """What a call of `judge_ideas` decided, and which ideas the session keeps afterwards.
+    """The decisions of one call of `judge_ideas`, and the session afterwards.
 
     Attributes:
         settings: The settings of the session.
-        decisions: The results for the ideas that this call judged.
+        decisions: The results for the judged ideas.
         also_kept: The names of earlier ideas that are kept now because of this call's evidence.
         ideas: The number of ideas in the session.
         kept: The names of all kept ideas.
@@ -141,20 +138,18 @@ class SessionState:
 def judge_ideas(
     path: str, table: Table, question: JudgeQuestion, settings: Mapping[str, Any], name: str | None = None
 ) -> SessionState:
-    """Judge the candidates of a table as ideas of a session, and append the results to the session's file.
+    """Judge the candidates of a table as ideas, and append the results to a session file.
 
     Args:
-        path: The path of the session's file. If there is no such file, it is created.
+        path: The path of the session file. It is created if it does not exist.
         table: The table of results. It must have seeds.
-        question: The user's request. Its confidence is replaced by the confidence of the session.
-        settings: The settings `confidence` and `planned`, if the user typed them. A setting that was not typed is read
-            from the session's file. In a new session, it has its default.
-        name: The name of the idea, if the table has a single candidate. If it is None, each idea has the name of its
-            candidate's arm.
+        question: The user's request. The confidence of the session replaces its confidence.
+        settings: The typed ones of the settings `confidence` and `planned`. Others come from the file or are defaults.
+        name: The name of the idea if the table has a single candidate. None for the names of the arms.
 
     Raises:
-        UserError: The table has no seeds, the file is not a session, a typed setting differs from that of the session,
-            or an idea was judged before and its pairs have changed.
+        UserError: The table has no seeds, the file is not a session, a typed setting differs from the session's, or
+            pairs of an idea have changed.
     """
     if table.is_shuffled:
         raise UserError(
@@ -183,7 +178,7 @@ def judge_ideas(
             prior = stated_prior(question) or _pooled(ideas, number, question)
             ideas[number] = replace(ideas[number], prior=prior)
         decisions, also = _decide(ideas, changed, question, now)
-        lines = [] if agreed else [_header(now)]
+        lines = [] if agreed else [{KIND: HEADER, "version": VERSION} | asdict(now)]
         lines += [_line(idea) for number, idea in sorted(ideas.items()) if idea != known.get(number)]
         _append(fd, content, lines)
     kept = [idea.name for idea in ideas.values() if idea.is_kept]
@@ -199,13 +194,13 @@ def _decide(
     """Judge the ideas in `changed`, and decide which ideas of the session are kept.
 
     Args:
-        ideas: All ideas of the session, keyed by number. Their `log_evidence` and `is_kept` are updated in place.
-        changed: For each idea to judge, the name of its arm and its pairs, keyed by the idea's number.
+        ideas: All ideas, keyed by number. Their `log_evidence` and `is_kept` are updated in place.
+        changed: The arm's name and the pairs of each idea to judge, keyed by number.
         question: The user's request.
         settings: The settings of the session.
 
     Returns:
-        The results of the judged ideas, and the numbers of other ideas that are kept now but were not kept before.
+        The results of the judged ideas, and the numbers of other ideas that are newly kept.
     """
     alpha = question.alpha
     before = {number for number, idea in ideas.items() if idea.is_kept}
@@ -229,17 +224,16 @@ def _decide(
 
 
 def _evidence_now(judged: JudgedArm) -> float:
-    """Return the natural logarithm of the e-value for an idea after all pairs so far.
+    """Return the natural logarithm of an idea's e-value after all pairs, at least 0.
 
-    If the evidence is against the idea, or if failed runs bar the idea, the result is 0. The largest e-value over time
-    must not be used instead (`cpdrun.stats.online`).
+    Failed runs bar the idea, which gives 0. The largest e-value over time would not be valid (`cpdrun.stats.online`).
     """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 
 
 def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: float) -> Idea:
-    """Return the idea with this name, baseline, and boundary. If there is none, add it to `ideas`."""
+    """Return the idea with this name, baseline, and boundary, or add it to `ideas`."""
     boundary = question.boundary
     kind = "better by more than" if boundary.is_improvement else "worse by at most"
     text = f"{kind} {boundary.number:g}{' %' if boundary.is_relative else ''}"
@@ -253,7 +247,7 @@ def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: f
 
 
 def _pooled(ideas: Mapping[int, Idea], number: int, question: JudgeQuestion) -> SpreadPrior:
-    """Return the prior for an idea's standard deviation, estimated from the first pairs of the other ideas."""
+    """Return the prior for an idea's standard deviation, from the first pairs of other ideas."""
     others = [idea for idea in ideas.values() if idea.number != number]
     first = [[gap for gap in idea.pairs.values() if gap is not None][:FIRST_PAIRS] for idea in others]
     rounding = question.resolution / math.sqrt(6)
@@ -266,7 +260,7 @@ def _recorded(pairs: Pairs) -> dict[Seed, float | None]:
 
 
 def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
-    """Return the pairs in the order in which they are judged: earlier pairs in their old order, followed by new pairs.
+    """Sort pairs in the order in which they are judged: earlier pairs come first.
 
     Raises:
         UserError: A pair that was judged before is missing or has changed.
@@ -334,11 +328,10 @@ def _content(fd: int, path: str) -> bytes:
 
 
 def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, Idea]]:
-    """Read the content of a session's file.
+    """Read the settings and the latest ideas from a session file.
 
     Returns:
-        The settings of the session, and its ideas in their latest state, keyed by number. For a new file, the settings
-        are None.
+        The settings, or None for a new file, and the ideas keyed by number.
 
     Raises:
         UserError: The file is not a session, has another version, or is damaged.
@@ -371,16 +364,6 @@ def _read(content: bytes, path: str) -> tuple[SessionSettings | None, dict[int, 
     return settings, ideas
 
 
-def _header(settings: SessionSettings) -> dict[str, Any]:
-    return {
-        KIND: HEADER,
-        "version": VERSION,
-        "confidence": settings.confidence,
-        "planned": settings.planned,
-        "lower_is_better": settings.lower_is_better,
-    }
-
-
 def _line(idea: Idea) -> dict[str, Any]:
     degrees = None if math.isinf(idea.prior.degrees) else idea.prior.degrees
     return {
@@ -398,7 +381,7 @@ def _line(idea: Idea) -> dict[str, Any]:
 
 
 def _append(fd: int, content: bytes, rows: list[dict[str, Any]]) -> None:
-    """Append all rows at once, one per line. If the last line of the file is truncated, end that line first."""
+    """Append all rows at once, one per line, after ending a truncated last line."""
     if not rows:
         return
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()

@@ -1,11 +1,8 @@
 """Read a table of training results.
 
-An arm is a set of runs that are compared as a whole, such as the baseline or a candidate. There are two kinds of
-tables. In a long table, each row contains an arm, a seed, and a value. In a wide table, every column is an arm, except
-for the column of seeds.
-
-Supported files are CSV (separated by commas, semicolons, or tabs), JSON lines, and a JSON list of objects. In a column
-of values, the following texts have a meaning:
+Supported files are CSV (commas, semicolons, or tabs), JSON lines, and a JSON list. An arm is a set of runs that are
+compared as a whole, such as the baseline or a candidate. In a long table, each row contains an arm, a seed, and a
+value. In a wide table, every column but the seeds is an arm. Texts in a column of values:
 
 - An empty cell, null, "failed", "crashed", and similar texts mark a failed run.
 - "inf" and "diverged" mark a diverged run.
@@ -51,10 +48,10 @@ class Columns:
     """The names of a table's columns, as the user typed them.
 
     Attributes:
-        arm: The column that contains the arms. None for "arm".
-        seed: The column that contains the seeds. None for "seed".
-        value: The column that contains the values. None for "value".
-        state: The column that contains the states. None if there is no such column.
+        arm: The column of arms. None for "arm".
+        seed: The column of seeds. None for "seed".
+        value: The column of values. None for "value".
+        state: The column of states. None if there is none.
     """
 
     arm: str | None = None
@@ -69,9 +66,9 @@ class Table:
 
     Attributes:
         name: The path of the file, or "stdin".
-        arms: The runs of each arm, keyed by the arm's name, in the order of the file.
-        is_shuffled: Whether the runs are in a random order because the table has no seeds.
-        step: The precision of the values: one unit in the last written digit of the value with the most decimals.
+        arms: The runs of each arm, keyed by name, in the order of the file.
+        is_shuffled: Whether the runs were shuffled because the table has no seeds.
+        step: One unit in the last digit of the value with the most decimals.
     """
 
     name: str
@@ -86,15 +83,7 @@ class Table:
         return [value for value in found if math.isfinite(value)]
 
     def find(self, arm: str, what: str) -> Runs:
-        """Return the runs of an arm.
-
-        Args:
-            arm: The name of the arm.
-            what: The role of the arm, such as "baseline", for the error message.
-
-        Raises:
-            UserError: The table has no such arm.
-        """
+        """Return the runs of an arm, or raise a UserError that names its role, such as "baseline"."""
         if arm not in self.arms:
             there = ", ".join(self.arms)
             raise UserError(
@@ -113,14 +102,12 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
 
     Args:
         path: The path of the file, or "-" for stdin.
-        columns: The names of the table's columns. If the table has neither a column of arms nor a column of values, it
-            is a wide table: every column except that of the seeds is an arm.
-        needs_arms: Whether a long table must have a column of arms. If False, all runs of a long table without this
-            column belong to one arm.
+        columns: The names of the columns. A table with a column of neither arms nor values is wide.
+        needs_arms: Whether a long table must have a column of arms. If not, its runs may all belong to one arm.
 
     Raises:
-        UserError: The file cannot be read, is empty, lacks a column, contains text in place of a number, or contains
-            the same seed twice for an arm.
+        UserError: The file cannot be read, is empty, lacks a column, contains text instead of a number, or repeats a
+            seed.
     """
     name = "stdin" if path == "-" else path
     header, rows = _rows(_text(path), name)
@@ -137,7 +124,7 @@ def read_table(path: str, columns: Columns, *, needs_arms: bool = True) -> Table
 
 
 def _step(rows: Sequence[Row], columns: Sequence[str]) -> float:
-    """Return one unit in the last digit of the value with the most decimals, or 0 if there are no numbers."""
+    """Return one unit in the last digit of the value with the most decimals."""
     exponents = []
     for _, row in rows:
         for column in columns:
@@ -242,10 +229,7 @@ def _long(
 
 
 def _wide(header: list[str], rows: Sequence[Row], columns: Columns, name: str) -> dict[str, list[Run]]:
-    """Return the runs of a wide table, keyed by arm.
-
-    If the table has no column of seeds, the number of the row is the seed.
-    """
+    """Return the runs of a wide table by arm. Without a column of seeds, the row's number is the seed."""
     seed = columns.seed or SEED
     if columns.seed:
         _check_column(seed, "--seed", header, name)
@@ -279,10 +263,9 @@ def _label(cell: Any) -> str:
 
 
 def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed | None:
-    """Return the seed in a cell.
+    """Return the seed in a cell, or None if the table has no seeds.
 
-    Whole numbers are returned as int, even if a spreadsheet wrote them as `3.0`. Other finite numbers are returned as
-    float, and everything else as text. If the table has no seeds, the result is None.
+    Whole numbers become int, even if a spreadsheet wrote `3.0`. Everything but a finite number stays text.
     """
     if not has_seeds:
         return None
@@ -297,7 +280,10 @@ def _seed(cell: Any, line: int, column: str, name: str, has_seeds: bool) -> Seed
 
 
 def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | None:
-    """Return a run's value: NaN if the run diverged, a Failure if it failed, and None if it was not made."""
+    """Return the value in a cell.
+
+    NaN means that the run diverged, a Failure that it failed, and None that it was not made.
+    """
     text = _label(cell)
     word = text.lower()
     if word == NOT_MADE:
@@ -334,10 +320,10 @@ def _runs(arm: str, runs: list[Run], name: str, has_seeds: bool) -> Runs:
 
 
 def _shuffled(arm: str, runs: list[Run]) -> list[Run]:
-    """Shuffle the runs of an arm, and give them their new numbers as seeds.
+    """Shuffle the runs of an arm, and number them as seeds.
 
-    A file without seeds may be sorted by value. If runs were paired in the order of such a file, the spread of the
-    differences would be much too small. The new order is that of hashes of the values, so it is the same in every call.
+    A file without seeds may be sorted by value. Pairing in that order would make the spread of differences far too
+    small. The new order is that of hashes of the values, so it is the same in every call.
     """
     counts = Counter[str]()
     keyed = []

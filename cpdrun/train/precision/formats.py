@@ -41,8 +41,8 @@ from custom_fp.formats.names import parse
 from custom_fp.layers.products import OPERANDS
 from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
+from custom_fp.recipe.parsing import format_named, one_of, one_rounding, read_rules, short_form
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import format_named, one_of, one_rounding, read_rules, short_form
 from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule, Rules
 from torch import Tensor, nn
@@ -100,8 +100,8 @@ class Formats(Precision):
         self.update_rounding = one_rounding("precision.update_rounding", update_rounding)
         self.kahan_weights = kahan_weights
         all_rules = Rules([*self.typed, *self.short])
-        self.rounds_weights = all_rules.of_any(["parameter"])
-        self.rounds_products = all_rules.of_any([*OF_PRODUCTS, "accumulator"])
+        self.rounds_weights = all_rules.typed_for(["parameter"])
+        self.rounds_products = all_rules.typed_for([*OF_PRODUCTS, "accumulator"])
         delayed = [r.typed for r in self.typed if r.rounding is not None and r.rounding.history is not None]
         self.remembers = " and ".join(delayed)
         _check_keeping(all_rules, master_weights, update_rounding, kahan_weights)
@@ -119,15 +119,14 @@ class Formats(Precision):
         of_norms = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.stepping.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in of_norms}
         rules = self.rules(layers, norms)
-        rules.ask_all()
         self.layers = {(layer.path, layer.part): layer for layer in layers}
         rules.check()  # while the model is as it was
         self.placement = Placement(model, rules)
         modules = [layer for layer in layers if layer.part is None]
         holder = {id(x): layer for layer in reversed(modules) for x in _held(layer.module)}
-        self.of_weights = [rules.of(holder[id(p)], "parameter") for p in parameters]
+        self.of_weights = [rules.rounding_for(holder[id(p)], "parameter") for p in parameters]
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
-        self.of_statistics = [rules.of(holder[id(b)], "parameter") for b in self.statistics]
+        self.of_statistics = [rules.rounding_for(holder[id(b)], "parameter") for b in self.statistics]
         if any(self.of_weights) and self.master_weights:
             self.weights = MasterWeights(parameters, self.of_weights)
         elif any(self.of_weights):
@@ -150,7 +149,7 @@ class Formats(Precision):
         self.placement.at(step)
 
     def turns(self) -> list[int]:
-        return self.placement.rules.turns
+        return self.placement.rules.phases
 
     def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
         """As the product's own rules say; where none does, as what the layer reads, keeps and is given is rounded."""
@@ -167,7 +166,7 @@ class Formats(Precision):
 
     def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> Rounding | None:
         takes = layer.takes(role) and (product is None or product in layer.products(role))
-        return self.placement.rules.of(layer, role, product, step) if takes else None
+        return self.placement.rules.rounding_for(layer, role, product, step) if takes else None
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """On the masters, or on the weights of a format; then weights, statistics and state are rounded."""

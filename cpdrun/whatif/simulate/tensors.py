@@ -111,7 +111,7 @@ def _uncovered(
         watched = {name for of_step in observation.of(role).values() for name in of_step}
         for layer in layers:
             asked = [(r, p) for r, p in _RULES_OF_ROLE[role] if layer.takes(r)]
-            roundings = [x for r, p in asked if (x := rules.of(layer, r, p, 0)) is not None]
+            roundings = [x for r, p in asked if (x := rules.rounding_for(layer, r, p, 0)) is not None]
             delayed |= any(rounding.history for rounding in roundings)
             if roundings and layer.part is not None:
                 kinds |= {"attention"} if observation.about["attends"] else set()
@@ -152,7 +152,7 @@ class _OperandSimulator:
         if (layer := self.layers.get(name)) is None:
             return None
         asked = ((r, p) for r, p in _RULES_OF_ROLE[self.role] if layer.takes(r))
-        found = (self.rules.of(layer, role, product, step) for role, product in asked)
+        found = (self.rules.rounding_for(layer, role, product, step) for role, product in asked)
         return next((rounding for rounding in found if rounding is not None), None)
 
 
@@ -182,7 +182,7 @@ class _UpdateSimulator:
         for name, s in statistics.items():
             part = simulate_rounding(s, Rounding(fmt) if fmt else None)
             holder, lost = self.holders.get(name), (0.0, float(np.count_nonzero(s.samples["values"])))
-            kept = None if holder is None else self.rules.of(holder, "parameter", None, step)
+            kept = None if holder is None else self.rules.rounding_for(holder, "parameter", None, step)
             if kept is not None and not self.precision.master_weights and name in weights:
                 lost = self._lost(weights[name].samples["values"], s.samples["values"], kept.format)
             share = s.numel / max(1, s.samples["values"].size)

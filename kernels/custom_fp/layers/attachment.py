@@ -1,8 +1,8 @@
-"""Attach rounding to the modules of a user's model, and leave no trace of it in what the user saves.
+"""Attach rounding to the modules of a user's model without changing what the user saves.
 
-`attach_` gives a module a class that is made here, a subclass of the module's own class. The module, its parameters and
-its other attributes stay the same objects. Every type of ours that the module refers to is kept in the attributes that
-`OURS` names, and in hooks that are registered by `add_hooks_`.
+`attach_` gives a module a class that is created here, a subclass of the module's own class. The module, its parameters
+and its other attributes stay the same objects. All objects of this package that the module refers to are stored in the
+attributes that `OURS` names, and in hooks that `add_hooks_` registers.
 
 A class is used rather than a forward hook or a new `forward` on the instance, because pickle writes the attributes of
 an instance, hooks included, and because shallow copies (DataParallel makes them) would call a function that is bound to
@@ -38,13 +38,13 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 @dataclass
 class Attachment:
-    """What is attached to a module beside its arithmetic.
+    """What is attached to a module in addition to its arithmetic.
 
     Attributes:
         settings: The user's values of the attributes that `override_` changed.
         hooks: The keys of our hooks in the module's dictionaries of hooks.
-        histories: The delayed scales that end a step when an optimizer moves a parameter of this module.
-        placement: The rules at work in the model whose outermost module this is.
+        histories: The delayed scales that end a step when an optimizer updates a parameter of this module.
+        placement: The rules that round the model whose outermost module this is.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Attachment:
 
 
 class Attached:
-    """The base of every class that is made here; see the module's docstring."""
+    """The base of every class that is created here. The module's docstring explains it."""
 
     plain_class: ClassVar[type]
     rounding_class: ClassVar[type | None]
@@ -70,7 +70,8 @@ class Attached:
     def __reduce_ex__(self, protocol: Any) -> Any:
         if get_spawning_popen() is not None:
             return self._parts(protocol)
-        return plain(self).__reduce_ex__(protocol)
+        this: Any = self
+        return plain(this).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         kind = type(self)
@@ -90,12 +91,14 @@ class Attached:
         _join(self)
 
     def __prepare_scriptable__(self) -> Any:
-        """Return what torch.jit.script compiles. It writes to `_modules` of all modules in it, so all are copies."""
-        return _plain_tree(self, {})
+        """Return what torch.jit.script compiles: copies, because it writes to `_modules` of all modules."""
+        this: Any = self
+        return _plain_tree(this, {})
 
     def _parts(self, protocol: Any) -> tuple:
-        """Return what makes an object with this class again, as `__reduce_ex__` does."""
-        make, arguments, *state = super().__reduce_ex__(protocol)
+        """Return what recreates an object of this class, as `__reduce_ex__` does."""
+        parts: Any = super().__reduce_ex__(protocol)
+        make, arguments, *state = parts
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return make, arguments, *state
         kind = type(self)
@@ -103,17 +106,21 @@ class Attached:
 
 
 @functools.cache
-def attached_class(plain_class: type, rounding_class: type | None) -> type:
+def attached_class(plain_class: Any, rounding_class: Any) -> type:
     """Return the subclass of `plain_class` whose forward is that of `rounding_class`, or the user's if that is None."""
     bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
-    body = {"plain_class": plain_class, "rounding_class": rounding_class, "__module__": __name__}
+    body: dict[str, Any] = {
+        "plain_class": plain_class,
+        "rounding_class": rounding_class,
+        "__module__": __name__,
+    }
     body["_jit_override_qualname"] = _qualified_name(plain_class)  # names the class in files of TorchScript
     if rounding_class is not None:
 
-        @functools.wraps(plain_class.forward)  # libraries read the names of its parameters
+        @functools.wraps(plain_class.forward)  # because libraries read the names of its parameters
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            chosen = plain_class if is_exporting() else rounding_class
-            return chosen.forward(self, *args, **kwargs)
+            source = plain_class if is_exporting() else rounding_class
+            return source.forward(self, *args, **kwargs)
 
         body["forward"] = forward
     return type(plain_class.__name__, bases, body)
@@ -132,11 +139,13 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
         rounding_class: The class whose `forward` replaces the module's. None leaves `forward` alone.
     """
     if not is_attached(module) or rounding_class is not None:
-        _set_class(module, attached_class(module.__class__, rounding_class))
+        plain_class: Any = module.__class__
+        _set_class(module, attached_class(plain_class, rounding_class))
     return module.__dict__.setdefault("attachment", Attachment())
 
 
 def is_attached(module: nn.Module) -> bool:
+    """Return whether the module has a class that is created here."""
     return issubclass(type(module), Attached)
 
 
@@ -167,15 +176,15 @@ def plain(module: nn.Module) -> Any:
     return twin
 
 
-def _plain_tree(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    if id(module) not in made:
-        twin = made[id(module)] = plain(module) if is_attached(module) else copy.copy(module)
+def _plain_tree(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
+    if id(module) not in copies:
+        twin = copies[id(module)] = plain(module) if is_attached(module) else copy.copy(module)
         children = (
-            (name, child if child is None else _plain_tree(child, made))
+            (name, child if child is None else _plain_tree(child, copies))
             for name, child in module._modules.items()
         )
         twin.__dict__["_modules"] = type(module._modules)(children)
-    return made[id(module)]
+    return copies[id(module)]
 
 
 def _set_class(module: Any, kind: type) -> None:

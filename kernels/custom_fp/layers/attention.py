@@ -1,15 +1,15 @@
-"""Attention whose two products have operands, sums and results of their own rounding.
+"""Attention whose two matrix products have rounded operands, sums and results.
 
     S = Q K^T           `scores`: input Q, weight K, output_gradient dS
-    P = softmax(S / sqrt(d) + mask), dropped out
+    P = softmax(S / sqrt(d) + mask), with dropout
     O = P V             `values`: input P, weight V, output_gradient dO
 
-each with its three products (products.py): forward, input_gradient (dQ = dS K, dP = dO V^T) and weight_gradient
-(dK = dS^T Q, dV = P^T dO). Scale, mask, softmax and dropout are float32. torch's scaled_dot_product_attention is
-followed (is_causal, boolean and additive masks, scale, grouped queries), whose fused kernels form the same numbers in
-another order; a row without any key gives zeros, as there.
+Each of the two has three products (see products.py): forward, input_gradient (dQ = dS K, dP = dO V^T) and
+weight_gradient (dK = dS^T Q, dV = P^T dO). Scale, mask, softmax and dropout are computed in float32. Arguments have the
+same meaning as in torch's scaled_dot_product_attention: is_causal, boolean and additive masks, scale, grouped queries.
+A row without any key gives zeros, as in torch. torch's fused kernels add the same numbers in another order.
 
-Legend: B batch, H heads, L queries, S keys, E elements of a head.
+Shapes: B batch, H heads, L queries, S keys, E elements of a head.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ _FUNCTION = F.scaled_dot_product_attention
 
 @dataclass
 class Attention:
-    """The arithmetic of both products; `called`: whether it has ever been used."""
+    """The arithmetic of both products.
+
+    Attributes:
+        scores: The arithmetic of Q K^T.
+        values: The arithmetic of P V.
+        called: Whether the attention has been computed at least once.
+    """
 
     scores: Arithmetic = field(default_factory=Arithmetic)
     values: Arithmetic = field(default_factory=Arithmetic)
@@ -43,13 +49,15 @@ class Attention:
     def __bool__(self) -> bool:
         return bool(self.scores or self.values)
 
-    def of_mode(self, training: bool) -> tuple[Arithmetic, Arithmetic]:
-        both = self.scores, self.values
-        return both if training else tuple(of.evaluated for of in both)
+    def for_mode(self, training: bool) -> tuple[Arithmetic, Arithmetic]:
+        """Return both arithmetics. In evaluation, nothing is rounded stochastically."""
+        if training:
+            return self.scores, self.values
+        return self.scores.evaluated, self.values.evaluated
 
     def __str__(self) -> str:
         parts = {SCORES: self.scores, VALUES: self.values}
-        return "; ".join(f"{name}: {of}" for name, of in parts.items() if of)
+        return "; ".join(f"{name}: {arithmetic}" for name, arithmetic in parts.items() if arithmetic)
 
 
 def attend(
@@ -65,7 +73,11 @@ def attend(
     scores: Arithmetic,
     values: Arithmetic,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention by these arithmetics: (..., L, E), of the query's dtype."""
+    """Compute torch.nn.functional.scaled_dot_product_attention with an arithmetic for each product.
+
+    Returns:
+        A tensor of shape (..., L, E) with the query's dtype.
+    """
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention takes is_causal or attn_mask, not both")
     if enable_gqa:
@@ -79,43 +91,51 @@ def attend(
         scale = 1 / math.sqrt(query.shape[-1])
     weights = probabilities(query_, key, attn_mask, scale, scores)
     weights = F.dropout(weights, dropout_p) if dropout_p else weights
-    return mixed(weights, value, values).to(query.dtype)
+    return weighted_values(weights, value, values).to(query.dtype)
 
 
 def probabilities(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, scores: Arithmetic
 ) -> Tensor:
-    """(..., L, S) float32. mask: where it is true a key is seen, or what is added to the scores."""
-    kernel, as_columns = (Sums(scores), _transposed) if scores.accumulators else (Matrices(), _as_it_is)
-    found = scores.multiply(kernel, query, key, w_as=as_columns) * scale
+    """Return the attention weights as float32, (..., L, S).
+
+    Args:
+        query: A tensor of shape (..., L, E).
+        key: A tensor of shape (..., S, E).
+        mask: If boolean, true for the keys that a query sees. Otherwise, it is added to the scores.
+        scale: The factor of the scores.
+        scores: The arithmetic of the product.
+    """
+    if scores.accumulators:
+        score = scores.multiply(Sums(scores), query, key, w_as=_transpose) * scale
+    else:
+        score = scores.multiply(Matrices(), query, key) * scale
     if mask is None:
-        return found.softmax(-1)
-    found = found.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else found + mask.float()
-    unseen = (found == -math.inf).all(-1, keepdim=True)
-    return found.masked_fill(unseen, 0.0).softmax(-1).masked_fill(unseen, 0.0)
+        return score.softmax(-1)
+    score = score.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else score + mask.float()
+    sees_none = (score == -math.inf).all(-1, keepdim=True)
+    return score.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
 
 
-def mixed(weights: Tensor, value: Tensor, values: Arithmetic) -> Tensor:
-    """(..., L, S) x (..., S, E) -> (..., L, E) float32."""
+def weighted_values(weights: Tensor, value: Tensor, values: Arithmetic) -> Tensor:
+    """Return the product of weights (..., L, S) and values (..., S, E) as float32, (..., L, E)."""
     if values.accumulators:
         return values.multiply(Sums(values), weights, value)
     return values.multiply(Matrices(), weights, value.mT)
 
 
-def _transposed(x: Tensor) -> Tensor:
+def _transpose(x: Tensor) -> Tensor:
     return x.mT
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+# ---- calls of torch's function in a user's module
 
 
-# ---- wherever a module calls torch's function
+class _ReplaceAttention(TorchFunctionMode):
+    """A mode in which scaled_dot_product_attention is computed with the arithmetic of `module`.
 
-
-class _Replaced(TorchFunctionMode):
-    """Within it, calls of scaled_dot_product_attention are `module`'s: by its arithmetic, or, if it has none, torch's
-    own, whatever modules around it have."""
+    If the module has no arithmetic, torch's own function is called, whatever arithmetic the modules around it have.
+    """
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -127,44 +147,54 @@ class _Replaced(TorchFunctionMode):
             return func(*args, **kwargs)
         attention = self.module.attention_products
         attention.called = True
-        if not attention:  # by its operator, which modes around this one do not take for the function
+        if not attention:  # the operator, because outer modes would replace a call of the function
             return torch.ops.aten.scaled_dot_product_attention.default(*args, **kwargs)
-        scores, values = attention.of_mode(self.module.training)
+        scores, values = attention.for_mode(self.module.training)
         return attend(*args, **kwargs, scores=scores, values=values)
 
 
-class Attending:
-    """The forward of a user's module whose calls of scaled_dot_product_attention are replaced."""
+class AttentionCaller:
+    """The forward of a user's module in which calls of scaled_dot_product_attention are replaced."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _Replaced(self):
-            return super().forward(*args, **kwargs)
+        """Run the user's forward."""
+        with _ReplaceAttention(self):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
-def attend_by_(module: nn.Module) -> Attention:
-    """Replace scaled_dot_product_attention in the module's forward, and return the arithmetic of the replacement, which
-    is torch's own at first. The module stays the same object."""
+def replace_attention_(module: nn.Module) -> None:
+    """Replace scaled_dot_product_attention in the module's forward, and give it an `Attention` that rounds nothing yet.
+
+    The module stays the same object.
+    """
     if "attention_products" not in module.__dict__:
-        attach_(module, Attending)
+        attach_(module, AttentionCaller)
         module.__dict__["attention_products"] = Attention()
-    return module.attention_products
 
 
-# ---- torch's layer
+# ---- torch.nn.MultiheadAttention
 
 
 class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention, its projections by `arithmetic` and its two products by `attention_products`. Of one
-    tensor q, k and v are projected by one product. Nested tensors are not taken."""
+    """torch.nn.MultiheadAttention with rounded products. Nested tensors are not supported.
+
+    Attributes:
+        arithmetic: The arithmetic of the projections. If query, key and value are one tensor, one product projects it.
+        attention_products: The arithmetic of the two products of attention.
+    """
+
+    attention_products: Attention
 
     @classmethod
     def from_module(cls, module: nn.Module, arithmetic: Arithmetic) -> QuantMultiheadAttention:
+        """Return a layer with the parameters, hooks and settings of a torch.nn.MultiheadAttention."""
         layer = super().from_module(module, arithmetic)
         layer.__dict__.setdefault("attention_products", Attention())
         return layer
 
     @classmethod
     def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
+        """Make a torch.nn.MultiheadAttention compute with an arithmetic. It stays the same object."""
         super().attach_to(module, arithmetic)
         module.__dict__.setdefault("attention_products", Attention())
 
@@ -179,72 +209,83 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        """Compute attention with the arguments and results of torch.nn.MultiheadAttention."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         if query.dim() == 2:
             batch = 0 if self.batch_first else 1
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            one = (query.unsqueeze(batch),) * 3 if query is key is value else None
-            given = one or [x.unsqueeze(batch) for x in (query, key, value)]
-            result, weights = self(*given, key_padding_mask, need_weights, attn_mask, average_attn_weights)
+            same = (
+                (query.unsqueeze(batch),) * 3 if query is key is value else None
+            )  # so that they stay one tensor
+            inputs = same or tuple(x.unsqueeze(batch) for x in (query, key, value))
+            result, weights = self(*inputs, key_padding_mask, need_weights, attn_mask, average_attn_weights)
             return result.squeeze(batch), None if weights is None else weights.squeeze(0)
-        q_BxLxE, k_BxSxE, v_BxSxE = self._projected(query, key, value)
-        k_BxSxE, v_BxSxE, more = self._with_more_keys(k_BxSxE, v_BxSxE)
+        q_BxLxE, k_BxSxE, v_BxSxE = self._project(query, key, value)
+        k_BxSxE, v_BxSxE, extra_keys = self._append_keys(k_BxSxE, v_BxSxE)
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q_BxLxE, k_BxSxE, v_BxSxE))
-        mask = _added(q, attn_mask, key_padding_mask, more)
-        scores, values = self.attention_products.of_mode(self.training)
+        mask = _additive_mask(q, attn_mask, key_padding_mask, extra_keys)
+        scores, values = self.attention_products.for_mode(self.training)
         self.attention_products.called = True
         weights_BxHxLxS = probabilities(q, k, mask, 1 / math.sqrt(self.head_dim), scores)
         if self.training and self.dropout:
             weights_BxHxLxS = F.dropout(weights_BxHxLxS, self.dropout)
-        heads = mixed(weights_BxHxLxS, v, values).to(query.dtype).transpose(1, 2).flatten(2)
-        result = project(self.in_force, heads, self.out_proj.weight, self.out_proj.bias)
+        heads = weighted_values(weights_BxHxLxS, v, values).to(query.dtype).transpose(1, 2).flatten(2)
+        result = project(self.active_arithmetic, heads, self.out_proj.weight, self.out_proj.bias)
         result = result if self.batch_first else result.transpose(0, 1)
         if not need_weights:
             return result, None
         return result, weights_BxHxLxS.mean(1) if average_attn_weights else weights_BxHxLxS
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """q, k and v, the batch first."""
-        given = [x if self.batch_first else x.transpose(0, 1) for x in (query, key, value)]
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Return the projections of query, key and value, with the batch as the first dimension."""
+        inputs = [x if self.batch_first else x.transpose(0, 1) for x in (query, key, value)]
         if self._qkv_same_embed_dim and query is key is value:
-            packed = project(self.in_force, given[0], self.in_proj_weight, self.in_proj_bias)
+            packed = project(self.active_arithmetic, inputs[0], self.in_proj_weight, self.in_proj_bias)
             return list(packed.chunk(3, -1))
-        weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        weights: list[Any] = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
         if self._qkv_same_embed_dim:
             weights = list(self.in_proj_weight.chunk(3))
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return [project(self.in_force, x, w, b) for x, w, b in zip(given, weights, biases, strict=True)]
+        biases: Any = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [
+            project(self.active_arithmetic, x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)
+        ]
 
-    def _with_more_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """With the learnt key and the one of zeros that the layer may have; and how many these are."""
-        more = 0
-        if self.bias_k is not None:
+    def _append_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Append the learned key and the zero key that the layer may have. Also return how many were appended."""
+        count = 0
+        if self.bias_k is not None and self.bias_v is not None:
             k, v = (
                 torch.cat([x, b.to(x.dtype).expand(len(x), 1, -1)], 1)
                 for x, b in ((k, self.bias_k), (v, self.bias_v))
             )
-            more += 1
+            count += 1
         if self.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
-            more += 1
-        return k, v, more
+            count += 1
+        return k, v, count
 
 
-def _added(q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, more: int) -> Tensor | None:
-    """What is added to the scores (B, H, L, S), for the masks of a MultiheadAttention, in which true hides a key; None
-    for nothing. The last `more` keys are seen by all."""
+def _additive_mask(
+    q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, extra_keys: int
+) -> Tensor | None:
+    """Return what the masks of a MultiheadAttention add to the scores (B, H, L, S), or None for nothing.
+
+    In these masks, true hides a key. The last `extra_keys` keys are visible to all queries.
+    """
     B, H = q.shape[:2]
-    given = []
+    masks = []
     if attn_mask is not None:  # (L, S) or (B H, L, S)
-        given.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (B, H)))
+        masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (B, H)))
     if padding is not None:  # (B, S)
-        given.append(padding[:, None, None, :])
-    as_numbers = [
+        masks.append(padding[:, None, None, :])
+    if not masks:
+        return None
+    total: Any = sum(
         torch.zeros(mask.shape, device=q.device).masked_fill(mask, -math.inf)
         if mask.dtype is torch.bool
         else mask
-        for mask in given
-    ]
-    return F.pad(sum(as_numbers), (0, more)) if given else None
+        for mask in masks
+    )
+    return F.pad(total, (0, extra_keys))

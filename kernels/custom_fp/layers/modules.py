@@ -1,15 +1,16 @@
-"""Layers whose matrix products run in a custom accumulator, forward and backward, and a rounding layer.
+"""Layers whose matrix products run with an emulated accumulator, forward and backward, and a rounding layer.
 
-A layer computes what torch.nn's layer of the same arguments does, except that
+A layer computes what torch.nn's layer of the same arguments computes, with these differences:
 
-    operands     x and weight are rounded to this format first (the gradient passes straight through)
-    gradients    the gradient of the output is rounded to this format before the products of the backward pass
-    accumulator  what sums the forward product: a format, that every product and partial sum is rounded to, or an
-                 Accumulator (custom_fp.matmul)
-    backward_accumulator   the same for both products of the backward pass; default: accumulator
+    operands               The input and the weight are rounded to this format first. The gradient passes straight
+                           through.
+    gradients              The gradient of the output is rounded to this format before the backward products.
+    accumulator            The accumulator of the forward product: a format, to which every product and partial sum is
+                           rounded, or an `Accumulator` (see `custom_fp.matmul`).
+    backward_accumulator   The accumulator of both products of the backward pass. The default is `accumulator`.
 
-None leaves a step in float32. The bias is added in float32, and where windows of a convolution overlap, the parts
-of the input's gradient are added in float32.
+With None, a step stays in float32. The bias is added in float32. Where windows of a convolution overlap, the parts of
+the input's gradient are added in float32.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import parse
@@ -34,9 +36,11 @@ from custom_fp.ops import quantize
 
 
 class Quantizer(nn.Module):
-    """Rounds activations to `forward` and their gradients to `backward` (None: left alone); nearest even.
+    """A layer that rounds activations and their gradients to the nearest value of a format, ties to even.
 
-    Any format: with scales too, which are then taken from each tensor or its blocks (see scaled/).
+    Args:
+        forward: The format of the activations. None leaves them alone.
+        backward: The format of their gradients. None leaves them alone.
     """
 
     def __init__(
@@ -46,36 +50,48 @@ class Quantizer(nn.Module):
         self.forward_format, self.backward_format = forward and parse(forward), backward and parse(backward)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the rounded activations as float32, or x itself if `forward` is None."""
         if self.backward_format is not None:
             x = round_gradient(x, Nearest(self.backward_format))
         return x if self.forward_format is None else quantize(x, self.forward_format)
 
     def extra_repr(self) -> str:
+        """Return the formats."""
         return f"forward={self.forward_format}, backward={self.backward_format}"
 
 
 class Quantized:
-    """What all layers share: their arithmetic, and how they take over an existing layer."""
+    """The base of layers with rounded products: their arithmetic, and how to round an existing layer.
+
+    Args:
+        *args: The arguments of torch.nn's layer.
+        accumulator: See the module's docstring, as for the other arguments.
+        backward_accumulator: See the module's docstring.
+        kahan: Use Kahan summation in all products.
+        operands: See the module's docstring.
+        gradients: See the module's docstring.
+        **kwargs: The keyword arguments of torch.nn's layer.
+    """
 
     arithmetic: Arithmetic
+    training: bool
 
     def __init__(
         self,
-        *args,
+        *args: Any,
         accumulator: Accumulator | Format | str | None = None,
         backward_accumulator: Accumulator | Format | str | None = None,
         kahan: bool = False,
         operands: NumberFormat | str | None = None,
         gradients: NumberFormat | str | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
-        """The other arguments are those of torch.nn's layer."""
         super().__init__(*args, **kwargs)
         self.arithmetic = Arithmetic.of(accumulator, backward_accumulator, kahan, operands, gradients)
 
     @classmethod
-    def from_module(cls, module: nn.Module, arithmetic: Arithmetic):
-        """A layer with the parameters (the same objects), hooks and settings of a torch.nn layer."""
+    def from_module(cls, module: nn.Module, arithmetic: Arithmetic) -> Any:
+        """Return a layer with the parameters (the same objects), hooks and settings of a torch.nn layer."""
         layer = cls.__new__(cls)
         layer.__dict__.update(module.__dict__)
         layer.arithmetic = arithmetic
@@ -83,28 +99,30 @@ class Quantized:
 
     @classmethod
     def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
-        """Let a torch.nn layer compute by `arithmetic`. It stays the same object (see `attachment.py`)."""
+        """Make a torch.nn layer compute with an arithmetic. It stays the same object (see attachment.py)."""
         attach_(module, cls)
-        module.arithmetic = arithmetic
+        module.__dict__["arithmetic"] = arithmetic
 
     @property
-    def in_force(self) -> Arithmetic:
-        """The arithmetic of the mode that the layer is in: evaluated, it draws nothing."""
+    def active_arithmetic(self) -> Arithmetic:
+        """The arithmetic of the layer's mode. In evaluation, nothing is rounded stochastically."""
         return self.arithmetic if self.training else self.arithmetic.evaluated
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.arithmetic}"
+        """Return the layer's settings and its arithmetic."""
+        return f"{super().extra_repr()}, {self.arithmetic}"  # type: ignore[misc]
 
 
 class QuantLinear(Quantized, nn.Linear):
-    """torch.nn.Linear in a custom accumulator; see the module's docstring for the keyword arguments."""
+    """torch.nn.Linear with rounded products. The module's docstring explains the keyword arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return project(self.in_force, x, self.weight, self.bias)
+        """Return x @ weight.T + bias in the dtype of x."""
+        return project(self.active_arithmetic, x, self.weight, self.bias)
 
 
 def project(arithmetic: Arithmetic, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch.nn.functional.linear by an arithmetic; the bias is added in float32. Of the dtype of x, without a bias."""
+    """Compute torch.nn.functional.linear with an arithmetic, and add the bias to the result in the dtype of x."""
     if not arithmetic:
         return F.linear(x, weight, bias)
     if arithmetic.accumulators:
@@ -120,31 +138,37 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-class _QuantConv(Quantized):
-    """Convolution as torch has it, or, where an accumulator is emulated, as one matrix product a group over the windows
-    of the input (im2col). Legend: B samples, G groups, C channels, M channels of the result, R windows in all."""
+class _QuantConv(Quantized, _ConvNd):
+    """A convolution with rounded products.
+
+    If an accumulator is emulated, each group is one matrix product over the windows of the input (im2col). Otherwise,
+    torch's convolution is used. Shapes: B samples, G groups, C channels, M output channels, R windows in all.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution in the dtype of x."""
         dimensions = len(self.kernel_size)
         if not self.arithmetic:
             return super().forward(x)
         if x.dim() == dimensions + 1:
             return self(x.unsqueeze(0)).squeeze(0)
-        result = (self._by_windows if self.arithmetic.accumulators else self._by_torch)(x).to(x.dtype)
+        result = (self._with_im2col if self.arithmetic.accumulators else self._with_torch)(x).to(x.dtype)
         return result if self.bias is None else result + self.bias.view(-1, *[1] * dimensions)
 
-    def _by_torch(self, x: Tensor) -> Tensor:
+    def _with_torch(self, x: Tensor) -> Tensor:
         pads_itself = self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        padding = self.padding if pads_itself else (0,) * len(self.kernel_size)
+        padding: Any = self.padding if pads_itself else (0,) * len(self.kernel_size)
         kernel = Conv(self.stride, padding, self.dilation, self.groups)
-        as_it_is_or_padded = (lambda x: x) if pads_itself else self._padded
-        return self.in_force.multiply(kernel, x, self.weight, as_it_is_or_padded)
+        pad = (lambda x: x) if pads_itself else self._padded
+        return self.active_arithmetic.multiply(kernel, x, self.weight, pad)
 
-    def _by_windows(self, x: Tensor) -> Tensor:
-        kernel = Sums(self.in_force)
-        product_GxRxM = self.in_force.multiply(kernel, x, self.weight, self._windows, self._columns)
-        result = product_GxRxM.reshape(self.groups, x.shape[0], *self._size_out(x), -1)
-        return result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._size_out(x))
+    def _with_im2col(self, x: Tensor) -> Tensor:
+        kernel = Sums(self.active_arithmetic)
+        product_GxRxM = self.active_arithmetic.multiply(kernel, x, self.weight, self._windows, self._columns)
+        result = product_GxRxM.reshape(self.groups, x.shape[0], *self._output_size(x), -1)
+        return (
+            result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._output_size(x))
+        )
 
     def _padded(self, x: Tensor) -> Tensor:
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
@@ -152,7 +176,7 @@ class _QuantConv(Quantized):
         return F.pad(x, around, mode=mode) if any(around) else x
 
     def _windows(self, x: Tensor) -> Tensor:
-        """(G, R, C / G * kernel...)"""
+        """Return the windows of the input, (G, R, C / G * kernel...)."""
         x, dimensions = self._padded(x), len(self.kernel_size)
         for i, (size, stride, dilation) in enumerate(
             zip(self.kernel_size, self.stride, self.dilation, strict=True)
@@ -165,12 +189,12 @@ class _QuantConv(Quantized):
         return grouped.reshape(self.groups, -1, group_in * math.prod(self.kernel_size))
 
     def _columns(self, weight: Tensor) -> Tensor:
-        """(G, C / G * kernel..., M / G)"""
+        """Return the weight as matrices, (G, C / G * kernel..., M / G)."""
         depth = self.in_channels // self.groups * math.prod(self.kernel_size)
         return weight.reshape(self.groups, self.out_channels // self.groups, depth).mT
 
-    def _size_out(self, x: Tensor) -> list[int]:
-        around = self._reversed_padding_repeated_twice  # of the last dimension first
+    def _output_size(self, x: Tensor) -> list[int]:
+        around = self._reversed_padding_repeated_twice  # begins with the last dimension
         pads = [a + b for a, b in zip(around[-2::-2], around[::-2], strict=True)]
         return [
             (n + pad - (size - 1) * dilation - 1) // stride + 1
@@ -181,39 +205,50 @@ class _QuantConv(Quantized):
 
 
 class QuantConv1d(_QuantConv, nn.Conv1d):
-    """torch.nn.Conv1d in a custom accumulator; see the module's docstring for the keyword arguments."""
+    """torch.nn.Conv1d with rounded products. The module's docstring explains the keyword arguments."""
 
 
 class QuantConv2d(_QuantConv, nn.Conv2d):
-    """torch.nn.Conv2d in a custom accumulator; see the module's docstring for the keyword arguments."""
+    """torch.nn.Conv2d with rounded products. The module's docstring explains the keyword arguments."""
 
 
 class QuantConv3d(_QuantConv, nn.Conv3d):
-    """torch.nn.Conv3d in a custom accumulator; see the module's docstring for the keyword arguments."""
+    """torch.nn.Conv3d with rounded products. The module's docstring explains the keyword arguments."""
 
 
-LAYERS = {nn.Linear: QuantLinear, nn.Conv1d: QuantConv1d, nn.Conv2d: QuantConv2d, nn.Conv3d: QuantConv3d}
+LAYERS: dict[type[nn.Module], type[Quantized]] = {
+    nn.Linear: QuantLinear,
+    nn.Conv1d: QuantConv1d,
+    nn.Conv2d: QuantConv2d,
+    nn.Conv3d: QuantConv3d,
+}
 
 
-def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic) -> nn.Module:
-    """A copy of a model in which Linear and Conv1d/2d/3d layers run in a custom accumulator.
+def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic: Any) -> nn.Module:
+    """Return a copy of a model whose Linear and Conv1d/2d/3d layers run with an emulated accumulator.
 
-    skip: names of layers to leave alone, with * and ? as in the shell ("head", "layers.0.*"). The other arguments
-    are those of the layers: accumulator, backward_accumulator, kahan, operands, gradients. Layers of a subclass of
-    torch.nn's (transposed convolutions, say, or a user's own) are left alone: what they compute is theirs. So are
-    products that are no layer (attention's, a tied head). Raises ValueError where no layer is replaced, and for a
-    pattern of `skip` that matches none: the model would compute what it did before.
+    Layers of a subclass (transposed convolutions, or a user's own) are left alone, and so are products outside of
+    layers, such as those of attention.
+
+    Args:
+        model: Any module.
+        skip: The names of layers to leave alone, with * and ? as in the shell ("head", "layers.0.*").
+        **arithmetic: The keyword arguments of the layers: accumulator, backward_accumulator, kahan, operands and
+            gradients.
+
+    Raises:
+        ValueError: No layer would be replaced, or a pattern of `skip` matches no layer.
     """
     return quantize_model_(copy.deepcopy(model), skip=skip, **arithmetic)
 
 
-def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic) -> nn.Module:
-    """`quantize_model` on the model itself. Parameters stay the same objects, so an optimizer keeps its grip."""
+def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic: Any) -> nn.Module:
+    """Change a model as `quantize_model` does, in place. Parameters stay the same objects, so optimizers keep them."""
     layers = [item for item in model.named_modules(remove_duplicate=False) if type(item[1]) in LAYERS]
     for pattern in skip:
         if not any(fnmatch(name, pattern) for name, _ in layers):
             raise ValueError(
-                f"skip={pattern!r} matches none of the layers: {_some(name for name, _ in layers)}"
+                f"skip={pattern!r} matches none of the layers: {_first_names(name for name, _ in layers)}"
             )
     chosen = {m for name, m in layers if not any(fnmatch(name, pattern) for pattern in skip)}
     if not chosen:
@@ -226,18 +261,30 @@ def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmeti
 
 
 def replace_layers_(
-    model: nn.Module, chosen: Mapping[nn.Module, Arithmetic], kinds: Mapping[type, type] = LAYERS
+    model: nn.Module,
+    chosen: Mapping[nn.Module, Arithmetic],
+    kinds: Mapping[type[nn.Module], type[Quantized]] = LAYERS,
 ) -> nn.Module:
-    """The model with these layers of it, each of a class that `kinds` has another for, computing by an arithmetic of
-    its own wherever they stand; a model that is such a layer itself is replaced."""
-    made = {layer: kinds[type(layer)].from_module(layer, arithmetic) for layer, arithmetic in chosen.items()}
+    """Replace layers of a model, in place, by layers that compute with an arithmetic.
+
+    Args:
+        model: Any module.
+        chosen: The layers to replace, with the arithmetic of each.
+        kinds: The class that replaces each class of layers.
+
+    Returns:
+        The model, or the new layer if the model itself is replaced.
+    """
+    replacements = {
+        layer: kinds[type(layer)].from_module(layer, arithmetic) for layer, arithmetic in chosen.items()
+    }
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module in made and name:
+        if module in replacements and name:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, made[module])
+            setattr(model.get_submodule(parent), child, replacements[module])
     for module, attribute, value in unfused_settings(model):
         setattr(module, attribute, value)
-    return made.get(model, model)
+    return replacements.get(model, model)
 
 
 def unfused_settings(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
@@ -255,6 +302,6 @@ def unfused_settings(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     return found
 
 
-def _some(names: Iterable[str], most: int = 6) -> str:
+def _first_names(names: Iterable[str], most: int = 6) -> str:
     listed = list(names)
     return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "") or "there are none"

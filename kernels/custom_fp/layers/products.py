@@ -1,24 +1,24 @@
-"""The three products of a layer that multiplies, each with operands, sums and a result of its own rounding.
+"""The three matrix products of a layer, with separate rounding of their operands, partial sums and results.
 
     forward           y = x w     operands input and weight
     input_gradient    dx = dy w   operands output_gradient and weight
     weight_gradient   dw = dy x   operands output_gradient and input
 
-`Product` is one autograd function around any kernel that knows the three: torch's own linear and convolution, whose
-sums are float32, batches of matrices (`Matrices`), or matrices whose every partial sum is rounded (`Sums`).
+`Product` is an autograd function that computes these with a kernel: `Linear` and `Conv` use torch's operators and sum
+in float32, `Matrices` multiplies batches of matrices in float32, and `Sums` rounds every partial sum.
 
-An operand of a format with scales is rounded along the dimension that its product sums over, so that a block is a
-part of one dot product; each product has an operand rounded for it alone then. So is one that is transformed
-(`Round`'s `has_axis`). Where every cut is the same, of one scale for the tensor and of tiles of a Linear layer's
-matrices, two products read what was rounded once. Those dimensions:
+If an operand's format has scales, its blocks run along the dimension that the product sums over, so that each block is
+a part of one dot product. The operand is then rounded separately for each product that reads it. The same holds for an
+operand that is transformed (see `has_axis` of `Round`). If the blocks do not depend on the dimension, as with one scale
+for the tensor, or with tiles of a Linear layer's matrices, the operand is rounded once for both products. The products
+sum over these dimensions:
 
-    Linear    forward: the features; input_gradient: the outputs; weight_gradient: the rows, all leading dimensions
-              of x as one
-    Conv      forward: the channels of a group; input_gradient: its output channels; weight_gradient: the batch, for
-              it alone is summed over alike at all places of the kernel. Tiles of a weight are of output channels and
-              channels
-    Matrices  the last but one dimension of what is transposed for its product, else the last
-    Sums      those of the matrices: of a Conv channels and places of the kernel together, and all windows
+    Linear    forward: the features. input_gradient: the output features. weight_gradient: the rows, with all leading
+              dimensions of x as one.
+    Conv      forward: the channels of a group. input_gradient: its output channels. weight_gradient: the batch, because
+              the positions differ for each element of the kernel. Tiles of a weight span output channels and channels.
+    Matrices  the last dimension, or the last but one if the product transposes the operand.
+    Sums      as the matrices have it. For Conv, channels and kernel positions count together, and so do all windows.
 """
 
 from __future__ import annotations
@@ -36,40 +36,45 @@ from custom_fp.backends import check_knows
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.layers import scaled_operands
 from custom_fp.ops import matmul, quantize
 
 PRODUCTS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = ("forward", "input_gradient", "weight_gradient")
-ROLES = {  # and the products that each takes part in
+ROLES = {  # the role of a tensor, and the products that it takes part in
     "input": (FORWARD, WEIGHT_GRADIENT),
     "weight": (FORWARD, INPUT_GRADIENT),
     "output_gradient": (INPUT_GRADIENT, WEIGHT_GRADIENT),
     "result": PRODUCTS,
 }
-
-
-OPERANDS = {  # of each product
+OPERANDS = {  # the roles of each product's operands
     FORWARD: ("input", "weight"),
     INPUT_GRADIENT: ("output_gradient", "weight"),
     WEIGHT_GRADIENT: ("output_gradient", "input"),
 }
-FACTORS = {**OPERANDS, WEIGHT_GRADIENT: ("input", "output_gradient")}  # as `Sums` multiplies them
+FACTORS = {
+    **OPERANDS,
+    WEIGHT_GRADIENT: ("input", "output_gradient"),
+}  # in the order in which `Sums` multiplies them
 
 Round = Callable[[Tensor], Tensor]
-"""Of any shape; straight through for the gradient. It may have `has_axis`, true where it is `along(x, axis)` that an
-operand is rounded by, which may fill the dimension `axis` up with zeros; `has_tiles`, true where that is so but for
-matrices, whose last two dimensions are cut alike whatever the axis; and `nearest`, what it is in evaluation."""
+"""A function that rounds a tensor of any shape and passes the gradient straight through. It may have attributes:
+
+has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
+has_tiles: If true, blocks are tiles of the last two dimensions, so that a matrix is rounded without an axis.
+nearest: The function that replaces this one in evaluation.
+"""
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """Rounding to a format, nearest even; see `custom_fp.quantize`."""
+    """Round to the nearest value of a format, ties to even, as `custom_fp.quantize` does."""
 
     fmt: NumberFormat | str
 
+    has_axis: bool = field(init=False, repr=False, compare=False)
+    has_tiles: bool = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        """Sets what torch.compile could not look up."""
-        fmt = parse(self.fmt)
+        fmt = parse(self.fmt)  # here, because torch.compile cannot trace it
         object.__setattr__(self, "has_axis", fmt.has_axis)
         object.__setattr__(self, "has_tiles", fmt.has_tiles)
 
@@ -77,6 +82,7 @@ class Nearest:
         return quantize(x, self.fmt)
 
     def along(self, x: Tensor, axis: int) -> Tensor:
+        """Round in blocks along a dimension."""
         return quantize(x, self.fmt, axis=axis)
 
     def __str__(self) -> str:
@@ -85,27 +91,31 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How the products of one layer run; what is not named is left in float32.
+    """How one layer computes its products. What is not listed is computed in float32.
 
-    roundings      by (role, product), of `ROLES`
-    accumulators   by product, the name of what it is summed by: a format, of every product of two values and of every
-                   partial sum, or an Accumulator (custom_fp.matmul)
-    kahan          the products whose additions carry their error along
+    Attributes:
+        roundings: The rounding of each tensor, by (role, product) as in `ROLES`.
+        accumulators: The name of each product's accumulator: a format, to which every product of two values and every
+            partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
+        kahan: The products that use Kahan summation.
+        evaluated: The arithmetic in evaluation, in which nothing is rounded stochastically.
+
+    Raises:
+        ValueError: An accumulator with scales is given for a product whose operands are not rounded to its formats.
     """
 
     roundings: Mapping[tuple[str, str], Round] = field(default_factory=dict)
     accumulators: Mapping[str, str] = field(default_factory=dict)
     kahan: Collection[str] = ()
+    evaluated: Arithmetic = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Sets `evaluated`, what it is where a layer is evaluated: nothing is drawn there. ValueError where operands
-        are not of the formats in which their product's accumulator finds scales."""
-        scaled_operands.check(self.accumulators, self.roundings, FACTORS)
+        _check_scaled_operands(self.accumulators, self.roundings)
         nearest = {key: getattr(rounding, "nearest", rounding) for key, rounding in self.roundings.items()}
-        sums = {product: _without_draws(name) for product, name in self.accumulators.items()}
-        draws = any(nearest[key] is not rounding for key, rounding in self.roundings.items())
-        draws = draws or sums != dict(self.accumulators)
-        evaluated = Arithmetic(nearest, sums, self.kahan) if draws else self
+        sums = {product: _without_randomness(name) for product, name in self.accumulators.items()}
+        differs = any(nearest[key] is not rounding for key, rounding in self.roundings.items())
+        differs = differs or sums != dict(self.accumulators)
+        evaluated = Arithmetic(nearest, sums, self.kahan) if differs else self
         object.__setattr__(self, "evaluated", evaluated)
 
     @classmethod
@@ -117,13 +127,13 @@ class Arithmetic:
         operands: NumberFormat | str | None = None,
         gradients: NumberFormat | str | None = None,
     ) -> Arithmetic:
-        """The same for all operands, and for both products of the backward pass; see `modules.py`."""
+        """Return the arithmetic that the keyword arguments of a `QuantLinear` describe (see modules.py)."""
         backward = backward_accumulator or accumulator
         sums = {FORWARD: accumulator, INPUT_GRADIENT: backward, WEIGHT_GRADIENT: backward}
         formats = {"input": operands, "weight": operands, "output_gradient": gradients}
         return cls(
             {(role, p): Nearest(parse(fmt)) for role, fmt in formats.items() if fmt for p in ROLES[role]},
-            {product: _named(how) for product, how in sums.items() if how},
+            {product: _accumulator_name(how) for product, how in sums.items() if how},
             PRODUCTS if kahan else (),
         )
 
@@ -131,13 +141,13 @@ class Arithmetic:
         return bool(self.roundings or self.accumulators)
 
     def __str__(self) -> str:
-        known = {
+        settings: dict[str, dict[str, Any]] = {
             role: {p: self.roundings.get((role, p)) for p in products} for role, products in ROLES.items()
         }
-        known["accumulator"] = {p: self.accumulators.get(p) for p in PRODUCTS}
-        known["kahan"] = {p: p in self.kahan for p in PRODUCTS}
+        settings["accumulator"] = {p: self.accumulators.get(p) for p in PRODUCTS}
+        settings["kahan"] = {p: p in self.kahan for p in PRODUCTS}
         texts = []
-        for role, by_product in known.items():
+        for role, by_product in settings.items():
             shown = {p: getattr(value, "__name__", str(value)) for p, value in by_product.items() if value}
             if len(shown) == len(by_product) and len(set(shown.values())) == 1:
                 texts.append(f"{role}={next(iter(shown.values()))}")
@@ -153,38 +163,76 @@ class Arithmetic:
         x_as: Callable[[Tensor], Tensor] = lambda x: x,
         w_as: Callable[[Tensor], Tensor] = lambda w: w,
     ) -> Tensor:
-        """kernel's product of x and w, float32, x_as and w_as laying out what is rounded as the kernel wants it."""
+        """Return the product of an input and a weight.
+
+        Args:
+            kernel: `Linear`, `Conv`, `Matrices` or `Sums`.
+            x: The input.
+            w: The weight.
+            x_as: Brings the rounded input into the layout that the kernel needs.
+            w_as: The same for the weight.
+
+        Returns:
+            The product as float32.
+        """
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
         return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)
 
-    def rounded(self, role: str, product: str, x: Tensor) -> Tensor:
+    def round_whole(self, role: str, product: str, x: Tensor) -> Tensor:
+        """Return a tensor, rounded without regard to a dimension if it is rounded at all."""
         rounding = self.roundings.get((role, product))
         return x if rounding is None else rounding(x)
 
-    def read(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
-        """An operand as its product reads it, where it is rounded along a dimension; else x, rounded before."""
-        rounding = self.roundings.get((role, product))
-        return kernel.along(role, product, x, rounding.along) if _for_one(rounding, x, kernel) else x
+    def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
+        """Return an operand, rounded along the dimension that the product sums over if its format depends on that."""
+        rounding: Any = self.roundings.get((role, product))
+        return kernel.along(role, product, x, rounding.along) if _depends_on_axis(rounding, x, kernel) else x
 
     def _operands(
-        self, role: str, one: str, other: str, x: Tensor, laid_out: Callable, kernel: Any
+        self, role: str, one: str, other: str, x: Tensor, to_layout: Callable, kernel: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """As the forward product gets it, through which the gradient goes, and the backward one (None: the same)."""
-        for_one, for_other = (self.by_itself(role, product, x, kernel) for product in (one, other))
-        forward = laid_out((x if for_one is None else for_one(x)).float())
-        if for_one == for_other or not torch.is_grad_enabled():
+        """Return an operand for the forward product and for a product of the backward pass.
+
+        The gradient flows through the first. The second is None if it is equal to the first.
+        """
+        forward_rounding, backward_rounding = (self.whole_rounding(role, p, x, kernel) for p in (one, other))
+        forward = to_layout((x if forward_rounding is None else forward_rounding(x)).float())
+        if forward_rounding == backward_rounding or not torch.is_grad_enabled():
             return forward, None
         x = x.detach()
-        return forward, laid_out((x if for_other is None else for_other(x)).float())
+        return forward, to_layout((x if backward_rounding is None else backward_rounding(x)).float())
 
-    def by_itself(self, role: str, product: str, x: Tensor, kernel: Any) -> Round | None:
-        """What rounds an operand as it is, once where two products read it."""
+    def whole_rounding(self, role: str, product: str, x: Tensor, kernel: Any) -> Round | None:
+        """Return the rounding of an operand if it does not depend on the dimension that a product sums over."""
         rounding = self.roundings.get((role, product))
-        return None if _for_one(rounding, x, kernel) else rounding
+        return None if _depends_on_axis(rounding, x, kernel) else rounding
 
 
-def _named(how: Accumulator | Format | str) -> str:
+def round_along(rounding: Any, x: Tensor, axis: int) -> Tensor:
+    """Round a tensor in blocks along a dimension if the rounding has blocks, and else without regard to it."""
+    return rounding.along(x, axis) if getattr(rounding, "has_axis", False) else rounding(x)
+
+
+def _check_scaled_operands(
+    accumulators: Mapping[str, str], roundings: Mapping[tuple[str, str], Round]
+) -> None:
+    """Raise ValueError if an accumulator with scales reads an operand that is not rounded to its format."""
+    for product, name in accumulators.items():
+        how = Accumulator.parse(name) if is_name(name) else None
+        if how is None or not how.scales or how.operands is None:
+            continue
+        for role, fmt in zip(FACTORS[product], how.operands, strict=True):
+            rounding = roundings.get((role, product))
+            found = getattr(rounding, "format", getattr(rounding, "fmt", None))
+            if rounding is None or (found is not None and str(found) != str(fmt)):
+                raise ValueError(
+                    f"accumulator {name} of the {product} product takes the {role} in {fmt}, and it is in "
+                    f"{found or 'float32'}: a rule with role: {role}, product: {product}, format: {fmt} rounds it"
+                )
+
+
+def _accumulator_name(how: Accumulator | Format | str) -> str:
     if isinstance(how, Accumulator) or (isinstance(how, str) and is_name(how)):
         return Accumulator.parse(how).name
     fmt = parse(how)
@@ -192,20 +240,23 @@ def _named(how: Accumulator | Format | str) -> str:
     return fmt.name
 
 
-def _without_draws(name: str) -> str:
+def _without_randomness(name: str) -> str:
     return Accumulator.parse(name).nearest.name if is_name(name) else name
 
 
-def _for_one(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
-    """Whether x is rounded for one product alone, along what that sums over."""
+def _depends_on_axis(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
+    """Return whether x is rounded differently for products that sum over different dimensions."""
     if getattr(rounding, "has_tiles", False):
         return x.dim() != 2 or not isinstance(kernel, Linear)
     return getattr(rounding, "has_axis", False)
 
 
 class Product(torch.autograd.Function):
-    """kernel.product(x, w); the products of the backward pass read x_backward and w_backward instead, where given. They
-    are what the arithmetic says, under torch.autocast too."""
+    """The autograd function of the three products.
+
+    The products of the backward pass read x_backward and w_backward instead of x and w, unless these are None. The
+    arithmetic is the same under torch.autocast.
+    """
 
     generate_vmap_rule = True
 
@@ -219,9 +270,9 @@ class Product(torch.autograd.Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            x = arithmetic.read("input", FORWARD, x, kernel)
-            w = arithmetic.read("weight", FORWARD, w, kernel)
-            return arithmetic.rounded("result", FORWARD, kernel.product(x, w))
+            x = arithmetic.round_for_product("input", FORWARD, x, kernel)
+            w = arithmetic.round_for_product("weight", FORWARD, w, kernel)
+            return arithmetic.round_whole("result", FORWARD, kernel.product(x, w))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -231,37 +282,43 @@ class Product(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         x, w = ctx.saved_tensors
         kernel, arithmetic = ctx.kernel, ctx.arithmetic
-        for_x, for_w = (
-            arithmetic.by_itself("output_gradient", p, error, kernel) for p in ROLES["output_gradient"]
+        rounding_x, rounding_w = (
+            arithmetic.whole_rounding("output_gradient", p, grad, kernel) for p in ROLES["output_gradient"]
         )
-        error_x = error if for_x is None else for_x(error)
-        error_w = (
-            error_x if for_w == for_x else error if for_w is None else for_w(error)
-        )  # one draw, if it draws
+        grad_x = grad if rounding_x is None else rounding_x(grad)
+        # If both products round alike, the gradient is rounded once, so that they see the same random bits.
+        other = grad if rounding_w in (None, rounding_x) else rounding_w(grad)
+        grad_w = grad_x if rounding_w == rounding_x else other
         dx = dw = None
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                error_x = arithmetic.read("output_gradient", INPUT_GRADIENT, error_x, kernel)
-                by_w = arithmetic.read("weight", INPUT_GRADIENT, w, kernel)
-                dx = arithmetic.rounded("result", INPUT_GRADIENT, kernel.input_gradient(error_x, x, by_w))
+                grad_x = arithmetic.round_for_product("output_gradient", INPUT_GRADIENT, grad_x, kernel)
+                factor = arithmetic.round_for_product("weight", INPUT_GRADIENT, w, kernel)
+                dx = arithmetic.round_whole(
+                    "result", INPUT_GRADIENT, kernel.input_gradient(grad_x, x, factor)
+                )
             if ctx.needs_input_grad[1]:
-                error_w = arithmetic.read("output_gradient", WEIGHT_GRADIENT, error_w, kernel)
-                by_x = arithmetic.read("input", WEIGHT_GRADIENT, x, kernel)
-                dw = arithmetic.rounded("result", WEIGHT_GRADIENT, kernel.weight_gradient(error_w, by_x, w))
+                grad_w = arithmetic.round_for_product("output_gradient", WEIGHT_GRADIENT, grad_w, kernel)
+                factor = arithmetic.round_for_product("input", WEIGHT_GRADIENT, x, kernel)
+                dw = arithmetic.round_whole(
+                    "result", WEIGHT_GRADIENT, kernel.weight_gradient(grad_w, factor, w)
+                )
         return dx, dw, None, None, None, None
 
 
-# ---- kernels: x, w and the error of y in float32 -> a product; of x in input_gradient and w in weight_gradient the
-# shape alone is read. `along`: an operand, rounded along what its product sums over
+# ---- kernels
+#
+# A kernel computes the three products from x, w and the gradient of y, in float32. `input_gradient` reads only the
+# shape of x, and `weight_gradient` only that of w. `along` rounds an operand along the dimension that is summed over.
 
 Along = Callable[[Tensor, int], Tensor]
 
 
 class Linear:
-    """x (..., K), w (M, K), y (..., M)."""
+    """The products of a linear layer: x (..., K), w (M, K), y (..., M)."""
 
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         if product == WEIGHT_GRADIENT:
@@ -271,15 +328,15 @@ class Linear:
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x, w)
 
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error @ w
+    def input_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return grad @ w
 
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error.reshape(-1, error.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+    def weight_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 class Matrices:
-    """x (..., L, K), w (..., S, K), y = x w^T (..., L, S): leading dimensions equal."""
+    """The products of batches of matrices: x (..., L, K), w (..., S, K), y = x w^T (..., L, S)."""
 
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         transposed = (role, product) == ("weight", INPUT_GRADIENT) or product == WEIGHT_GRADIENT
@@ -288,16 +345,16 @@ class Matrices:
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return x @ w.mT
 
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error @ w
+    def input_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return grad @ w
 
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return error.mT @ x
+    def weight_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return grad.mT @ x
 
 
 @dataclass(frozen=True)
 class Conv:
-    """x (B, C, ...), w (M, C / groups, ...), y (B, M, ...), padded by zeros."""
+    """The products of a zero-padded convolution: x (B, C, ...), w (M, C / groups, ...), y (B, M, ...)."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -307,9 +364,9 @@ class Conv:
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         if product == WEIGHT_GRADIENT:
             return rounded(x, 0)
-        if role != "weight":  # each group is a sum of its own
+        if role != "weight":  # each group is summed separately
             return rounded(x.unflatten(1, (self.groups, -1)), 2).flatten(1, 2)
-        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # of which tiles are cut
+        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # so that tiles can be cut
         matrices = rounded(matrices, -1 if product == FORWARD else -2)
         return matrices.movedim((-2, -1), (1, 2)).flatten(0, 1)
 
@@ -319,22 +376,22 @@ class Conv:
             x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups
         )
 
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._backward(error, x, w, [True, False, False])[0]
+    def input_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._backward(grad, x, w, [True, False, False])[0]
 
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._backward(error, x, w, [False, True, False])[1]
+    def weight_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._backward(grad, x, w, [False, True, False])[1]
 
-    def _backward(self, error: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> tuple:
+    def _backward(self, grad: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> tuple:
         none = [0] * len(self.stride)
         return torch.ops.aten.convolution_backward(
-            error, x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups, which
+            grad, x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups, which
         )
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Matrices x (..., R, K) and w (..., K, M), y (..., R, M), every partial sum of a product in its accumulator."""
+    """The products of x (..., R, K) and w (..., K, M), y (..., R, M), with each product's accumulator."""
 
     arithmetic: Arithmetic
 
@@ -345,23 +402,23 @@ class Sums:
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return self._sum(x, w, FORWARD)
 
-    def input_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._sum(error, w.mT, INPUT_GRADIENT)
+    def input_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._sum(grad, w.mT, INPUT_GRADIENT)
 
-    def weight_gradient(self, error: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return self._sum(x.mT, error, WEIGHT_GRADIENT)
+    def weight_gradient(self, grad: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self._sum(x.mT, grad, WEIGHT_GRADIENT)
 
     def _sum(self, a: Tensor, b: Tensor, product: str) -> Tensor:
         fmt, kahan = self.arithmetic.accumulators.get(product), product in self.arithmetic.kahan
         return a @ b if fmt is None else matmul(a, b, accumulator=fmt, kahan=kahan)
 
 
-# ---- between layers
+# ---- gradients between layers
 
 
 def round_gradient(x: Tensor, rounding: Round) -> Tensor:
-    """A view of x, through which the gradient comes rounded."""
-    return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientNotTangent).apply(x, rounding)
+    """Return a view of x whose gradient is rounded on its way back to x."""
+    return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientWithJvp).apply(x, rounding)
 
 
 class _RoundGradient(torch.autograd.Function):
@@ -380,8 +437,8 @@ class _RoundGradient(torch.autograd.Function):
         return ctx.rounding(grad), None
 
 
-class _RoundGradientNotTangent(_RoundGradient):
-    """With the identity for tangents too; apart, for torch.compile takes no Function that has them."""
+class _RoundGradientWithJvp(_RoundGradient):
+    """Adds the identity for forward-mode gradients, which torch.compile does not allow in a Function."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What operators accept, and the errors that say so."""
+"""Checks of the operators' arguments, and the shapes and dtypes of encoded tensors."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def kind(x: object) -> str:
+def describe(x: object) -> str:
+    """Return the type of an argument for an error message."""
     return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def check_float(x: object) -> None:
+    """Raise TypeError unless x is a floating-point tensor that operators accept."""
     if not isinstance(x, Tensor) or (x.dtype not in _WIDE and x.dtype not in _NARROW):
-        raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {kind(x)}")
+        raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {describe(x)}")
 
 
 def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
-    """A dimension of x, or of a shape, from 0 on; None stays None."""
+    """Return an axis of a tensor, or of a shape, as a number from 0 on. None stays None."""
     if axis is None:
         return None
     if not isinstance(axis, int) or isinstance(axis, bool):
-        raise TypeError(f"axis is {axis!r}; a whole number or None is needed")
+        raise TypeError(f"axis is {axis!r}; it must be an integer or None")
     shape = list(x.shape if isinstance(x, Tensor) else x)
     if not shape:
-        raise ValueError(f"axis is {axis}; a tensor of no dimensions has none; allowed: None")
+        raise ValueError(f"axis is {axis}, but the tensor has no dimensions; allowed: None")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
             f"axis is {axis}; allowed for shape {shape}: {-len(shape)}..{len(shape) - 1}, or None"
@@ -42,12 +44,12 @@ def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
 
 
 def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None = None) -> None:
-    """Codes, and behind them the scales of a format that has them."""
+    """Raise TypeError or ValueError unless `encoded` is what `encode` returns: codes, then any scales."""
     x = encoded[0]
     if not isinstance(x, Tensor) or x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
-        raise TypeError(f"decode takes integer codes; got {kind(x)}")
+        raise TypeError(f"decode takes integer codes; got {describe(x)}")
     if fmt.has_scales and x.dtype is not torch.uint8:
-        raise TypeError(f"decode takes uint8 codes of {fmt}; got {kind(x)}")
+        raise TypeError(f"decode takes uint8 codes of {fmt}; got {describe(x)}")
     expected = scale_shapes(fmt, x.shape, axis)
     if len(encoded) != 1 + len(expected):
         third = "zero points" if fmt.has_zero_point else "the tensor's scale"
@@ -59,13 +61,13 @@ def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None =
             number = f"{math.prod(shape)} {what}" if shape else "one tensor's scale"
             along = "" if len(shape) < 2 and axis is None else f" of shape {list(shape)}"
             raise ValueError(
-                f"{x.numel()} values of {fmt} have {number} of {dtype}{along}; got {kind(scales)}"
+                f"{x.numel()} values of {fmt} have {number} of {dtype}{along}; got {describe(scales)}"
                 + (f" of shape {list(scales.shape)}" if isinstance(scales, Tensor) else "")
             )
 
 
 def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
-    """At least one, all on one device and of one shape."""
+    """Raise ValueError unless there is at least one tensor, and all have one device and one shape."""
     if not tensors:
         raise ValueError(f"{what} needs at least one tensor")
     first = tensors[0]
@@ -81,8 +83,9 @@ def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
 def check_bytes(
     what: str, data: object, shape: int | Sequence[int], fmt: NumberFormat, axis: int | None = None
 ) -> None:
+    """Raise TypeError or ValueError unless `data` holds the packed values of a tensor of this shape."""
     if not isinstance(data, Tensor) or data.dtype is not torch.uint8:
-        raise TypeError(f"{what} takes uint8 bytes; got {kind(data)}")
+        raise TypeError(f"{what} takes uint8 bytes; got {describe(data)}")
     size = fmt.packed_size(shape, axis)
     if data.dim() != 1 or data.numel() != size:
         n = shape if isinstance(shape, int) else math.prod(shape)
@@ -92,35 +95,38 @@ def check_bytes(
 
 
 def check_matrices(a: Tensor, b: Tensor) -> None:
+    """Raise TypeError or ValueError unless a and b are matrices, or batches of them, that can be multiplied."""
     given: tuple[object, ...] = a, b
     for x in given:
         if not isinstance(x, Tensor) or x.dtype not in (torch.float32, *_NARROW):
-            raise TypeError(f"matmul takes float32, float16 or bfloat16 tensors; got {kind(x)}")
+            raise TypeError(f"matmul takes float32, float16 or bfloat16 tensors; got {describe(x)}")
         if x.dim() < 2:
             raise ValueError(f"matmul takes matrices or batches of them; got shape {list(x.shape)}")
     if a.device != b.device:
         raise ValueError(f"matmul needs tensors on one device; got {a.device} and {b.device}")
     if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"matmul: {list(a.shape)} and {list(b.shape)} do not fit together")
+        raise ValueError(f"matmul: {list(a.shape)} and {list(b.shape)} cannot be multiplied")
 
 
 def code_dtype(fmt: NumberFormat) -> torch.dtype:
-    """uint8 up to 8 bits, int32 up to 31, int64 for 32: codes are never negative."""
+    """Return the dtype of a format's codes, which are never negative."""
     if fmt.code_bits <= 8:
         return torch.uint8
     return torch.int32 if fmt.code_bits < 32 else torch.int64
 
 
 def scale_dtype(fmt: NumberFormat) -> torch.dtype:
-    """float32; of 8 bits uint8, an e8m0."""
+    """Return the dtype of encoded scales: float32, or uint8 for scales of 8 bits."""
     return torch.float32 if fmt.scale_bits == 32 else torch.uint8
 
 
 def scale_shapes(
     fmt: NumberFormat, shape: Sequence[int], axis: int | None = None
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of what stands beside the codes: the scales of blocks, their zero points or that of the
-    tensor."""
+    """Return the shapes and dtypes of what `encode` returns after the codes.
+
+    These are the scales of the blocks, and then their zero points or the scale of the tensor, if the format has them.
+    """
     if not fmt.has_scales:
         return []
     found = [(fmt.layout(shape, axis).shape, scale_dtype(fmt))]
@@ -130,58 +136,53 @@ def scale_shapes(
 
 
 def dense(x: Tensor) -> Tensor:
-    """x as its memory says it: contiguous, and without the bit that torch negates the imaginary part of conj() by."""
+    """Return x as a contiguous tensor without torch's lazy negation bit, so that its memory holds its values."""
     x = x if x.is_contiguous() else x.contiguous()
     return x.resolve_neg() if x.is_neg() else x
 
 
 def as_source(x: Tensor) -> Tensor:
-    """x as the backends take it: dense, float32 or float64 (the smaller types widen exactly)."""
+    """Return x as backends take it: dense, and float32 or float64. Smaller dtypes are widened exactly."""
     if x.dtype is torch.float32 and x.is_contiguous() and not x.is_neg():
         return x
     return dense(x.float() if x.dtype in _NARROW else x)
 
 
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise TypeError or ValueError unless `out` can hold the result."""
     if not isinstance(out, Tensor) or out.dtype is not dtype:
-        raise TypeError(f"out must be a tensor of {dtype}; got {kind(out)}")
+        raise TypeError(f"out must be a tensor of {dtype}; got {describe(out)}")
     if out.shape != tuple(shape) or out.device != device:
         raise ValueError(
             f"out must have shape {list(shape)} on {device}; got {list(out.shape)} on {out.device}"
         )
 
 
-def destination(
-    out: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    inputs: Sequence[Tensor],
-) -> Tensor:
-    """Where the backend writes: `out` itself if it is dense, else a new tensor, for `deliver` to copy.
+def can_be_written(out: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Return whether a backend may write its result directly to `out`.
 
-    Raises RuntimeError, as torch does, where `out` shares some of its memory with an input and is not that input. An
-    `out` that is one of several inputs, but the first, is still read while a result is written, and gets a copy.
+    It may not if `out` is not dense, or if `out` is one of several inputs other than the first, because a backend still
+    reads these while it writes.
+
+    Raises:
+        RuntimeError: `out` shares a part of its memory with an input, as torch's operators raise.
     """
-    check_out(out, shape, dtype, device)
     for x in inputs:
-        if _overlap_in_part(out, x):
+        if _overlaps_partly(out, x):
             raise RuntimeError(
                 "out overlaps an input in memory without being that input; clone() one of them first"
             )
     is_read_later = len(inputs) > 1 and any(x.data_ptr() == out.data_ptr() for x in inputs[1:])
-    if out.is_contiguous() and not out.is_neg() and not is_read_later:
-        return out
-    return torch.empty(shape, dtype=dtype, device=device)
+    return out.is_contiguous() and not out.is_neg() and not is_read_later
 
 
-def _overlap_in_part(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors share memory and are not one and the same. Two with holes may lie in each other's."""
+def _overlaps_partly(a: Tensor, b: Tensor) -> bool:
+    """Return whether two different tensors share memory. Strided tensors may interleave, so they never count."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
-    apart = start_b - start_a if start_a <= start_b else start_a - start_b
-    if apart >= _extent(a if start_a <= start_b else b) or a.device != b.device:
+    distance = start_b - start_a if start_a <= start_b else start_a - start_b
+    if distance >= _extent(a if start_a <= start_b else b) or a.device != b.device:
         return False
-    if apart == 0 and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()):
+    if distance == 0 and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()):
         return False
     if a.numel() == 0 or b.numel() == 0:
         return False
@@ -189,35 +190,25 @@ def _overlap_in_part(a: Tensor, b: Tensor) -> bool:
 
 
 def _extent(x: Tensor) -> int:
-    """Bytes from the first element of x to the end of the last one."""
+    """Return the number of bytes from the first element of x to the end of the last one."""
     if x.is_contiguous():
         return x.nbytes
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size()
 
 
-def deliver(result: Tensor, out: Tensor) -> Tensor:
-    if out is not result:
-        with torch.no_grad():
-            out.copy_(result)
-    return out
-
-
 def check_seed(seed: Any) -> int | None:
-    """A seed as an int64, which operators take: 64 bits, with or without a sign, as torch.manual_seed takes them."""
+    """Return a seed as the signed 64-bit integer that operators take. None stays None.
+
+    Like torch.manual_seed, this accepts any signed or unsigned 64-bit integer.
+    """
     if seed is None:
         return None
     try:
-        number = (
-            seed if type(seed) is int else operator.index(seed)
-        )  # for a compiler, index() makes it a constant
+        # operator.index is called only if needed, because torch.compile would make its result a constant.
+        number = seed if type(seed) is int else operator.index(seed)
     except TypeError:
-        raise TypeError(f"seed is {seed!r}; a whole number or None is needed") from None
+        raise TypeError(f"seed is {seed!r}; it must be an integer or None") from None
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"seed is {number}; allowed: -2**63 .. 2**64 - 1")
     return number if number < 1 << 63 else number - (1 << 64)
-
-
-def draw_seed() -> int:
-    """From torch's default generator."""
-    return int(torch.randint(-(2**63), 2**63 - 1, ()).item())

@@ -1,10 +1,12 @@
-"""The table of operators: what each takes, what its result is like, and which function of a backend computes it.
+"""The table of operators: what each one checks, the shape of its results, and which backend function computes them.
 
-A row checks its arguments and returns the shapes and dtypes of the results, their device, and what fills them: see
-registration.py, which makes of it all that torch's transforms need. ops.py documents the operators.
+A function of this table checks its arguments and returns a `Plan`: the shapes and dtypes of the results, a tensor on
+their device, and a function that fills them. registration.py turns it into an operator that works with torch's
+transforms. ops.py has the public functions and their documentation.
 
-Backends get tensors that are dense, float32 or float64; `native`, `cuda` and `reference` have the same functions with
-the same arguments, scaled/ those of formats with scales. An operator is added here, in ops.py and in each of them.
+Backend functions get dense tensors of float32 or float64. The backends `native`, `cuda` and `reference` have the same
+functions with the same arguments, and so have the backends of formats with scales (scaled/). A new operator is added
+here, in ops.py and in each backend.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.operators.batching import all_at_once, along_an_axis, matrices, one_at_a_time
+from custom_fp.operators.batching import along_axis, elementwise, matrix_product, one_by_one
 from custom_fp.operators.checks import (
     as_source,
     check_axis,
@@ -34,42 +37,49 @@ from custom_fp.operators.checks import (
     check_terms,
     code_dtype,
     dense,
-    draw_seed,
     scale_shapes,
 )
-from custom_fp.operators.registration import Derivative, Work, operator
+from custom_fp.operators.registration import Derivative, Plan, operator
 from custom_fp.rule import Rounding, Rule
 
-Fmt = NumberFormat | str  # a str is a name or a format's spelling
+FormatLike = NumberFormat | str  # a format, its name, or its text (`names.spelled`)
 
-NO_EXPONENT = -(1 << 31)  # of a tensor of zeros
-_ON_HOST = torch.empty(0, device="cpu")
-
-
-def _on(x: Tensor, fmt: NumberFormat | Accumulator, name: str) -> Callable[..., None]:
-    return function(name, type(fmt), _device(x))
+NO_EXPONENT = -(1 << 31)  # what torch.ops.custom_fp.max_exponent returns if no element is finite and not zero
+_ON_CPU = torch.empty(0, device="cpu")
 
 
-def _device(x: Tensor) -> str:
-    return "cpu" if x.is_cpu else x.device.type  # the short way for most
+def _backend_function(name: str, x: Tensor, fmt: Any) -> Callable[..., None]:
+    return function(name, fmt.__class__, _device_type(x))
 
 
-def _rule(fmt: NumberFormat, parts: Sequence[object], shift: int = 0) -> Rule:
-    """The rule of these parts, if the format can follow it."""
+def _device_type(x: Tensor) -> str:
+    return "cpu" if x.is_cpu else x.device.type  # is_cpu is faster than device.type
+
+
+def _read_rule(fmt: NumberFormat, parts: Sequence[Any], shift: int = 0) -> Rule:
+    """Return the rule of (rounding, overflow, seed, offset). Raise ValueError if the format does not support it."""
     try:
         rule = Rule.of(*parts)
-    except TypeError:  # a compiler's numbers have no hash
+    except TypeError:  # a compiler's symbolic numbers cannot be hashed
         rule = Rule(*parts)
     if rule.rounding is not Rounding.NEAREST_EVEN and not fmt.takes_rounding:
         raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
     if shift and fmt.has_scales:
-        raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes none")
+        raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes no shift")
     return rule
 
 
-def _along(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> dict[str, int]:
-    """What a backend is told of an axis: nothing where there is none, or no block to be cut. Raises ValueError for a
-    tensor that is no x, or its shape, of this format."""
+def _axis_kwarg(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> dict[str, int]:
+    """Return the axis as a keyword argument of a backend function, or nothing if no blocks run along an axis.
+
+    Args:
+        axis: The caller's axis.
+        fmt: The number format.
+        x: The tensor, or its shape.
+
+    Raises:
+        ValueError: The tensor has no such axis, or cannot be cut into blocks of this format.
+    """
     shape = x.shape if isinstance(x, Tensor) else x
     axis = check_axis(axis, shape)
     if not fmt.has_scales:
@@ -79,185 +89,191 @@ def _along(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> di
     return {} if axis is None else {"axis": axis}
 
 
-def _drawn(rule: Rule) -> Rule:
-    """With a seed, where one is needed."""
-    return replace(rule, seed=draw_seed()) if rule.is_stochastic and rule.seed is None else rule
+def _with_seed(rule: Rule) -> Rule:
+    """Return the rule with a seed from torch's default generator, if it needs one and has none."""
+    if rule.is_stochastic and rule.seed is None:
+        return replace(rule, seed=int(torch.randint(-(2**63), 2**63 - 1, ()).item()))
+    return rule
 
 
-def _remember_dtype(ctx, inputs, output) -> None:
-    ctx.dtype, ctx.others = inputs[0].dtype, len(inputs) - 1
+def _save_dtype(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.dtype, ctx.other_inputs = inputs[0].dtype, len(inputs) - 1
 
 
-# The gradient passes straight through, forwards and backwards: Bengio, Leonard and Courville 2013 (arXiv:1308.3432),
-# section 4.
+# The straight-through gradient of Bengio, Leonard and Courville 2013 (arXiv:1308.3432), section 4, in both modes.
 STRAIGHT_THROUGH = Derivative(
-    _remember_dtype,
-    lambda ctx, grad: (grad.to(ctx.dtype), *[None] * ctx.others),
+    _save_dtype,
+    lambda ctx, grad: (grad.to(ctx.dtype), *[None] * ctx.other_inputs),
     lambda ctx, tangent, *_: tangent.to(torch.float32, copy=True),
 )
 
 
 @operator(
     "(Tensor x, str fmt, str rounding, str overflow, SymInt? seed, SymInt offset=0, int? axis=None) -> Tensor",
-    vmap=all_at_once,
+    vmap=elementwise,
     derivative=STRAIGHT_THROUGH,
     draws=True,
 )
 def quantize(
     x: Tensor,
-    fmt: Fmt,
+    fmt: FormatLike,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     axis: int | None = None,
-) -> Work:
+) -> Plan:
     check_float(x)
     fmt = read(fmt)
-    rule = _rule(fmt, (rounding, overflow, seed, offset))
-    along = _along(axis, fmt, x)
-    return (
-        [(x.shape, torch.float32)],
-        x,
-        lambda out: _on(x, fmt, "quantize")(as_source(x), fmt, _drawn(rule), out, **along),
-    )
+    rule = _read_rule(fmt, (rounding, overflow, seed, offset))
+    axis_kwarg = _axis_kwarg(axis, fmt, x)
+
+    def fill(out: Tensor) -> None:
+        compute = _backend_function("quantize", x, fmt)
+        compute(as_source(x), fmt, _with_seed(rule), out, **axis_kwarg)
+
+    return [(x.shape, torch.float32)], x, fill
 
 
-@operator("(Tensor x, SymInt shift) -> Tensor", vmap=all_at_once)
-def scale_pow2(x: Tensor, shift: int) -> Work:
+@operator("(Tensor x, SymInt shift) -> Tensor", vmap=elementwise)
+def scale_pow2(x: Tensor, shift: int) -> Plan:
     check_float(x)
-    scale = function("scale_pow2", Format, _device(x))
+    scale = function("scale_pow2", Format, _device_type(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
 
-@operator("(Tensor x) -> Tensor", vmap=one_at_a_time)
-def max_exponent(x: Tensor) -> Work:
+@operator("(Tensor x) -> Tensor", vmap=one_by_one)
+def max_exponent(x: Tensor) -> Plan:
     check_float(x)
 
     def fill(out: Tensor) -> None:
-        exponent = max_exponent_of(x)
+        exponent = compute_max_exponent(x)
         out.fill_(NO_EXPONENT if exponent is None else exponent)
 
-    return [((), torch.int64)], x if x.is_meta else _ON_HOST, fill
+    return [((), torch.int64)], x if x.is_meta else _ON_CPU, fill
 
 
-def max_exponent_of(x: Tensor) -> int | None:
+def compute_max_exponent(x: Tensor) -> int | None:
+    """Return what `custom_fp.max_exponent` returns, for a tensor whose memory can be read."""
     check_float(x)
-    return function("max_exponent", Format, _device(x))(as_source(x))
+    return function("max_exponent", Format, _device_type(x))(as_source(x))
 
 
 # ---- Hadamard transforms
 
 
-def _remember_transform(ctx, inputs, output) -> None:
+def _save_transform(ctx: Any, inputs: tuple, output: Any) -> None:
     x, ctx.size, ctx.seed, ctx.axis, ctx.inverse = inputs
     ctx.dtype = x.dtype
 
 
-# The matrix is orthonormal: its transpose is its inverse.
-HADAMARD = Derivative(
-    _remember_transform,
-    lambda ctx, grad: (
-        hadamard(grad, ctx.size, ctx.seed, ctx.axis, not ctx.inverse).to(ctx.dtype),
-        *[None] * 4,
-    ),
-    lambda ctx, tangent, *_: hadamard(tangent, ctx.size, ctx.seed, ctx.axis, ctx.inverse),
-)
+def _hadamard_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # The matrix is orthonormal, so its transpose is its inverse.
+    grad_x = hadamard(grad, ctx.size, ctx.seed, ctx.axis, not ctx.inverse).to(ctx.dtype)
+    return grad_x, None, None, None, None
+
+
+def _hadamard_jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+    return hadamard(tangent, ctx.size, ctx.seed, ctx.axis, ctx.inverse)
 
 
 @operator(
     "(Tensor x, int size, SymInt? seed, int axis, bool inverse) -> Tensor",
-    vmap=along_an_axis,
-    derivative=HADAMARD,
+    vmap=along_axis,
+    derivative=Derivative(_save_transform, _hadamard_backward, _hadamard_jvp),
 )
-def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -> Work:
+def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -> Plan:
     check_float(x)
     if type(size) is not int or size < 1 or size & size - 1:
         raise ValueError(f"hadamard takes a size that is a power of two; got {size!r}")
     if axis is None:
         raise TypeError("hadamard needs an axis; got None")
-    axis = check_axis(axis, x if x.dim() else x.view(1))
+    dim = check_axis(axis, x if x.dim() else x.view(1))
+    assert dim is not None
 
     def fill(out: Tensor) -> None:
         if not x.numel():
             return
         shape = x.shape or (1,)
-        middle = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        rows_length_columns = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
         source = quantize.compute(x, "fp32") if x.dtype is torch.float64 else as_source(x)
-        if size <= shape[axis]:
-            transform = function("hadamard", Format, _device(x))
-            transform(source.view(middle), size, seed, inverse, out.view(middle))
-        else:  # no whole block
+        if size <= shape[dim]:
+            transform = function("hadamard", Format, _device_type(x))
+            transform(source.view(rows_length_columns), size, seed, inverse, out.view(rows_length_columns))
+        else:  # there is no whole block
             scale_pow2.compute(source, 0, out=out)
 
     return [(x.shape, torch.float32)], x, fill
 
 
-# ---- codes
+# ---- encoding and packing
 
 
-@operator("(Tensor x, str fmt, int? axis=None) -> Tensor[]", vmap=all_at_once)
-def encode(x: Tensor, fmt: Fmt, axis: int | None = None) -> Work:
-    """Codes, and behind them scales if the format has them."""
+@operator("(Tensor x, str fmt, int? axis=None) -> Tensor[]", vmap=elementwise)
+def encode(x: Tensor, fmt: FormatLike, axis: int | None = None) -> Plan:
     check_float(x)
     fmt = read(fmt)
-    along = _along(axis, fmt, x)
-    shapes = [(x.shape, code_dtype(fmt)), *scale_shapes(fmt, x.shape, **along)]
-    return shapes, x, lambda *out: _on(x, fmt, "encode")(as_source(x), fmt, *out, **along)
+    axis_kwarg = _axis_kwarg(axis, fmt, x)
+    shapes = [(x.shape, code_dtype(fmt)), *scale_shapes(fmt, x.shape, **axis_kwarg)]
+
+    def fill(*out: Tensor) -> None:
+        _backend_function("encode", x, fmt)(as_source(x), fmt, *out, **axis_kwarg)
+
+    return shapes, x, fill
 
 
-@operator("(Tensor[] encoded, str fmt, int? axis=None) -> Tensor", vmap=all_at_once)
-def decode(encoded: Sequence[Tensor], fmt: Fmt, axis: int | None = None) -> Work:
+@operator("(Tensor[] encoded, str fmt, int? axis=None) -> Tensor", vmap=elementwise)
+def decode(encoded: Sequence[Tensor], fmt: FormatLike, axis: int | None = None) -> Plan:
     fmt = read(fmt)
     codes = encoded[0]
-    along = _along(axis, fmt, codes) if isinstance(codes, Tensor) else {}
-    check_codes(encoded, fmt, **along)
-    return (
-        [(codes.shape, torch.float32)],
-        codes,
-        lambda out: _on(codes, fmt, "decode")(*map(dense, encoded), fmt, out, **along),
-    )
+    axis_kwarg = _axis_kwarg(axis, fmt, codes) if isinstance(codes, Tensor) else {}
+    check_codes(encoded, fmt, **axis_kwarg)
+
+    def fill(out: Tensor) -> None:
+        _backend_function("decode", codes, fmt)(*map(dense, encoded), fmt, out, **axis_kwarg)
+
+    return [(codes.shape, torch.float32)], codes, fill
 
 
 @operator(
     "(Tensor x, str fmt, SymInt shift, str rounding, str overflow, SymInt? seed, SymInt offset, int? axis=None)"
     " -> Tensor",
-    vmap=one_at_a_time,
+    vmap=one_by_one,
     draws=True,
 )
 def pack(
     x: Tensor,
-    fmt: Fmt,
+    fmt: FormatLike,
     shift: int,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
     axis: int | None = None,
-) -> Work:
+) -> Plan:
     check_float(x)
     fmt = read(fmt)
-    rule, along = _rule(fmt, (rounding, overflow, seed, offset), shift), _along(axis, fmt, x)
-    return (
-        [((fmt.packed_size(x.shape, **along),), torch.uint8)],
-        x,
-        lambda out: _on(x, fmt, "pack")(as_source(x), fmt, int(shift), _drawn(rule), out, **along),
-    )
+    rule = _read_rule(fmt, (rounding, overflow, seed, offset), shift)
+    axis_kwarg = _axis_kwarg(axis, fmt, x)
+
+    def fill(out: Tensor) -> None:
+        compute = _backend_function("pack", x, fmt)
+        compute(as_source(x), fmt, int(shift), _with_seed(rule), out, **axis_kwarg)
+
+    return [((fmt.packed_size(x.shape, **axis_kwarg),), torch.uint8)], x, fill
 
 
-@operator(
-    "(Tensor data, str fmt, SymInt[] shape, SymInt shift, int? axis=None) -> Tensor", vmap=one_at_a_time
-)
-def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int, axis: int | None = None) -> Work:
+@operator("(Tensor data, str fmt, SymInt[] shape, SymInt shift, int? axis=None) -> Tensor", vmap=one_by_one)
+def unpack(data: Tensor, fmt: FormatLike, shape: Sequence[int], shift: int, axis: int | None = None) -> Plan:
     fmt = read(fmt)
-    along = _along(axis, fmt, shape)
-    check_bytes("unpack", data, shape, fmt, **along)
-    _rule(fmt, (), shift)
-    return (
-        [(shape, torch.float32)],
-        data,
-        lambda out: _on(data, fmt, "unpack")(dense(data), fmt, int(shift), out, **along),
-    )
+    axis_kwarg = _axis_kwarg(axis, fmt, shape)
+    check_bytes("unpack", data, shape, fmt, **axis_kwarg)
+    _read_rule(fmt, (), shift)
+
+    def fill(out: Tensor) -> None:
+        _backend_function("unpack", data, fmt)(dense(data), fmt, int(shift), out, **axis_kwarg)
+
+    return [(shape, torch.float32)], data, fill
 
 
 # ---- sums
@@ -266,12 +282,12 @@ def unpack(data: Tensor, fmt: Fmt, shape: Sequence[int], shift: int, axis: int |
 @operator(
     "(Tensor[] tensors, str fmt, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset, "
     "str order='sequential', int? width=None) -> Tensor",
-    vmap=all_at_once,
+    vmap=elementwise,
     draws=True,
 )
 def accumulate(
     tensors: Sequence[Tensor],
-    fmt: Fmt,
+    fmt: FormatLike,
     kahan: bool,
     rounding: str = "nearest_even",
     overflow: str = "infinity",
@@ -279,7 +295,7 @@ def accumulate(
     offset: int = 0,
     order: str = at_once.SEQUENTIAL,
     width: int | None = None,
-) -> Work:
+) -> Plan:
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
@@ -288,14 +304,14 @@ def accumulate(
         at_once.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
     check_knows("accumulate", type(fmt))
-    rule = _rule(fmt, (rounding, overflow, seed, offset))
+    rule = _read_rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
         terms = [*map(as_source, tensors)]
         if order == at_once.SEQUENTIAL:
-            _on(first, fmt, "accumulate")(terms, fmt, kahan, _drawn(rule), out)
+            _backend_function("accumulate", first, fmt)(terms, fmt, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate(terms, fmt, width, _drawn(rule), out)
+            at_once.accumulate(terms, fmt, width, _with_seed(rule), out)
 
     return [(first.shape, torch.float32)], first, fill
 
@@ -303,12 +319,12 @@ def accumulate(
 @operator(
     "(Tensor[] payloads, str fmt, SymInt n, bool kahan, str rounding, str overflow, SymInt? seed, SymInt offset, "
     "str order='sequential', int? width=None) -> Tensor",
-    vmap=one_at_a_time,
+    vmap=one_by_one,
     draws=True,
 )
 def accumulate_packed(
     payloads: Sequence[Tensor],
-    fmt: Fmt,
+    fmt: FormatLike,
     n: int,
     kahan: bool,
     rounding: str = "nearest_even",
@@ -317,10 +333,10 @@ def accumulate_packed(
     offset: int = 0,
     order: str = at_once.SEQUENTIAL,
     width: int | None = None,
-) -> Work:
+) -> Plan:
     fmt = read(fmt)
     check_knows("accumulate_packed", type(fmt))
-    rule = _rule(fmt, (rounding, overflow, seed, offset))
+    rule = _read_rule(fmt, (rounding, overflow, seed, offset))
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)
@@ -330,22 +346,22 @@ def accumulate_packed(
     def fill(out: Tensor) -> None:
         terms = [*map(dense, payloads)]
         if order == at_once.SEQUENTIAL:
-            _on(first, fmt, "accumulate_packed")(terms, fmt, n, kahan, _drawn(rule), out)
+            _backend_function("accumulate_packed", first, fmt)(terms, fmt, n, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate_packed(terms, fmt, n, width, _drawn(rule), out)
+            at_once.accumulate_packed(terms, fmt, n, width, _with_seed(rule), out)
 
     return [(first.shape, torch.uint8)], first, fill
 
 
-# ---- products
+# ---- matrix products
 
 
-def _remember_factors(ctx, inputs, output) -> None:
+def _save_factors(ctx: Any, inputs: tuple, output: Any) -> None:
     a, b, _, ctx.kahan, ctx.backward, *ctx.seed = inputs
     ctx.save_for_backward(a, b)
 
 
-def _gradients_of_factors(ctx, grad: Tensor):
+def _factor_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
     rest = ctx.backward, ctx.kahan, ctx.backward, *ctx.seed
     grad_a = grad_b = None
@@ -358,36 +374,36 @@ def _gradients_of_factors(ctx, grad: Tensor):
 
 @operator(
     "(Tensor a, Tensor b, str accumulator, bool kahan, str backward, SymInt? seed=None) -> Tensor",
-    vmap=matrices,
-    derivative=Derivative(_remember_factors, _gradients_of_factors),
+    vmap=matrix_product,
+    derivative=Derivative(_save_factors, _factor_gradients),
     draws=True,
 )
 def matmul(
     a: Tensor,
     b: Tensor,
-    accumulator: Accumulator | Fmt,
+    accumulator: Accumulator | FormatLike,
     kahan: bool,
-    backward: Accumulator | Fmt,
+    backward: Accumulator | FormatLike,
     seed: int | None = None,
-) -> Work:
-    """Matrices or batches of them; leading dimensions broadcast."""
-    how, carries = read_accumulator(accumulator, kahan)
-    for each in (how, read_accumulator(backward, kahan)[0]):
-        check_knows("matmul", type(each))
+) -> Plan:
+    how, is_kahan = read_accumulator(accumulator, kahan)
+    for checked in (how, read_accumulator(backward, kahan)[0]):
+        kind: Any = type(checked)
+        check_knows("matmul", kind)
     check_matrices(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])
 
     def fill(out: Tensor) -> None:
         out_BxMxN = out.view(math.prod(batch), *shape[-2:])
-        summed = _drawn(replace(how.rule, seed=seed)) if isinstance(how, Accumulator) else carries
-        _on(a, how, "matmul")(_as_batch(a, batch), _as_batch(b, batch), how, summed, out_BxMxN)
+        rule = _with_seed(replace(how.rule, seed=seed)) if isinstance(how, Accumulator) else is_kahan
+        _backend_function("matmul", a, how)(_as_batch(a, batch), _as_batch(b, batch), how, rule, out_BxMxN)
 
     return [(shape, torch.float32)], a, fill
 
 
 def _as_batch(x: Tensor, batch: torch.Size) -> Tensor:
-    """(B or 1) x rows x columns, dense; 1 where all of the batch shares one matrix."""
+    """Return a dense tensor of shape (B, rows, columns), or (1, rows, columns) if the batch shares one matrix."""
     if math.prod(x.shape[:-2]) == 1:
         return as_source(x).view(1, *x.shape[-2:])
     return as_source(x.expand(*batch, *x.shape[-2:])).view(math.prod(batch), *x.shape[-2:])

@@ -1,1 +1,1 @@
-"""Recipes: rules for what of a network is rounded, to which format and how, and what they make of a model."""
+"""Recipes: which tensors of a model are rounded, to which format and how, and how a model follows them."""

@@ -1,11 +1,11 @@
-"""Application of a recipe to a model. From then on, its layers round as the recipe says, in training and evaluation.
+"""Application of a recipe to a model, whose layers then round as the recipe says, in training and evaluation.
 
     applied = custom_fp.apply_recipe(model, "nvfp4")
-    print(applied)                # what is rounded, what stays in float32, what is left to the training loop
+    print(applied)                # lists what is rounded, what stays in float32, and what is left to the training loop
 
 A recipe is the name of a file in custom_fp/conf/recipe, the path of such a yaml file, a mapping, or a list of rules.
-What a recipe says about stored weights, the optimizer and the loss scale concerns the training loop
-(`left_to_the_loop`). cpdrun's own training loop follows these parts, too.
+Settings of stored weights, the optimizer and the loss scale concern the training loop (`left_to_the_loop`).
+cpdrun's own training loop follows them, too.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ from torch import nn
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
+from custom_fp.recipe.parsing import SHORT_FORMS, read_rules, short_form
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.reading import SHORT_FORMS, read_rules, short_form
 from custom_fp.recipe.rules import Rules
 from custom_fp.words import did_you_mean
 
-# keys of a recipe that say nothing of products
-OF_THE_LOOP = ("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order")
-OF_THE_LOOP += ("update_rounding", "kahan_weights", "fp32_norms")
-KEYS = tuple(dict.fromkeys(("rules", *SHORT_FORMS, "kahan", "aps", *OF_THE_LOOP)))
+LOOP_KEYS = (  # keys of a recipe that concern the training loop
+    *("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order"),
+    *("update_rounding", "kahan_weights", "fp32_norms"),
+)
+KEYS = tuple(dict.fromkeys(("rules", *SHORT_FORMS, "kahan", "aps", *LOOP_KEYS)))
 
 
 @dataclass
 class Applied:
-    """What became of a recipe in one model.
+    """A recipe that was applied to a model.
 
-    left_to_the_loop: what the recipe says of no product.
+    Attributes:
+        model: The model.
+        at_first: The arithmetic of each layer and each product of attention in the first step, by its name. Products of
+            attention are listed even if the model has not computed them yet.
+        left_to_the_loop: The settings of the recipe that concern the training loop.
+        placement: The rules in the model, or None if they round nothing.
     """
 
     model: nn.Module = field(repr=False)
@@ -44,44 +50,48 @@ class Applied:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """How each layer computes, in the first step, by its name; and each product of attention, once it has been."""
-        waiting = uncalled(self.model)
-        return {name: how for name, how in self.at_first.items() if name not in waiting}
+        """The arithmetic of each rounded layer in the first step, by its name.
+
+        The products of attention are listed once the model has computed them.
+        """
+        not_called = uncalled(self.model)
+        return {name: text for name, text in self.at_first.items() if name not in not_called}
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The classes of all other modules that hold parameters."""
-        heads = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
+        """The classes of all other modules that have parameters, by their names."""
+        attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
             name or type(module).__name__: type(module).__name__
             for name, module in self.model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
             and (name or type(module).__name__) not in self.at_first
-            and not name.startswith(heads or ("\0",))
+            and not name.startswith(attention)
         }
 
     def at(self, step: int) -> None:
-        """From here on the model computes as rules say of this step, counted from 0; at first as of step 0."""
+        """Let the model round as the rules say for this step, counted from 0. It starts with step 0."""
         if self.placement is not None:
             self.placement.at(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes from step to step: the histories of delayed scales. For a checkpoint, beside the model's."""
+        """Return the histories of delayed scales, which a checkpoint needs in addition to the model's state."""
         return {} if self.placement is None else self.placement.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         if self.placement is not None:
             self.placement.load_state_dict(state)
 
     def check_called(self) -> None:
-        """Once the model has been called: ValueError for a rule of attention alone that met no call of it."""
+        """Raise ValueError for a rule that selects only attention that was not called. Call this after the model."""
         if self.placement is not None:
             self.placement.check_called()
 
     def __str__(self) -> str:
         lines = [
             f"rounded ({len(self.rounded)})",
-            *(f"  {name}: {how}" for name, how in self.rounded.items()),
+            *(f"  {name}: {text}" for name, text in self.rounded.items()),
         ]
         lines += [f"left in float32 ({len(self.untouched)})"]
         lines += [f"  {name}: {kind}" for name, kind in self.untouched.items()]
@@ -92,66 +102,74 @@ class Applied:
 def apply_recipe(
     model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
 ) -> Applied:
-    """Let a model compute by a recipe from here on, in training and evaluation.
+    """Let a model round its computations as a recipe says, in training and evaluation.
 
     The model is changed in place. Modules and parameters stay the same objects, so optimizers and wrappers
-    (DistributedDataParallel, fully_shard, torch.compile) that hold them keep working. What is saved of the model is the
-    user's: files load without this package, in float32, and a recipe is applied to the loaded model again. A deep copy
-    computes by the recipe, with delayed scales of its own.
+    (DistributedDataParallel, fully_shard, torch.compile) that hold them keep working. Saved models do not contain the
+    recipe: they load without this package and compute in float32 until a recipe is applied to the loaded model. A deep
+    copy of the model follows the recipe, with its own delayed scales.
 
     Args:
         model: Any module.
         recipe: A name, the path of a yaml file, a mapping or a list of rules.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
+    Returns:
+        The applied recipe. Print it to see what is rounded and what stays in float32.
+
     Raises:
-        ValueError: The recipe does not exist or cannot be read, a rule that is not `optional` reaches nothing, or the
-            model has been given a recipe before. The model is unchanged then.
+        ValueError: The recipe does not exist or cannot be read, a rule that is not `optional` matches no layer, or a
+            recipe has been applied to the model before. The model is then unchanged.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
     given = _checked(typed, given)
     if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
-        raise ValueError(f"{typed}: {type(model).__name__} computes by rules already; make it anew")
+        raise ValueError(
+            f"{typed}: a recipe was applied to this {type(model).__name__} before; create a new model"
+        )
     rules = read_rules(f"{typed}.rules", given.get("rules", []))
     short = [
         short_form(f"{typed}.{key}", key, given[key], given.get("aps", False), given.get("kahan", False))
         for key in SHORT_FORMS
         if key in given and key != "weights"
     ]
-    left = {key: given[key] for key in OF_THE_LOOP if key in given}
+    left = {key: given[key] for key in LOOP_KEYS if key in given}
     left |= {rule.typed: "role parameter" for rule in rules if "parameter" in rule.roles}
-    of_products = [rule for rule in [*rules, *short] if rule is not None and rule.roles != ("parameter",)]
+    in_model = [rule for rule in [*rules, *short] if rule is not None and rule.roles != ("parameter",)]
     placement = None
-    if of_products:
-        rules = Rules(of_products, layers_of(model))
-        rules.ask_all()
-        rules.check()  # while the model is as it was
-        placement = Placement(model, rules)
+    if in_model:
+        model_rules = Rules(in_model, layers_of(model))
+        model_rules.check()  # before the model is changed
+        placement = Placement(model, model_rules)
         placement.histories.follow_optimizers()
     return Applied(model, rounded_in(model), left, placement)
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
-    """How each layer and each product of attention is computed that an arithmetic of this moment reaches."""
+    """Return the current arithmetic of each rounded layer and product of attention, by its name."""
     found = {}
     for name, module in model.named_modules():
         if getattr(module, "arithmetic", None):
             found[name or type(module).__name__] = str(module.arithmetic)
         if attention := module.__dict__.get("attention_products"):
             parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
-            found |= {f"{name}.{part}".lstrip("."): str(of) for part, of in parts.items() if of}
+            found |= {
+                f"{name}.{part}".lstrip("."): str(arithmetic)
+                for part, arithmetic in parts.items()
+                if arithmetic
+            }
     return found
 
 
 def placement_in(model: nn.Module) -> Placement | None:
-    """Return the rules at work in a model, or None if it has none of its own."""
+    """Return the rules that round a model, or None if it has no rules of its own."""
     attachment = model.__dict__.get("attachment")
     return attachment and attachment.placement
 
 
 def uncalled(model: nn.Module) -> set[str]:
-    """Names of products of attention, of modules that have not called scaled_dot_product_attention yet."""
+    """Return the names of the products of attention that the model has not computed yet."""
     return {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()
@@ -162,7 +180,7 @@ def uncalled(model: nn.Module) -> set[str]:
 
 
 def _is_attention(model: nn.Module, name: str) -> bool:
-    """Whether this is torch's layer, which computes by its own projections and the layer it has for one."""
+    """Return whether this is a MultiheadAttention, whose submodules it computes itself."""
     return name.rpartition(".")[2] not in (SCORES, VALUES) and isinstance(
         model.get_submodule("" if name == type(model).__name__ else name), nn.MultiheadAttention
     )

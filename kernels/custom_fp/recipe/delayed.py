@@ -1,13 +1,14 @@
-"""Delayed scaling: a tensor's scale by the largest magnitudes of the steps before.
+"""Delayed scaling: the scale of a tensor comes from the largest magnitudes of previous steps.
 
-    amax = the largest of the last H steps' max|x|;   x -> Q(min(max(x, -amax), amax)) under the scale that amax gives
+    amax = the largest max|x| of the last H steps;   x -> Q(min(max(x, -amax), amax)) with the scale that amax gives
 
-so that x need not be read before it is rounded, as TransformerEngine's DelayedScaling has it, which keeps 1,024 steps.
-In the first step, which has none before, amax is x's own. What is past amax saturates; inf and NaN make all of a tensor
-NaN, as its format has it, and take no part in a history.
+A tensor therefore need not be read before it is rounded. TransformerEngine's DelayedScaling does the same and keeps
+1,024 steps. In the first step, amax is taken from x itself. Values beyond amax saturate. An infinity or NaN makes the
+whole tensor NaN, as the format does without a history, and does not enter the history.
 
-A history is of one operand of one layer. The workers of a step are rounded by the same one; at its end what they have
-seen is agreed on by all processes of torch.distributed, and so enters it: the same for any split of workers.
+There is one history for each operand of each layer. All workers of a step use the same history. At the end of the step,
+all processes of torch.distributed agree on the largest magnitude that any worker has seen, and this enters the history.
+The result does not depend on how workers are distributed over processes.
 """
 
 from __future__ import annotations
@@ -30,29 +31,36 @@ from custom_fp.recipe.rounding import Rounding
 
 
 class History:
-    """values: the largest magnitudes of the last steps, float32; seen: that of this step so far."""
+    """The largest magnitudes of one operand.
+
+    Attributes:
+        values: The largest magnitudes of the last steps, float32, the latest first.
+        seen: The largest magnitude of the current step so far, 0-d.
+    """
 
     def __init__(self, length: int) -> None:
         self.values, self.seen = torch.zeros(length), torch.zeros(())
 
-    def note(self, x: Tensor) -> Tensor:
-        """amax for x, 0-d. x takes part in the history from the next step on."""
+    def record(self, x: Tensor) -> Tensor:
+        """Return amax for x (0-d), and record x for the next step."""
         self.to(x.device)
-        own = largest(x)
+        own = largest_magnitude(x)
         self.seen.copy_(torch.maximum(self.seen, own))
         return self.amax(own)
 
     def amax(self, own: Tensor) -> Tensor:
+        """Return the largest magnitude of the last steps, or `own` if there is none."""
         before = self.values.max()
         return torch.where(before > 0, before, own)
 
     def to(self, device: torch.device) -> None:
+        """Move the history to a device."""
         if self.values.device != device:
             self.values, self.seen = self.values.to(device), self.seen.to(device)
 
 
-def largest(x: Tensor) -> Tensor:
-    """max|x| over what is finite, 0-d float32; 0 where there is none."""
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return max|x| over the finite elements as a 0-d float32 tensor, or 0 if there are none."""
     if x.numel() == 0:
         return x.new_zeros((), dtype=torch.float32)
     return torch.where(x.isfinite(), x, 0.0).abs().amax().float()
@@ -60,43 +68,51 @@ def largest(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Delayed:
-    """A rounding to a format with one scale for the tensor, by a history. notes: whether it adds to it, in training."""
+    """A rounding to a format with one scale for the tensor, which a history gives.
+
+    Attributes:
+        rounding: The format and the rounding mode.
+        history: The history of the operand.
+        records: Whether the history records what is rounded, as in training.
+    """
 
     rounding: Rounding
     history: History
-    notes: bool = True
+    records: bool = True
     has_axis: bool = False
     has_tiles: bool = False
 
     @torch.compiler.disable(reason="a history changes as it is read")
     def __call__(self, x: Tensor) -> Tensor:
-        return _Through.apply(x, self)
+        return _StraightThrough.apply(x, self)
 
-    def rounded(self, x: Tensor) -> Tensor:
+    def quantize(self, x: Tensor) -> Tensor:
+        """Return the rounded tensor, detached."""
         x = x.detach()
         self.history.to(x.device)
-        amax = self.history.note(x) if self.notes else self.history.amax(largest(x))
+        amax = self.history.record(x) if self.records else self.history.amax(largest_magnitude(x))
         x = torch.where(x.isinf(), x.float(), torch.minimum(torch.maximum(x.float(), -amax), amax))
-        together = torch.cat([x.reshape(-1), amax.reshape(1)])  # of which amax is the largest
-        return ops.quantize(together, self.rounding.format, rounding=self.rounding.word)[:-1].view(x.shape)
+        # amax is appended as the largest element, so that it determines the scale.
+        with_amax = torch.cat([x.reshape(-1), amax.reshape(1)])
+        return ops.quantize(with_amax, self.rounding.format, rounding=self.rounding.word)[:-1].view(x.shape)
 
     @property
     def nearest(self) -> Delayed:
-        """As layers that are evaluated round: nothing is drawn, and nothing enters the history."""
-        if not self.notes and not self.rounding.is_stochastic:
+        """The rounding in evaluation, which is not stochastic and records nothing."""
+        if not self.records and not self.rounding.is_stochastic:
             return self
-        return Delayed(self.rounding.nearest, self.history, notes=False)
+        return Delayed(self.rounding.nearest, self.history, records=False)
 
     def __str__(self) -> str:
         return f"{self.rounding} (history {len(self.history.values)})"
 
 
-class _Through(torch.autograd.Function):
+class _StraightThrough(torch.autograd.Function):
     """The gradient passes straight through."""
 
     @staticmethod
     def forward(x: Tensor, rounding: Delayed) -> Tensor:
-        return rounding.rounded(x)
+        return rounding.quantize(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -104,7 +120,9 @@ class _Through(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, rounding: Delayed) -> tuple:
-        raise RuntimeError("a delayed scale follows one tensor after another")
+        raise RuntimeError(
+            "delayed scaling does not work under vmap, because it depends on the order of tensors"
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -112,23 +130,24 @@ class _Through(torch.autograd.Function):
 
 
 def roll(histories: Collection[History]) -> None:
-    """The end of a step: what it has seen enters each history. Collective, where there are several processes."""
+    """End a step: append what it has seen to each history. This is collective if there are several processes."""
     if not histories:
         return
     seen = torch.stack([history.seen.to(next(iter(histories)).seen.device) for history in histories])
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(seen, dist.ReduceOp.MAX)
-    for history, of_step in zip(histories, seen, strict=True):
-        history.values = torch.cat([of_step.to(history.values.device).view(1), history.values[:-1]])
+    for history, magnitude in zip(histories, seen, strict=True):
+        history.values = torch.cat([magnitude.to(history.values.device).view(1), history.values[:-1]])
         history.seen = torch.zeros_like(history.seen)
 
 
 class Histories:
-    """The histories of one model. A deep copy of the model gets a deep copy of them, with owners of its own.
+    """The histories of one model. A deep copy of the model has a deep copy of them, with its own owners.
 
     Attributes:
-        by_operand: The histories, by LAYER:ROLE.
-        owners: The model and its layers that have a history.
+        by_operand: The histories by LAYER:ROLE.
+        owners: The model and those of its layers that have a history.
+        follows_optimizers: Whether a step ends after each step of an optimizer.
     """
 
     def __init__(self) -> None:
@@ -146,22 +165,24 @@ class Histories:
             self.follow_optimizers()
 
     def roll(self) -> None:
+        """End a step."""
         roll(self.by_operand.values())
 
     def follow_optimizers(self) -> None:
-        """Roll after each step of an optimizer of torch.optim that holds a parameter of an owner."""
+        """End a step after each step of a torch.optim optimizer that has a parameter of an owner."""
         self.follows_optimizers = True
         _watch_optimizers()
         _following[next(_numbers)] = self
 
-    def is_moved_by(self, optimizer: Optimizer) -> bool:
-        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return any(id(p) in moved for owner in self.owners for p in owner.parameters())
+    def is_updated_by(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer updates a parameter of an owner."""
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return any(id(p) in updated for owner in self.owners for p in owner.parameters())
 
 
 _numbers = itertools.count()
 _following: WeakValueDictionary[int, Histories] = WeakValueDictionary()
-"""Histories by the order in which they were made, which is the same on every rank: rolling is collective."""
+"""Histories by the order of their creation, which is the same on every rank, because `roll` is collective."""
 
 
 @functools.cache
@@ -170,6 +191,6 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    for _, histories in sorted(_following.items()):
-        if histories.is_moved_by(optimizer):
+    for _number, histories in sorted(_following.items()):
+        if histories.is_updated_by(optimizer):
             histories.roll()

@@ -1,11 +1,13 @@
 """Reading of recipes from yaml files.
 
-A recipe is found by its name in custom_fp/conf/recipe or in the folder `recipe` of a package that an installed
-distribution names in its entry points (group `cpdrun.recipes`). Any other file is found by its path. Keys of a recipe:
+A recipe is found by its name in custom_fp/conf/recipe, or in the folder `recipe` of a package that an installed
+distribution names in its entry points (group `cpdrun.recipes`). Any other file is found by its path. A recipe has these
+keys:
 
-    defaults: [nvfp4, _self_]          start from another recipe and replace the keys that this file has
+    defaults: [nvfp4, _self_]          start from another recipe, and replace the keys that this file has
     ingredients: {format: nvfp4, ...}  settings that the caller may change; rules refer to them as ${ingredients.format}
-    rules: [...]                       see rules.py. Other keys are for a training loop, such as loss_scale
+    rules: [...]                       rules.py explains them
+    others                             settings of a training loop, such as loss_scale
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from custom_fp.words import did_you_mean
 
 INGREDIENTS = "ingredients"
 _REFERENCE = re.compile(r"\$\{ingredients\.(\w+)\}")
-_BUILT_ON, _ITSELF = "defaults", "_self_"
+_DEFAULTS, _SELF = "defaults", "_self_"
 
 
 def load(recipe: str) -> Any:
@@ -63,47 +65,43 @@ def _by_name() -> dict[str, Any]:
 
 
 def _with_defaults(recipe: str, given: Any) -> Any:
-    if not isinstance(given, Mapping) or _BUILT_ON not in given:
+    if not isinstance(given, Mapping) or _DEFAULTS not in given:
         return given
-    names = given[_BUILT_ON]
-    if not (
-        isinstance(names, list) and len(names) == 2 and isinstance(names[0], str) and names[1] == _ITSELF
-    ):
-        raise ValueError(
-            f"recipe {recipe}: defaults={names} must be one recipe and itself: [nvfp4, {_ITSELF}]"
-        )
+    names = given[_DEFAULTS]
+    if not (isinstance(names, list) and len(names) == 2 and isinstance(names[0], str) and names[1] == _SELF):
+        raise ValueError(f"recipe {recipe}: defaults={names} must be a recipe and _self_: [nvfp4, {_SELF}]")
     if names[0] == recipe:
-        raise ValueError(f"recipe {recipe} is built on itself")
+        raise ValueError(f"recipe {recipe}: its defaults name the recipe itself")
     other = load(names[0])
-    own = {key: value for key, value in given.items() if key != _BUILT_ON}
+    own = {key: value for key, value in given.items() if key != _DEFAULTS}
     return {**other, **own, INGREDIENTS: {**other.get(INGREDIENTS, {}), **own.get(INGREDIENTS, {})}}
 
 
-def with_ingredients(typed: str, given: Any, said: Mapping[str, Any]) -> Any:
-    """Return the recipe with a value for each ${ingredients.NAME}: the value in `said`, or else the recipe's own.
+def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any:
+    """Return the recipe with a value for each ${ingredients.NAME}: the value in `replaced`, or else the recipe's own.
 
     Raises:
-        ValueError: `said` has a name that is not an ingredient of the recipe.
+        ValueError: `replaced` has a name that is not an ingredient of the recipe.
     """
     own = given.get(INGREDIENTS) or {} if isinstance(given, Mapping) else {}
-    for name in said:
+    for name in replaced:
         if name not in own:
             has = f"it has {', '.join(own)}" if own else "it has none"
             raise ValueError(f"{typed}: unknown ingredient {name!r}{did_you_mean(name, own)}; {has}")
     if not own:
         return given
-    values = {**own, **said}
-    return {key: _filled(typed, value, values) for key, value in given.items() if key != INGREDIENTS}
+    values = {**own, **replaced}
+    return {key: _insert(typed, value, values) for key, value in given.items() if key != INGREDIENTS}
 
 
-def _filled(typed: str, node: Any, values: Mapping[str, Any]) -> Any:
+def _insert(typed: str, node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, Mapping):
-        return {key: _filled(typed, value, values) for key, value in node.items()}
+        return {key: _insert(typed, value, values) for key, value in node.items()}
     if isinstance(node, list):
-        return [_filled(typed, value, values) for value in node]
+        return [_insert(typed, value, values) for value in node]
     reference = _REFERENCE.fullmatch(node) if isinstance(node, str) else None
     if reference is None:
         return node
     if reference[1] not in values:
-        raise ValueError(f"{typed}: {node} refers to none of its ingredients: {', '.join(values)}")
+        raise ValueError(f"{typed}: {node} is not one of its ingredients: {', '.join(values)}")
     return values[reference[1]]

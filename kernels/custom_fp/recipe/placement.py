@@ -1,8 +1,10 @@
-"""Put rules to work in one model: in its layers that multiply, its attention, and by hooks at the ends of layers.
+"""Application of rules to one model: to the products of its layers, to its attention, and with hooks to layers.
 
-All modules stay the same objects, and what the user saves of them stays the user's (custom_fp.layers.attachment). A
+All modules stay the same objects, and what the user saves of them does not change (custom_fp.layers.attachment). A
 model that no rule reaches is left alone.
 """
+
+from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
@@ -14,42 +16,50 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, override_
-from custom_fp.layers.attention import attend_by_
+from custom_fp.layers.attention import replace_attention_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from custom_fp.recipe.delayed import Delayed, Histories, History
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.rounding import Rounding
-from custom_fp.recipe.rules import Rules
+from custom_fp.recipe.rules import Rule, Rules
 
 
 class Placement:
-    """The rules at work in `model`. A deep copy of the model gets a copy of them, which follows the original's step.
+    """The rules that round one model. A deep copy of the model gets a copy of them, which follows the original's step.
 
-    Raises ValueError for a transform of one operand alone, and for an embedding whose sparse gradient would be rounded.
+    Args:
+        model: The model, which is changed in place.
+        rules: The rules, with the layers of the model.
+
+    Raises:
+        ValueError: Only one operand of a product is transformed, or the sparse gradient of an embedding would be
+            rounded.
     """
 
-    def __init__(self, model: nn.Module, rules: Rules):
-        self.model, self.rules, self.turn = model, rules, -1
+    def __init__(self, model: nn.Module, rules: Rules) -> None:
+        self.model, self.rules, self.phase = model, rules, -1
         self.histories = Histories()
         self.copies: WeakSet[Placement] = WeakSet()
         layers = [layer for layer in rules.layers if layer.multiplies]
-        # of all steps, so that each rule is asked that some step will ask
-        phases = {layer: [self._arithmetic(layer, t) for t in rules.turns] for layer in layers}
-        reached = [layer for layer, of_layer in phases.items() if any(of_layer)]
+        # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
+        by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
+        reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
         rounded = {layer.module for layer in reached if layer.module.__class__ in KINDS}
         for module in rounded:
             KINDS[module.__class__].attach_to(module, Arithmetic())
         for module, attribute, value in unfused_settings(model) if rounded else ():
             override_(module, attribute, value)
-        self.attending = [layer for layer in reached if _calls_attention(layer)]
-        if self.attending:  # those around or within one, too, whose calls are not its own
+        self.attention = [layer for layer in reached if _calls_attention(layer)]
+        if (
+            self.attention
+        ):  # all modules that call it, so that a call is rounded only for the module that makes it
             for layer in layers:
                 if _calls_attention(layer):
-                    attend_by_(layer.module)
+                    replace_attention_(layer.module)
         self.placed = [(layer.module, layer) for layer in reached]
-        self.ends = self._hook_in(rules.layers)
-        if self.placed or self.ends:
+        self.activations = self._add_hooks(rules.layers)
+        if self.placed or self.activations:
             attach_(model).placement = self
         if self.histories.by_operand:
             for module in {model, *(layer.module for layer in reached)}:
@@ -64,71 +74,71 @@ class Placement:
         self.__dict__.update(state)
         self.copies = WeakSet()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Placement":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         copied = memo[id(self)] = object.__new__(Placement)
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        copied.attending = []  # the calls of the original are checked
+        copied.attention = []  # only the calls of the original are checked
         self.copies.add(copied)
         return copied
 
     def at(self, step: int) -> None:
-        """Compute as the rules say of this step."""
+        """Round as the rules say for this step of the run."""
         for copied in self.copies:
             copied.at(step)
-        turn = max(t for t in self.rules.turns if t <= step)
-        if turn == self.turn:
+        phase = max(first for first in self.rules.phases if first <= step)
+        if phase == self.phase:
             return
-        self.turn = turn
+        self.phase = phase
         for module, layer in self.placed:
-            arithmetic = self._arithmetic(layer, turn)
+            arithmetic = self._arithmetic(layer, phase)
             if layer.part:
                 setattr(module.attention_products, layer.part, arithmetic)
             else:
-                module.arithmetic = arithmetic
-        for ends in self.ends:
-            ends.set(self.rules, turn)
+                module.__dict__["arithmetic"] = arithmetic
+        for activation in self.activations:
+            activation.update(self.rules, phase)
 
     def check_called(self) -> None:
-        """Once the model has been called: ValueError for a rule of attention alone that met no call of it."""
-        met = {rule for layer in self._called() for rule in self._deciding(layer)}
-        for rule in dict.fromkeys(rule for layer in self.attending for rule in self._deciding(layer)):
-            if rule not in met and not rule.optional and not self._bears_elsewhere(rule):
+        """Raise ValueError for a rule that selects only attention that was not called. Call this after the model."""
+        used = set()
+        for module, layer in self.placed:
+            attention: Any = module.__dict__.get("attention_products")
+            if layer not in self.attention or attention.called:
+                used.update(self._deciding_rules(layer))
+        for rule in dict.fromkeys(rule for layer in self.attention for rule in self._deciding_rules(layer)):
+            if rule not in used and not rule.optional:
                 raise ValueError(
-                    f"{rule.typed}: no module that it means calls scaled_dot_product_attention; attention that is "
+                    f"{rule.typed}: no module that it selects calls scaled_dot_product_attention; attention that is "
                     "written out in matrix products stays in float32"
                 )
 
-    def _called(self) -> list[Layer]:
-        return [layer for module, layer in self.placed if layer.part and module.attention_products.called]
-
-    def _deciding(self, layer: Layer) -> list[Any]:
-        asked = [(role, product) for role, products in ROLES.items() for product in products]
-        asked += [("accumulator", product) for product in PRODUCTS]
-        found = [self.rules.first_for(layer, *pair, t) for pair in asked for t in self.rules.turns]
+    def _deciding_rules(self, layer: Layer) -> list[Rule]:
+        pairs = [(role, product) for role, products in ROLES.items() for product in products]
+        pairs += [("accumulator", product) for product in PRODUCTS]
+        found = [self.rules.deciding_rule(layer, *pair, step) for pair in pairs for step in self.rules.phases]
         return [rule for rule in found if rule is not None]
 
-    def _bears_elsewhere(self, rule: Any) -> bool:
-        return any(rule in self._deciding(layer) for _, layer in self.placed if layer not in self.attending)
-
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
-        of = self.rules.of
-        asked = {(role, p): of(layer, role, p, step) for role in ROLES for p in layer.products(role)}
-        sums = {
-            p: found for p in layer.products("accumulator") if (found := of(layer, "accumulator", p, step))
-        }
+        get = self.rules.rounding_for
+        roundings = {(role, p): get(layer, role, p, step) for role in ROLES for p in layer.products(role)}
+        sums = {p: get(layer, "accumulator", p, step) for p in layer.products("accumulator")}
+        accumulators = {p: rounding for p, rounding in sums.items() if rounding}
         self.rules.check_transforms(layer, step)
-        if getattr(layer.module, "sparse", False) and asked.get(("result", "weight_gradient")):
+        if getattr(layer.module, "sparse", False) and roundings.get(("result", "weight_gradient")):
             raise ValueError(
-                f"{layer.names[0]}: result of weight_gradient is no sparse gradient; take sparse=False"
+                f"{layer.names[0]}: a sparse gradient cannot be rounded (result of weight_gradient); use sparse=False"
             )
         return Arithmetic(
-            {key: self._bound(layer, key[0], rounding) for key, rounding in asked.items() if rounding},
-            {p: rounding.format for p, rounding in sums.items()},
-            [p for p, rounding in sums.items() if rounding.kahan],
+            {
+                key: self._with_history(layer, key[0], rounding)
+                for key, rounding in roundings.items()
+                if rounding
+            },
+            {p: rounding.format for p, rounding in accumulators.items()},
+            [p for p, rounding in accumulators.items() if rounding.kahan],
         )
 
-    def _bound(self, layer: Layer, role: str, rounding: Rounding) -> Rounding | Delayed:
-        """With its history, where it has one."""
+    def _with_history(self, layer: Layer, role: str, rounding: Rounding) -> Rounding | Delayed:
         if rounding.history is None:
             return rounding
         key = f"{layer.names[0]}:{role}"
@@ -138,83 +148,102 @@ class Placement:
         return Delayed(rounding, history)
 
     def end_step(self) -> None:
-        """What delayed scales have seen enters their histories. Collective, where there are several processes."""
+        """End a step of delayed scaling. This is collective if there are several processes."""
         self.histories.roll()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The histories, at the end of a step."""
+        """Return the histories. Call this at the end of a step."""
         return {key: history.values for key, history in self.histories.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load histories that `state_dict` returned."""
         for key, values in state.items():
             self.histories.by_operand[key].values = values.clone()
 
-    def _hook_in(self, layers: Sequence[Layer]) -> list["Ends"]:
+    def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
-        before: dict[nn.Module, list[Layer]] = {}
+        previous: dict[nn.Module, list[Layer]] = {}
         for chain in (list(m) for m in self.model.modules() if m.__class__ is nn.Sequential):
-            for one, other in pairwise(chain):
-                if one in leaves:
-                    before.setdefault(other, []).append(leaves[one])
-        found = [Ends(module, layer, before.get(module, [])) for module, layer in leaves.items()]
-        return [ends for ends in found if ends.hooked_in(self.rules)]
+            for module, following in pairwise(chain):
+                if module in leaves:
+                    previous.setdefault(following, []).append(leaves[module])
+        found = [
+            ActivationRounding(module, layer, previous.get(module, [])) for module, layer in leaves.items()
+        ]
+        return [activation for activation in found if activation.add_hooks(self.rules)]
 
 
-class Ends:
-    """What one layer reads and gives, and the gradient that arrives at what it gives. What functional operations
-    between layers (a residual added) make of rounded values is rounded where the next layer reads it; directly behind a
-    layer of a Sequential there are none."""
+class ActivationRounding:
+    """Rounds the inputs and outputs of one layer, and the gradient of its outputs.
 
-    def __init__(self, module: nn.Module, layer: Layer, before: Sequence[Layer]):
-        self.module, self.layer, self.before = module, layer, before
-        self.reading: Rounding | None = None
-        self.giving: Rounding | None = None
-        self.error: Rounding | None = None
+    Inputs are rounded because functions between layers, such as the addition of a residual, change rounded values. If
+    the layer directly follows another one in a Sequential, and both have the same rounding, its input is not rounded
+    again.
 
-    def set(self, rules: Rules, step: int) -> None:
-        self.giving = rules.of(self.layer, "activation", None, step)
-        self.error = rules.of(self.layer, "error", None, step)
-        given = [rules.of(layer, "activation", None, step) for layer in self.before]
-        self.reading = None if given and all(g == self.giving for g in given) else self.giving
+    Attributes:
+        previous: The layers that directly precede this one in a Sequential.
+        input: The rounding of the inputs in the current phase.
+        output: The rounding of the outputs.
+        gradient: The rounding of the gradient of the outputs.
+    """
 
-    def hooked_in(self, rules: Rules) -> bool:
-        """Whether some rule reaches it in some step; then its hooks are in place."""
-        reads = gives = False
-        for turn in rules.turns:
-            self.set(rules, turn)
-            reads |= self.reading is not None
-            gives |= self.giving is not None or self.error is not None
-        if reads or gives:
-            add_hooks_(self.module, self._read if reads else None, self._give if gives else None)
-        return reads or gives
+    def __init__(self, module: nn.Module, layer: Layer, previous: Sequence[Layer]) -> None:
+        self.module, self.layer, self.previous = module, layer, previous
+        self.input: Rounding | None = None
+        self.output: Rounding | None = None
+        self.gradient: Rounding | None = None
 
-    def _read(self, _module: nn.Module, inputs: tuple) -> tuple:
-        reading = None if is_exporting() else self._in_force(self.reading)
-        return inputs if reading is None else tuple(_each(x, reading) for x in inputs)
+    def update(self, rules: Rules, step: int) -> None:
+        """Take the roundings that the rules give for this step."""
+        self.output = rules.rounding_for(self.layer, "activation", None, step)
+        self.gradient = rules.rounding_for(self.layer, "error", None, step)
+        given = [rules.rounding_for(layer, "activation", None, step) for layer in self.previous]
+        self.input = None if given and all(g == self.output for g in given) else self.output
 
-    def _give(self, _module: nn.Module, _inputs: tuple, output: Any) -> Any:
-        return output if is_exporting() else _each(output, self._given)
+    def add_hooks(self, rules: Rules) -> bool:
+        """Add hooks to the module if some rule rounds something at some step, and return whether it does."""
+        rounds_input = rounds_output = False
+        for step in rules.phases:
+            self.update(rules, step)
+            rounds_input |= self.input is not None
+            rounds_output |= self.output is not None or self.gradient is not None
+        if rounds_input or rounds_output:
+            add_hooks_(
+                self.module,
+                self._round_inputs if rounds_input else None,
+                self._round_outputs if rounds_output else None,
+            )
+        return rounds_input or rounds_output
 
-    def _given(self, x: Tensor) -> Tensor:
-        giving = self._in_force(self.giving)
-        if self.error is not None:
-            x = round_gradient(x, self.error)
-            if giving is None:
-                return x.clone()  # a view could not be changed in place, as a ReLU may do
-        return x if giving is None else giving(x)
+    def _round_inputs(self, _module: nn.Module, inputs: tuple) -> tuple:
+        rounding = None if is_exporting() else self._for_mode(self.input)
+        return inputs if rounding is None else tuple(_round_tensors(x, rounding) for x in inputs)
 
-    def _in_force(self, rounding: Rounding | None) -> Rounding | None:
-        """Evaluated, a layer draws nothing."""
+    def _round_outputs(self, _module: nn.Module, _inputs: tuple, output: Any) -> Any:
+        return output if is_exporting() else _round_tensors(output, self._round_output)
+
+    def _round_output(self, x: Tensor) -> Tensor:
+        rounding = self._for_mode(self.output)
+        if self.gradient is not None:
+            x = round_gradient(x, self.gradient)
+            if rounding is None:
+                return x.clone()  # because a ReLU that works in place cannot change a view
+        return x if rounding is None else rounding(x)
+
+    def _for_mode(self, rounding: Rounding | None) -> Rounding | None:
+        """Return the rounding of the layer's mode. In evaluation, it is not stochastic."""
         return rounding if rounding is None or self.module.training else rounding.nearest
 
 
 def _calls_attention(layer: Layer) -> bool:
-    """Whether it is attention that the module forms by calling torch's function."""
+    """Return whether this is attention that the module computes by calling torch's function."""
     return layer.part is not None and layer.module.__class__ not in KINDS
 
 
-def _each(value: Any, rounding: Any) -> Any:
-    """Of a tensor, or of all tensors in tuples, lists and mappings; numbers that are no floating point stay."""
+def _round_tensors(value: Any, rounding: Any) -> Any:
+    """Round a tensor, or all tensors in tuples, lists and mappings. Integer tensors stay what they are."""
     if not isinstance(value, Tensor):
-        return tree_map(lambda leaf: _each(leaf, rounding) if isinstance(leaf, Tensor) else leaf, value)
+        return tree_map(
+            lambda leaf: _round_tensors(leaf, rounding) if isinstance(leaf, Tensor) else leaf, value
+        )
     return rounding(value) if value.is_floating_point() else value

@@ -1,8 +1,8 @@
-"""How a rule rounds one tensor: to a format, by its scale, its draws and its transform."""
+"""How a rule rounds one tensor: the format, the rounding mode, shifts and transforms."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,22 +14,28 @@ from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rule import is_stochastic
 
 NEAREST = "nearest_even"
-SIGNS = 0
-"""Seed of the signs of all transforms: two operands of a product must have the same."""
+SIGNS = 0  # the seed of the signs of all transforms, which must be the same for both operands of a product
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """To a format, or of a sum by an accumulator of this name; the gradient passes straight through.
+    """The rounding of a tensor, or the accumulator of a product. The gradient passes straight through.
 
-    aps: shifted to fill its format (`tensor_aps.py`). kahan: of sums, that carry their error along. word: a rounding
-    of custom_fp.rule; stochastic and stochastic_N draw from torch's default generator where a layer is trained, and are
-    nearest even where it is evaluated. hadamard: size of the random Hadamard transform along the dimension
-    that a product sums over. history: steps whose largest values give the scale, which `delayed.py` keeps.
+    Special values are treated as in `custom_fp.quantize` and `custom_fp.hadamard`. If a dimension is not a multiple of
+    the size of the transform, it is padded with zeros. Both operands get the same number of zeros, so that the product
+    stays the same except for rounding.
 
-    What is NaN, inf, -0, subnormal or past the largest value becomes what `custom_fp.quantize` and `custom_fp.hadamard`
-    make of it. Of a dimension that is no multiple of the transform's size the rest is filled up with zeros, of which
-    both operands have the same, so that the product is unchanged but for rounding.
+    Attributes:
+        format: The name of a format, or of an accumulator.
+        aps: Shift the tensor so that it fills its format (tensor_aps.py).
+        kahan: Use Kahan summation. Only for accumulators.
+        word: The rounding mode, as in `custom_fp.quantize`. Stochastic modes draw from torch's default generator in
+            training, and are replaced by nearest_even in evaluation.
+        hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
+        history: The number of steps whose largest magnitudes give the scale (delayed.py).
+        has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
+        has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
+        nearest: The rounding in evaluation.
     """
 
     format: str
@@ -38,12 +44,13 @@ class Rounding:
     word: str = NEAREST
     hadamard: int | None = None
     history: int | None = None
+    has_axis: bool = field(init=False, repr=False, compare=False)
+    has_tiles: bool = field(init=False, repr=False, compare=False)
+    nearest: Rounding = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Sets what torch.compile could not look up: `has_axis`, whether an operand is rounded along a dimension, and
-        so for one product alone; `has_tiles`, whether that is so but for matrices; `nearest`, as layers that are
-        evaluated round, without draws."""
-        fmt = None if is_name(self.format) else parse(self.format)  # an accumulator rounds no operand
+        # Attributes are computed here, because torch.compile cannot trace this. An accumulator rounds no operand.
+        fmt = None if is_name(self.format) else parse(self.format)
         object.__setattr__(self, "has_axis", self.hadamard is not None or (fmt is not None and fmt.has_axis))
         object.__setattr__(self, "has_tiles", self.hadamard is None and fmt is not None and fmt.has_tiles)
         nearest = replace(self, word=NEAREST) if self.is_stochastic else self
@@ -53,7 +60,7 @@ class Rounding:
         return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
 
     def along(self, x: Tensor, axis: int) -> Tensor:
-        """Transformed, and rounded in blocks along this dimension, which becomes a multiple of the transform's size."""
+        """Transform and round a tensor along a dimension, padded to a multiple of the transform's size."""
         if self.hadamard is not None:
             if missing := -x.shape[axis] % self.hadamard:
                 x = F.pad(x.movedim(axis, -1), (0, missing)).movedim(-1, axis)
@@ -67,9 +74,10 @@ class Rounding:
 
     @property
     def is_stochastic(self) -> bool:
+        """Whether the rounding mode is stochastic."""
         return is_stochastic(self.word)
 
     def __str__(self) -> str:
-        how = [self.word] if self.word != NEAREST else []
-        how += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
-        return f"{self.format} ({', '.join(how)})" if how else self.format
+        details = [self.word] if self.word != NEAREST else []
+        details += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
+        return f"{self.format} ({', '.join(details)})" if details else self.format

@@ -1,33 +1,36 @@
-"""What is rounded where: rules, of which the first that matches wins.
+"""The rules of a recipe, which say what is rounded where. The first rule that matches a tensor decides.
 
-    modules   glob patterns, one or a list, of the names or classes of layers: blocks.*, Linear. One whose last part is
-              a wildcard alone, * or blocks.*, means the products of Linear and Conv layers; of others one that names
-              them: Embedding, MultiheadAttention, scaled_dot_product_attention (both products of any attention; of one
-              NAME.scores or NAME.values, as in *.scores), or the layer's own name (`layers.py` says what each has)
-    first, last   of the layers that match, in the order of the model's modules, so many from the start or the end, or,
-              below 1, that share of them, rounded up: last: 2, last: 0.15; 0: of none
-    role      one or a list. Of products (custom_fp.layers.products): input, weight, output_gradient, what a product
-              reads; result, what it gives; accumulator, every product of two values and every partial sum
-              of any layer: activation, what it reads and gives; error, the gradient that arrives at its output;
-              parameter, its weights and running statistics, as they are kept from step to step
-    product   forward, input_gradient or weight_gradient, one or a list; null: all in which the role takes part
-    steps     [first, end]: steps of the run from `first`, counted from 0, to the one before `end`; null: to the last.
-              The test set is read by the rules of the step before it
-    format    any of custom_fp; fp32: left alone. One with scales has blocks along the dimension that a product sums
-              over, for what a product reads; for all else in the order of the elements in memory
-    rounding  any of custom_fp.rule, nearest_even unless it is said, the only one of accumulators and parameters.
-              stochastic: drawn from torch's default generator, which a run seeds by its seed, the step and the worker,
-              in training; evaluated, to nearest
-    hadamard  size of the random Hadamard transform, a power of two, along the dimension that the product sums over,
-              with the same signs everywhere: of both operands of a product, or of none
-    history   steps whose largest values give a tensor its scale, in place of its own (`delayed.py`), of formats with
-              one scale for the tensor, such as fp8_tensor
-    aps       true: each tensor is shifted by a power of two that fills its format (`tensor_aps.py`)
-    kahan     true: additions of an accumulator carry their error along
-    optional  true: the rule may never apply, as in recipes that are written for many models
+A rule in a recipe has these keys:
 
-Nothing is rounded twice by two rules, and a rule that would never apply is an error: it matches no layer, earlier
-rules match everything that it matches, or the run ends before it.
+    modules   One glob pattern or a list of them, for the names or classes of layers: blocks.*, Linear. If the last part
+              of a pattern is only a wildcard, as in * or blocks.*, it selects the products of Linear and Conv layers.
+              Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both products of
+              any attention; NAME.scores or NAME.values for one, as in *.scores), or the name of the layer itself.
+              layers.py lists the products of each kind of layer.
+    first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
+              modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects none.
+    role      One role or a list. Roles in products (custom_fp.layers.products): input, weight and output_gradient are
+              operands; result is the result; accumulator rounds every product of two values and every partial sum.
+              Roles of any layer: activation is the layer's input and output; error is the gradient of its output;
+              parameter is its weights and running statistics, as they are stored between steps.
+    product   forward, input_gradient or weight_gradient, or a list of them. null: all products that the role is in.
+    steps     [first, end]: the rule applies from step `first`, counted from 0, to the step before `end`. If `end` is
+              null, it applies until the run ends. The test set is evaluated with the rules of the step before it.
+    format    Any format of custom_fp. fp32 rounds nothing. Blocks of a format with scales run along the dimension that
+              a product sums over if the tensor is an operand, and otherwise in the order of the elements in memory.
+    rounding  Any rounding of custom_fp. The default is nearest_even, which is the only one for accumulators and
+              parameters. stochastic draws from torch's default generator in training, which a run seeds by its seed,
+              the step and the worker. In evaluation, it rounds to nearest.
+    hadamard  The size of the random Hadamard transform, a power of two, along the dimension that the product sums over.
+              Both operands of a product must be transformed, and all transforms have the same signs.
+    history   Delayed scaling: the number of previous steps whose largest magnitude gives the scale (delayed.py). It
+              needs a format with one scale for the tensor, such as fp8_tensor.
+    aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
+    kahan     true: use Kahan summation in an accumulator.
+    optional  true: it is no error if the rule never applies, as in recipes that are written for many models.
+
+No tensor is rounded by two rules. A rule that would never apply is an error: it matches no layer, earlier rules match
+everything that it matches, or the run ends before it.
 """
 
 from __future__ import annotations
@@ -40,14 +43,26 @@ from fnmatch import fnmatchcase
 from custom_fp.layers.attention import SDPA
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import OPERANDS
-from custom_fp.recipe.layers import OTHERS, ROLES, Layer, names_something
+from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
 from custom_fp.recipe.rounding import Rounding
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; `typed` is what an error calls it. rounding: None leaves things alone. products: none for all.
-    of_first, of_last: how many of the layers that match, a share below 1; where both are None, all."""
+    """One rule of a recipe.
+
+    Attributes:
+        typed: The rule's name in error messages.
+        modules: Patterns of the names or classes of layers.
+        roles: The roles that are rounded.
+        rounding: The rounding, or None to leave the tensors alone.
+        products: The products in which they are rounded. Empty: all.
+        first: The first step at which the rule applies.
+        end: The step before which the rule ends. None: it applies until the run ends.
+        first_layers: How many of the matching layers are selected from the start, or, below 1, which share of them.
+        last_layers: The same from the end. If both are None, all matching layers are selected.
+        optional: Whether the rule may never apply.
+    """
 
     typed: str
     modules: tuple[str, ...]
@@ -56,131 +71,146 @@ class Rule:
     products: tuple[str, ...] = ()
     first: int = 0
     end: int | None = None
-    of_first: float | None = None
-    of_last: float | None = None
+    first_layers: float | None = None
+    last_layers: float | None = None
     optional: bool = False
 
     def matches(self, layer: Layer, role: str) -> bool:
-        """Whether it means the layer, be it one of the first or the last or not."""
-        called = (*layer.names, layer.kind)
+        """Return whether a pattern matches the layer, regardless of `first_layers` and `last_layers`."""
+        names = (*layer.names, layer.kind)
         by_name = layer.must_be_named and bool(ROLES[role])
-        patterns = list(filter(names_something, self.modules)) if by_name else self.modules
-        return any(fnmatchcase(name, pattern) for pattern in patterns for name in called)
+        patterns = list(filter(ends_in_name, self.modules)) if by_name else self.modules
+        return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
-    def means(self, layer: Layer) -> bool:
+    def matches_any_role(self, layer: Layer) -> bool:
+        """Return whether the rule matches the layer in at least one of its roles."""
         return any(layer.takes(role) and self.matches(layer, role) for role in self.roles)
 
-    def holds(self, role: str, product: str | None, step: int) -> bool:
+    def applies(self, role: str, product: str | None, step: int) -> bool:
+        """Return whether the rule rounds this role in this product at this step."""
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time
 
     @property
-    def means_none(self) -> bool:
-        """Whether it is told to: first: 0, last: 0."""
-        return not (self.of_first is self.of_last is None or self.of_first or self.of_last)
+    def selects_no_layer(self) -> bool:
+        """Whether the recipe asks for no layer: first: 0 or last: 0."""
+        counts = self.first_layers, self.last_layers
+        return counts != (None, None) and not any(counts)
 
-    def chosen(self, layers: Sequence[Layer]) -> set[Layer] | None:
-        """Of these the first and the last that it means; None: all."""
-        if self.of_first is None and self.of_last is None:
+    def select(self, layers: Sequence[Layer]) -> set[Layer] | None:
+        """Return the first and last matching layers that the rule selects, or None if it selects all of them."""
+        if self.first_layers is None and self.last_layers is None:
             return None
-        meant = [layer for layer in layers if self.means(layer)]
-        from_start, from_end = (_of(count, len(meant)) for count in (self.of_first, self.of_last))
-        return {*meant[:from_start], *meant[len(meant) - from_end :]}
+        matching = [layer for layer in layers if self.matches_any_role(layer)]
+        from_start, from_end = (_number(n, len(matching)) for n in (self.first_layers, self.last_layers))
+        return {*matching[:from_start], *matching[len(matching) - from_end :]}
 
 
-def _of(count: float | None, all_of_them: int) -> int:
+def _number(count: float | None, total: int) -> int:
+    """Return how many layers a count or a share selects."""
     if count is None:
         return 0
-    return min(all_of_them, count if count >= 1 else math.ceil(count * all_of_them))
+    return min(total, int(count) if count >= 1 else math.ceil(count * total))
 
 
 class Rules:
-    """In the order in which they are asked, of a model with these layers, in a run of so many steps (None: of any
-    number)."""
+    """The rules of a run, in the order in which they are tried.
 
-    def __init__(self, rules: Sequence[Rule], layers: Sequence[Layer] = (), steps: int | None = None):
+    Args:
+        rules: The rules.
+        layers: The layers of the model.
+        steps: The number of steps of the run. None: it may have any number.
+
+    Attributes:
+        phases: The steps from which other rules apply than before, in ascending order. The first is 0.
+    """
+
+    def __init__(self, rules: Sequence[Rule], layers: Sequence[Layer] = (), steps: int | None = None) -> None:
         self.rules, self.layers, self.steps = list(rules), layers, steps or math.inf
-        turns = {0, *(r.first for r in self.rules), *(r.end for r in self.rules if r.end is not None)}
-        self.turns = sorted(t for t in turns if t < self.steps)  # steps from which other rules hold
-        self._chosen = {rule: rule.chosen(layers) for rule in self.rules}
-        self._won: set[Rule] = set()
+        starts = {0, *(r.first for r in self.rules), *(r.end for r in self.rules if r.end is not None)}
+        self.phases = sorted(step for step in starts if step < self.steps)
+        self._selected = {rule: rule.select(layers) for rule in self.rules}
 
-    def first_for(self, layer: Layer, role: str, product: str | None = None, step: int = 0) -> Rule | None:
-        """The one that decides."""
+    def deciding_rule(
+        self, layer: Layer, role: str, product: str | None = None, step: int = 0
+    ) -> Rule | None:
+        """Return the first rule that rounds this role of a layer in this product at this step, or None."""
         for rule in self.rules:
-            chosen = self._chosen[rule]
-            is_among = chosen is None or layer in chosen
-            if rule.holds(role, product, step) and is_among and rule.matches(layer, role):
-                self._won.add(rule)
+            selected = self._selected[rule]
+            is_selected = selected is None or layer in selected
+            if rule.applies(role, product, step) and is_selected and rule.matches(layer, role):
                 return rule
         return None
 
-    def of(self, layer: Layer, role: str, product: str | None = None, step: int = 0) -> Rounding | None:
-        rule = self.first_for(layer, role, product, step)
+    def rounding_for(
+        self, layer: Layer, role: str, product: str | None = None, step: int = 0
+    ) -> Rounding | None:
+        """Return the rounding that the deciding rule gives, or None if nothing is rounded."""
+        rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
 
+    def typed_for(self, roles: Sequence[str]) -> str:
+        """Return the names of the rules that round one of these roles, as text for an error message."""
+        found = [rule for rule in self.rules if rule.rounding is not None and set(rule.roles) & set(roles)]
+        return " and ".join(dict.fromkeys(rule.typed for rule in found))
+
     def check_transforms(self, layer: Layer, step: int) -> None:
-        """ValueError where one operand of a product is transformed and the other is not."""
-        for product, roles in OPERANDS.items():
-            if not all(product in layer.products(role) for role in roles):
-                roles = [role for role in roles if product in layer.products(role)]
-            deciding = {role: self.first_for(layer, role, product, step) for role in roles}
-            sizes = {role: _transform(rule) for role, rule in deciding.items()}
-            alone = len(roles) == 1 and any(sizes.values())
-            if len(set(sizes.values())) < 2 and not alone:
+        """Raise ValueError if one operand of a product is transformed and the other is not."""
+        for product, operands in OPERANDS.items():
+            roles = [role for role in operands if product in layer.products(role)]
+            deciding = {role: self.deciding_rule(layer, role, product, step) for role in roles}
+            sizes = {role: _transform_size(rule) for role, rule in deciding.items()}
+            is_single = len(roles) == 1 and any(sizes.values())
+            if len(set(sizes.values())) < 2 and not is_single:
                 continue
-            role = next(role for role, size in sizes.items() if size)
+            role, rule = next((r, rule) for r, rule in deciding.items() if rule is not None and sizes[r])
             other = next((r for r in roles if r != role), "what it multiplies")
             raise ValueError(
-                f"{deciding[role].typed}: hadamard={sizes[role]} transforms {role} of {product} and not {other}, in "
-                f"{layer.names[0] or layer.kind}; the product stays what it is where both are transformed alike"
+                f"{rule.typed}: hadamard={sizes[role]} transforms {role} of {product} and not {other}, in "
+                f"{layer.names[0] or layer.kind}; a product keeps its value only if both operands are transformed"
             )
 
-    def ask_all(self) -> None:
-        """All that a model with these layers will ask in any step, so that `check` knows before anything is changed;
-        ValueError as `check_transforms`."""
+    def check(self) -> None:
+        """Raise ValueError for a rule that never applies, or a transform of one operand alone.
+
+        This decides every role of every layer at every step, so it can be called before the model is changed.
+        """
+        deciding: set[Rule | None] = set()
         for layer in self.layers:
             for role in filter(layer.takes, ROLES):
                 for product in layer.products(role) or (None,):
-                    for step in self.turns:
-                        self.first_for(layer, role, product, step)
-            for step in self.turns if layer.multiplies else ():
+                    deciding |= {self.deciding_rule(layer, role, product, step) for step in self.phases}
+            for step in self.phases if layer.multiplies else ():
                 self.check_transforms(layer, step)
-
-    def of_any(self, roles: Sequence[str]) -> str:
-        """Those of these roles as they are typed, in words."""
-        among = [rule for rule in self.rules if rule.rounding is not None and set(rule.roles) & set(roles)]
-        return " and ".join(dict.fromkeys(rule.typed for rule in among))
-
-    def check(self) -> None:
-        """Once all has been asked: ValueError for a rule that never was the first to match."""
         for rule in self.rules:
-            if rule in self._won or rule.optional or rule.means_none:
+            if rule in deciding or rule.optional or rule.selects_no_layer:
                 continue
-            if matched := [layer for layer in self.layers if rule.means(layer)]:
+            if matching := [layer for layer in self.layers if rule.matches_any_role(layer)]:
                 why = (
                     f"the run has {self.steps} steps"
                     if rule.first >= self.steps
-                    else f"earlier rules match everything that it matches, which is {_names(matched)}"
+                    else f"earlier rules match everything that it matches, which is {_names(matching)}"
                 )
                 raise ValueError(f"{rule.typed} would never apply: {why}")
-            raise ValueError(f"{rule.typed}: {self._why_none(rule)}")
+            raise ValueError(f"{rule.typed}: {self._why_no_match(rule)}")
 
-    def _why_none(self, rule: Rule) -> str:
-        means = [layer for layer in self.layers if any(map(layer.takes, rule.roles))]
+    def _why_no_match(self, rule: Rule) -> str:
+        candidates = [layer for layer in self.layers if any(map(layer.takes, rule.roles))]
         of_products = all(ROLES[role] for role in rule.roles)
-        if of_products:  # what * means, first
-            means = sorted(means, key=lambda layer: layer.must_be_named)
+        if of_products:  # layers that * matches come first
+            candidates = sorted(candidates, key=lambda layer: layer.must_be_named)
         patterns = " or ".join(map(repr, rule.modules))
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         roles = " and ".join(rule.roles)
-        why = f" ({roles} is of layers that are exactly {kinds}" if of_products else ""
-        if of_products and any(layer.must_be_named for layer in means):
-            others = ", ".join(kind.__name__ for kind in OTHERS)
-            why += f", or that are named: {others}, {SDPA}"
-        why += ")" if why else ""
-        return f"{patterns} matches no layer{why}; the first ones are {_names(means) or 'none'}"
+        why = ""
+        if of_products:
+            why = f" ({roles} needs layers that are exactly {kinds}"
+            if any(layer.must_be_named for layer in candidates):
+                others = ", ".join(kind.__name__ for kind in OTHERS)
+                why += f", or that are named: {others}, {SDPA}"
+            why += ")"
+        return f"{patterns} matches no layer{why}; the first ones are {_names(candidates) or 'none'}"
 
 
 def _names(layers: Sequence[Layer]) -> str:
@@ -190,5 +220,5 @@ def _names(layers: Sequence[Layer]) -> str:
     )
 
 
-def _transform(rule: Rule | None) -> int | None:
+def _transform_size(rule: Rule | None) -> int | None:
     return None if rule is None or rule.rounding is None else rule.rounding.hadamard

@@ -1,4 +1,4 @@
-"""Writes the vectors that a request asks for: see __init__.py."""
+"""Command that writes the vectors of a request to a file. See custom_fp/vectors/__init__.py."""
 
 from __future__ import annotations
 
@@ -18,43 +18,46 @@ from custom_fp.backends import only_reference
 from custom_fp.facts import definition, facts
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.vectors import dots
+from custom_fp.vectors import dot_products
 from custom_fp.vectors.answers import Row, rows, rules, shape_of
 from custom_fp.vectors.inputs import corners
 
 
-def main(asked: str, out: str) -> None:
+def main(request_file: str, out: str) -> None:
+    """Write the vectors that a JSON file requests."""
     only_reference()
-    request = json.loads(Path(asked).read_text(encoding="utf-8"))
-    head, every = (of_accumulator if "accumulator" in request else of_format)(request)
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    head, vectors = (accumulator_vectors if "accumulator" in request else format_vectors)(request)
     write = write_csv if request["as_csv"] else write_lines
     with Path(out).open("w", encoding="utf-8", newline="") as file:
-        write(file, head, every)
+        write(file, head, vectors)
 
 
-def of_format(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+def format_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+    """Return the header and the vectors of a number format."""
     fmt = read(request["format"])
-    asked = rules(request["roundings"], request["overflows"], request["seed"])
-    return header(fmt, request), rows(fmt, asked, request["count"], request["seed"])
+    modes = rules(request["roundings"], request["overflows"], request["seed"])
+    return header(fmt, request), rows(fmt, modes, request["count"], request["seed"])
 
 
-def of_accumulator(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+def accumulator_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
+    """Return the header and the vectors of an accumulator."""
     how = Accumulator.parse(request["accumulator"])
-    operands = [read(name) for name in request["operands"]]
+    operands: list[Any] = [read(name) for name in request["operands"]]
     head = {
         "made_by": request["made_by"],
         "command": request["command"],
         "seed": request["seed"],
-        "accumulator": {"name": how.name, "in_words": how.spelling, "terms": dots.depth_of(how)},
+        "accumulator": {"name": how.name, "in_words": how.spelling, "terms": dot_products.depth_of(how)},
         "formats": {name: asdict(facts(elements_of(fmt))) for name, fmt in zip("ab", operands, strict=True)}
-        | {"result": asdict(facts(dots.result_format(how)))},
+        | {"result": asdict(facts(dot_products.result_format(how)))},
         **_scales(operands),
         "definition": cleandoc(Accumulator.__doc__ or ""),
     }
-    return head, dots.rows(how, operands, request["count"], request["seed"])
+    return head, dot_products.rows(how, operands, request["count"], request["seed"])
 
 
-def _scales(operands: list[NumberFormat]) -> dict[str, Any]:
+def _scales(operands: list[Any]) -> dict[str, Any]:
     if not operands[0].has_scales:
         return {}
     each = [{"format": fmt.scale, "terms": size_of(fmt)} for fmt in operands]
@@ -62,7 +65,7 @@ def _scales(operands: list[NumberFormat]) -> dict[str, Any]:
 
 
 def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
-    """What the vectors are of."""
+    """Return the description of a format and its vectors, the first line of the file."""
     about = {"boundaries": corners(fmt)[3]} if not fmt.has_scales else {"shape": shape_of(fmt)}
     return {
         "made_by": request["made_by"],
@@ -77,25 +80,25 @@ def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_lines(file: TextIO, head: dict[str, Any], every: Iterator[Row]) -> None:
-    """A JSON object a line."""
-    for line in chain([head], every):
+def write_lines(file: TextIO, head: dict[str, Any], vectors: Iterator[Row]) -> None:
+    """Write one JSON object per line."""
+    for line in chain([head], vectors):
         file.write(json.dumps(line) + "\n")
 
 
-def write_csv(file: TextIO, head: dict[str, Any], every: Iterator[Row]) -> None:
-    """The header behind `# `, in lines; then a table, in which several numbers are parted by spaces."""
+def write_csv(file: TextIO, head: dict[str, Any], vectors: Iterator[Row]) -> None:
+    """Write the header as lines that begin with `# `, then a table. Spaces separate the numbers of one cell."""
     for line in json.dumps(head, indent=1).splitlines():
         file.write(f"# {line}\n")
-    first = next(every)
-    # a rounding that draws has a column more
+    first = next(vectors)
     table = csv.DictWriter(file, _columns(first), restval="", lineterminator="\n")
     table.writeheader()
-    for row in chain([first], every):
+    for row in chain([first], vectors):
         table.writerow({k: " ".join(v) if isinstance(v, list) else v for k, v in row.items()})
 
 
 def _columns(row: Row) -> list[str]:
+    """Return the columns of the table. The first row may lack the random bits that later rows have."""
     names = list(row)
     if "rounding" in names and "random" not in names:
         names.insert(names.index("rounding") + 1, "random")

@@ -1,4 +1,4 @@
-"""float32 as its 32 bits. Standard library only."""
+"""Conversion between float32 values and their 32 bits. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ SIGN, INFINITY, LARGEST, NAN = 0x80000000, 0x7F800000, 0x7F7FFFFF, 0x7FC00000
 
 
 def bits_of(value: float) -> int:
-    """Of a float32; infinity past the largest."""
+    """Return the bits of a value, rounded to float32."""
     return struct.unpack("<I", struct.pack("<f", float32(value)))[0]
 
 
 def value_of(bits: int) -> float:
+    """Return the float32 value of 32 bits."""
     return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
 def around(magnitude: float) -> tuple[list[int], list[int]]:
-    """A magnitude, exact in double, as ([its bits], those before and behind it); ([], the two that it lies between)
-    where it is no float32. What is past the largest float32 is left out."""
+    """Return the float32 values around a magnitude, as bits.
+
+    Args:
+        magnitude: A value that is exact in float64.
+
+    Returns:
+        ([its bits], [the bits of both neighbors]) if the magnitude is a float32, else ([], [the bits of the two values
+        that enclose it]). Values beyond the largest float32 are left out.
+    """
     at = bits_of(magnitude)
     if value_of(at) == magnitude:
-        here, beside = [at], [at - 1, at + 1]
+        exact, neighbors = [at], [at - 1, at + 1]
     else:
-        here, beside = [], [at, at + 1] if value_of(at) < magnitude else [at - 1, at]
-    kept = [[bits for bits in some if 0 <= bits <= LARGEST] for some in (here, beside)]
-    return kept[0], kept[1]
+        exact, neighbors = [], [at, at + 1] if value_of(at) < magnitude else [at - 1, at]
+    finite = [[bits for bits in found if 0 <= bits <= LARGEST] for found in (exact, neighbors)]
+    return finite[0], finite[1]

@@ -1,7 +1,7 @@
-"""Which float32 values to ask a format without scales: all corners of its rounding, and some at random.
+"""The float32 inputs with which a format without scales is tested: all corners of its rounding, and random values.
 
-Rounding in any of the ways changes its answer only at the format's values and at the boundaries between neighbours, so
-that those and the float32 values on both sides of them decide it everywhere.
+A rounding changes its result only at the format's values and at the boundaries between neighbors. Therefore, these
+values and the float32 values on both sides of them determine it everywhere.
 """
 
 from __future__ import annotations
@@ -17,40 +17,48 @@ from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around
 
 ALL, ENDS, NONE = "all", "those beside powers of two", "none: the format does not say its values"
 SPECIAL = (0, 1, 0x007FFFFF, 0x00800000, LARGEST, INFINITY, NAN, 0x7F800001, 0x7FFFFFFF)
-WIDER = 2  # binades past the format's range, on both sides, that random inputs reach
+WIDER = 2  # binades beyond the format's range, on both sides, that random inputs cover
 
 
 def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
-    """The bits of each input and the case that it is, in a fixed order; of `words`, random ones of 32 bits, each two
-    make one."""
+    """Return the bits of each input and the name of its case, in a fixed order.
+
+    Args:
+        fmt: The format.
+        words: Random integers of 32 bits. Two of them make one random input.
+    """
     found: dict[int, str] = {}
     for bits in SPECIAL:
         for sign in (0, SIGN):
             found.setdefault(bits | sign, "special")
     values, boundaries, past, _ = corners(fmt)
-    asked = (("value", values), ("boundary", boundaries), ("number past the largest", past))
-    for case, magnitudes in asked:
+    cases = (("value", values), ("boundary", boundaries), ("number past the largest", past))
+    for case, magnitudes in cases:
         for magnitude in magnitudes:
-            here, beside = around(magnitude)
-            for bits, what in [(b, case) for b in here] + [(b, f"beside a {case}") for b in beside]:
+            exact, neighbors = around(magnitude)
+            for bits, name in [(b, case) for b in exact] + [(b, f"beside a {case}") for b in neighbors]:
                 for sign in (0, SIGN):
-                    found.setdefault(bits | sign, what)
+                    found.setdefault(bits | sign, name)
     for bits in _random(fmt, words):
         found.setdefault(bits, "random")
     return found
 
 
 def corners(fmt: NumberFormat) -> tuple[list[float], list[float], list[float], str]:
-    """Magnitudes of values, of boundaries between neighbours, and of what would follow the largest: ascending, exact in
-    double; and which boundaries those are."""
+    """Return the magnitudes at which rounding changes, in ascending order and exact in float64.
+
+    Returns:
+        The magnitudes of the format's values, those of the boundaries between neighbors, those that would follow the
+        largest value, and a text that says which boundaries these are.
+    """
     if isinstance(fmt, Tabulated):
         halves = (fmt.positive, fmt.negative)
-        values = {v for half in halves for v in half.magnitudes}
+        magnitudes = {v for half in halves for v in half.magnitudes}
         boundaries = {float(b) for half in halves for b in half.boundaries if math.isfinite(b)}
         past = {float(half.beyond) for half in halves if half.beyond is not None}
-        return sorted(values), sorted(boundaries), sorted(past), ALL
+        return sorted(magnitudes), sorted(boundaries), sorted(past), ALL
     if isinstance(fmt, Format):
-        return _of_floating_point(fmt)
+        return _float_corners(fmt)
     known = fmt.code_values()
     if known is None:
         return [], [], [], NONE
@@ -58,8 +66,9 @@ def corners(fmt: NumberFormat) -> tuple[list[float], list[float], list[float], s
     return values, [(low + high) / 2 for low, high in pairwise(values)], [], ALL
 
 
-def _of_floating_point(fmt: Format) -> tuple[list[float], list[float], list[float], str]:
-    codes, which = range(fmt.max_code + 1), ALL
+def _float_corners(fmt: Format) -> tuple[list[float], list[float], list[float], str]:
+    codes: Sequence[int] = range(fmt.max_code + 1)
+    which = ALL
     if fmt.bits > 16:
         starts = range(0, fmt.max_code + 1, 1 << fmt.mantissa_bits)
         near = {start + step for start in (*starts, fmt.max_code) for step in (-2, -1, 0, 1)}
@@ -73,7 +82,7 @@ def _of_floating_point(fmt: Format) -> tuple[list[float], list[float], list[floa
 
 
 def _random(fmt: NumberFormat, words: Sequence[int]) -> Iterator[int]:
-    """In turn any float32, and one of the format's range and a little beyond."""
+    """Yield random inputs: alternately any float32, and one in the format's range or slightly beyond it."""
     finite = [v for v in corners(fmt)[0] if v > 0]
     first, last = 1, 254
     if finite:

@@ -1,12 +1,13 @@
-"""Scales of the blocks of dot products: which to ask, beside all of 1, and what they make of the codes under them.
+"""The scales with which dot products of formats with scales are tested, and the values that codes have under them.
 
-Scales are those under which every element is a float32: of e8m0 none that takes the largest past it.
+Under each of these scales, every element is a float32, so scales of e8m0 that would exceed its range are left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,66 +18,87 @@ from custom_fp.formats.block import BlockFormat
 from custom_fp.reference import random_words
 from custom_fp.scaled import scales
 
-SCALES = 0xFFFFFFFB  # the stream of random ones, and the one before it
-WIDE = 60  # exponents of e8m0 on either side of 1 that far products are put at
+SCALES = 0xFFFFFFFB  # the random streams of the scales are this one and the one before it
+WIDE = 60  # the largest exponent of e8m0 scales for products that are far apart, and minus the smallest
 Case = tuple[str, list[float], list[float]]
-Under = tuple[list[float], list[float]]
+Scales = tuple[list[float], list[float]]
 
 
-def cases(how: Accumulator, operands: Sequence[BlockFormat], depth: int) -> Iterator[tuple[Case, Under]]:
-    """One block, or the first of a pair, with the largest scale and a large code, others with smaller ones, at every
-    distance; every end of the scales; a NaN."""
+def cases(how: Accumulator, operands: Sequence[Any], depth: int) -> Iterator[tuple[Case, Scales]]:
+    """Yield a dot product, and the scales of the blocks of both vectors.
+
+    One block has the largest scale and a large code, and the others have smaller ones, at every distance of exponents.
+    Other cases have the smallest and largest scales, and a NaN scale.
+
+    Args:
+        how: The accumulator.
+        operands: The formats of both vectors.
+        depth: The number of terms.
+    """
     count = -(-depth // how.scales)
     low, high = _exponents(operands[0])
     a, b = (fmt.of for fmt in operands)
-    for distance in range(min(2 * (high - low), 24 + how.width + 12) + 1):
-        of_a = max(low, high - distance)
-        of_b = 2 * high - distance - of_a
-        under = [2.0**high, *[2.0**of_a] * (count - 1)], [2.0**high, *[2.0**of_b] * (count - 1)]
+    for distance in range(min(2 * (high - low), 24 + (how.width or 0) + 12) + 1):
+        exponent_a = max(low, high - distance)
+        exponent_b = 2 * high - distance - exponent_a
+        scales_of_blocks = (
+            [2.0**high, *[2.0**exponent_a] * (count - 1)],
+            [2.0**high, *[2.0**exponent_b] * (count - 1)],
+        )
         for sign in (1.0, -1.0):
             for x, y in ((a.max, b.max), (a.smallest_subnormal, b.smallest_subnormal)):
                 ones = [sign * a.smallest_subnormal] * (depth - 1), [1.0] * (depth - 1)
-                yield ("scales far apart", [x, *ones[0]], [y, *ones[1]]), under
+                yield ("scales far apart", [x, *ones[0]], [y, *ones[1]]), scales_of_blocks
     ends = [_ends(fmt) for fmt in operands]
     for x in ends[0]:
         for y in ends[1]:
             for element in (a.smallest_subnormal, 1.0, 0.0):
                 yield ("ends of scales", [element] * depth, [1.0] * depth), ([x] * count, [y] * count)
     for place in (0, count - 1):
-        under = [1.0] * count, [1.0] * count
-        under[place % 2][place] = math.nan
-        yield ("not finite", [1.0] * depth, [1.0] * depth), under
+        scales_of_blocks = [1.0] * count, [1.0] * count
+        scales_of_blocks[place % 2][place] = math.nan
+        yield ("not finite", [1.0] * depth, [1.0] * depth), scales_of_blocks
 
 
 def random_codes(operands: Sequence[BlockFormat], count: int, blocks: int, seed: int) -> list[Tensor]:
-    """Of `count` rows, in turn any, near 1, and the same for all of a row."""
+    """Return the codes of random scales for both vectors.
+
+    Rows alternate between any scales, scales near 1, and one scale for the whole row.
+    """
     found = []
     for i, fmt in enumerate(operands):
         words = random_words(count * blocks, SCALES - i, seed, torch.device("cpu")).view(count, blocks)
         last = int(codes([[_ends(fmt)[-1]]], fmt))
-        some = words % (last + 1) if fmt.scaled_by.is_power_of_two else 1 + words % last
+        rows = words % (last + 1) if fmt.scaled_by.is_power_of_two else 1 + words % last
         near = int(codes([[1.0]], fmt)) - 8 + words % 17
-        some[1::3] = near[1::3]
-        some[2::3] = some[2::3, :1]
-        found.append(some.to(torch.uint8))
+        rows[1::3] = near[1::3]
+        rows[2::3] = rows[2::3, :1]
+        found.append(rows.to(torch.uint8))
     return found
 
 
 def codes(values: Sequence[Sequence[float]], fmt: BlockFormat) -> Tensor:
-    """Of scales, each a value of theirs, or NaN."""
+    """Return the codes of scales, each of which is a value of the format of the scales, or NaN."""
     every = scales.values(fmt.scaled_by, torch.arange(256).to(torch.uint8))
-    at = {value: code for code, value in reversed(list(enumerate(every.tolist()))) if value == value}
-    found = [[at.get(value, fmt.scaled_by.nan_code) for value in row] for row in values]
+    code_of = {value: code for code, value in reversed(list(enumerate(every.tolist()))) if value == value}
+    found = [[code_of.get(value, fmt.scaled_by.nan_code) for value in row] for row in values]
     return torch.tensor(found, dtype=torch.uint8)
 
 
-def under(
+def scaled_operands(
     values: Sequence[Tensor], codes: Sequence[Tensor], operands: Sequence[BlockFormat], size: int
 ) -> Operands:
-    """Each row's vectors, (rows, terms), with their scales, as the definition takes them: a product a row."""
+    """Return the vectors of each row, (rows, terms), multiplied by their scales, as a batch of matrix operands.
+
+    Args:
+        values: The values of the elements of both vectors.
+        codes: The codes of the scales of both vectors.
+        operands: The formats of both vectors.
+        size: The number of terms in a block.
+    """
     scaled, exponents = [], []
-    for x, of_blocks, fmt in zip(values, codes, operands, strict=True):
-        s = scales.values(fmt.scaled_by, of_blocks)
+    for x, block_codes, fmt in zip(values, codes, operands, strict=True):
+        s = scales.values(fmt.scaled_by, block_codes)
         scaled.append(x * s.repeat_interleave(size, 1)[:, : x.shape[1]])
         smallest = -127 if fmt.scaled_by.magnitudes is None else fmt.scaled_by.magnitudes.emin
         exponent = (torch.frexp(s).exponent - 1).clamp(min=smallest)
@@ -86,18 +108,17 @@ def under(
     )
 
 
-def _exponents(fmt: BlockFormat) -> tuple[int, int]:
-    if fmt.scaled_by.magnitudes is None:
+def _exponents(fmt: Any) -> tuple[int, int]:
+    magnitudes = fmt.scaled_by.magnitudes
+    if magnitudes is None:
         return -WIDE, WIDE
-    return (
-        fmt.scaled_by.magnitudes.emin - fmt.scaled_by.magnitudes.mantissa_bits,
-        fmt.scaled_by.magnitudes.emax,
-    )
+    return magnitudes.emin - magnitudes.mantissa_bits, magnitudes.emax
 
 
-def _ends(fmt: BlockFormat) -> list[float]:
+def _ends(fmt: Any) -> list[float]:
     scale = fmt.scaled_by
     if scale.magnitudes is None:
         return [scale.smallest, 2.0 ** (127 - fmt.emax)]
-    of = scale.magnitudes
-    return [scale.smallest, of.smallest_normal - of.smallest_subnormal, of.smallest_normal, scale.largest]
+    magnitudes = scale.magnitudes
+    largest_subnormal = magnitudes.smallest_normal - magnitudes.smallest_subnormal
+    return [scale.smallest, largest_subnormal, magnitudes.smallest_normal, scale.largest]

@@ -1,4 +1,7 @@
-"""Rules as they are typed -> `Rule`. Mistakes are ValueErrors that name the key, what is wrong and what is allowed."""
+"""Parsing of the rules of a recipe into `Rule` objects.
+
+Mistakes raise a ValueError that names the key, what is wrong, and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,27 @@ from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule
-from custom_fp.rule import Rounding as Word
+from custom_fp.rule import Rounding as Mode
 from custom_fp.rule import is_stochastic, read_rounding, words
 from custom_fp.words import did_you_mean
 
-KEYS = ("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history")
-KEYS += ("aps", "kahan", "optional")
-SHORT_FORMS = {  # keys, and their roles in rules for all modules
+KEYS = (
+    *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
+    *("aps", "kahan", "optional"),
+)
+SHORT_FORMS = {  # keys that are short for a rule for all modules, and the role of that rule
     "weights": "parameter",
     "activations": "activation",
     "errors": "error",
     "accumulator": "accumulator",
 }
-READ = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))  # by products
-MOST_TRANSFORMED = 1 << 15
-MOST_REMEMBERED = 1 << 16
+OPERAND_ROLES = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))
+MAX_TRANSFORM_SIZE = 1 << 15
+MAX_HISTORY = 1 << 16
 
 
 def read_rules(typed: str, given: Any) -> list[Rule]:
-    """A list of rules as they are typed, called `typed`[0] and so on."""
+    """Parse a list of rules. Error messages call them `typed`[0], `typed`[1] and so on."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
             f"{typed}={given}: must be a list of rules, such as [{{modules: '*', role: weight, format: e4m3}}]"
@@ -41,7 +46,7 @@ def read_rules(typed: str, given: Any) -> list[Rule]:
 
 
 def read_rule(typed: str, given: Any) -> Rule:
-    """A rule as it is typed, {modules: 'blocks.*', role: weight, format: e4m3}."""
+    """Parse one rule, such as {modules: 'blocks.*', role: weight, format: e4m3}."""
     if not isinstance(given, Mapping):
         raise ValueError(
             f"{typed}={given}: must be a mapping, such as {{modules: '*', role: weight, format: e4m3}}"
@@ -59,16 +64,16 @@ def read_rule(typed: str, given: Any) -> Rule:
         raise ValueError(
             f"{typed}.modules={given['modules']}: must be a pattern, such as 'blocks.*', or a list of them"
         )
-    roles = _of_words(f"{typed}.role", given["role"], ROLES)
+    roles = _several_of(f"{typed}.role", given["role"], ROLES)
     products = () if given.get("product") is None else _listed(given["product"])
     for product in products:
         allowed = dict.fromkeys(p for role in roles for p in ROLES[role])
         if product not in allowed:
-            whats = ", ".join(allowed) or "none: leave product out"
-            raise ValueError(f"{typed}.product={product}: {' and '.join(roles)} takes part in {whats}")
+            found = ", ".join(allowed) or "none: leave product out"
+            raise ValueError(f"{typed}.product={product}: {' and '.join(roles)} takes part in {found}")
     first, end = _steps(typed, given.get("steps"))
     if "parameter" in roles and (first, end) != (0, None):
-        raise ValueError(f"{typed}.steps: weights are kept in one way throughout a run")
+        raise ValueError(f"{typed}.steps: the format of stored weights cannot change during a run")
     return Rule(
         typed,
         tuple(modules),
@@ -84,53 +89,52 @@ def read_rule(typed: str, given: Any) -> Rule:
 
 
 def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
-    """KEY: NAME as the rule that it is short for; None where it leaves things alone."""
+    """Return the rule that KEY: NAME is short for, or None if it rounds nothing."""
     role = SHORT_FORMS[key]
-    sums = role == "accumulator"
-    rounding = rounding_to(typed, role, name, aps=aps and not sums, kahan=kahan and sums)
+    is_sum = role == "accumulator"
+    rounding = rounding_to(typed, role, name, aps=aps and not is_sum, kahan=kahan and is_sum)
     return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), (role,), rounding)
 
 
 def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
     aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
-    word = NEAREST if given.get("rounding") is None else one_rounding(f"{typed}.rounding", given["rounding"])
-    size = _transform(f"{typed}.hadamard", given.get("hadamard"))
+    mode = NEAREST if given.get("rounding") is None else one_rounding(f"{typed}.rounding", given["rounding"])
+    size = _transform_size(f"{typed}.hadamard", given.get("hadamard"))
     for role in roles:
         found = rounding_to(typed, role, given["format"], aps=aps, kahan=kahan)
-        if word != NEAREST and role in ("accumulator", "parameter"):
-            instead = f"format=fp16-{word}, a rounding in its name"
+        if mode != NEAREST and role in ("accumulator", "parameter"):
+            instead = f"format=fp16-{mode}, with the rounding in the name"
             if role == "parameter":
-                instead = f"precision.update_rounding={word}"
-            of_role = "weights" if role == "parameter" else "sums"
+                instead = f"precision.update_rounding={mode}"
+            what = "weights" if role == "parameter" else "sums"
+            raise ValueError(f"{typed}.rounding={mode}: {role} takes nearest_even; for {what}, use {instead}")
+        if mode != NEAREST and found is not None and not parse(found.format).takes_rounding:
+            raise ValueError(f"{typed}.rounding={mode}: {found.format} rounds to nearest only")
+        if size is not None and role not in OPERAND_ROLES:
             raise ValueError(
-                f"{typed}.rounding={word}: {role} takes nearest_even; of {of_role} type {instead}"
-            )
-        if word != NEAREST and found is not None and not parse(found.format).takes_rounding:
-            raise ValueError(f"{typed}.rounding={word}: {found.format} rounds to nearest only")
-        if size is not None and role not in READ:
-            raise ValueError(
-                f"{typed}.hadamard={size}: transforms what products read: {', '.join(READ)}, not {role}"
+                f"{typed}.hadamard={size}: only operands are transformed: {', '.join(OPERAND_ROLES)}, not {role}"
             )
     history = _history(typed, roles, given)
     if history is not None and size is not None:
-        raise ValueError(f"{typed}: history={history} is of the tensor as it is; it goes without hadamard")
-    if aps and (word != NEAREST or size is not None):
         raise ValueError(
-            f"{typed}: aps=true rounds to nearest even and goes with no other rounding, nor hadamard"
+            f"{typed}: history={history} needs the tensor without a transform; leave hadamard out"
         )
+    if aps and (mode != NEAREST or size is not None):
+        raise ValueError(f"{typed}: aps=true rounds to nearest even; leave rounding and hadamard out")
     if found is None:
-        if word != NEAREST or size is not None:
-            key = f"hadamard={size}" if size is not None else f"rounding={word}"
+        if mode != NEAREST or size is not None:
+            key = f"hadamard={size}" if size is not None else f"rounding={mode}"
             raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
         return None
-    return Rounding(found.format, aps, kahan, word, size, history)
+    return Rounding(found.format, aps, kahan, mode, size, history)
 
 
 def rounding_to(
     typed: str, role: str, name: str, *, aps: bool = False, kahan: bool = False
 ) -> Rounding | None:
-    """None for fp32, rounding to which changes nothing."""
+    """Return the rounding to a format or accumulator, or None for fp32, which changes nothing."""
     key = f"{typed}.format" if typed.endswith("]") else typed
+    fmt: str | None
     if role == "accumulator" and isinstance(name, str) and is_name(name):
         fmt = accumulator_named(key, name, kahan)
     else:
@@ -139,7 +143,7 @@ def rounding_to(
         except ValueError as error:
             raise ValueError(f"{error}{near(str(name)) if role == 'accumulator' else ''}") from None
     if kahan and role != "accumulator":
-        raise ValueError(f"{typed}: kahan is for sums: role accumulator, not {role}")
+        raise ValueError(f"{typed}: kahan needs the role accumulator, not {role}")
     if aps and role == "accumulator":
         raise ValueError(f"{typed}: an accumulator has no tensor to shift: it takes aps=false")
     if aps and fmt is not None and parse(fmt).has_scales:
@@ -148,12 +152,12 @@ def rounding_to(
 
 
 def format_named(key: str, name: str, scales: bool = False) -> str | None:
-    """The format's name, or None for fp32. scales: whether it may have any."""
+    """Return the name of a format, or None for fp32. `scales` says whether the format may have scales."""
     try:
         parsed = parse(name)
         if not scales and not isinstance(parsed, Format | Tabulated):
             raise ValueError(
-                "a format with scales can stand for weights, activations and errors; here take eXmY"
+                "a format with scales is allowed for weights, activations and errors only; use eXmY here"
             )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{key}={name}: {error}") from None
@@ -163,7 +167,7 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
 
 
 def accumulator_named(key: str, name: str, kahan: bool) -> str:
-    """The one name of what sums, where it is more than a format."""
+    """Return the canonical name of an accumulator."""
     try:
         how = Accumulator.parse(name)
         return (replace(how, kahan=True) if kahan else how).name
@@ -172,14 +176,23 @@ def accumulator_named(key: str, name: str, kahan: bool) -> str:
 
 
 def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return a value of a key if it is allowed.
+
+    Raises:
+        ValueError: It is not.
+    """
     if not isinstance(value, str) or value not in allowed:
         near = did_you_mean(value, allowed) if isinstance(value, str) else ""
         raise ValueError(f"{key}={value}: choose one of {', '.join(allowed)}{near}")
     return value
 
 
-def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Word)) -> str:
-    """One of `allowed`, or stochastic_N where that has stochastic."""
+def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Mode)) -> str:
+    """Return a rounding mode if it is one of `allowed`. If that has stochastic, stochastic_N is allowed, too.
+
+    Raises:
+        ValueError: It is not allowed.
+    """
     try:
         read_rounding(value, allowed)
     except ValueError:
@@ -188,11 +201,11 @@ def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Word)) -> 
     return value
 
 
-def _of_words(key: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
-    words = _listed(given)
-    if not words:
-        raise ValueError(f"{key}={given}: choose one or some of {', '.join(allowed)}")
-    return tuple(one_of(key, word, allowed) for word in words)
+def _several_of(key: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
+    values = _listed(given)
+    if not values:
+        raise ValueError(f"{key}={given}: choose one or several of {', '.join(allowed)}")
+    return tuple(one_of(key, value, allowed) for value in values)
 
 
 def _listed(given: Any) -> list[Any]:
@@ -202,14 +215,14 @@ def _listed(given: Any) -> list[Any]:
 def _steps(typed: str, given: Any) -> tuple[int, int | None]:
     if given is None:
         return 0, None
-    if isinstance(given, list | tuple) and len(given) == 2 and _counts(given[0]):
+    if isinstance(given, list | tuple) and len(given) == 2 and _is_count(given[0]):
         first, end = given
-        if end is None or (_counts(end) and end > first):
+        if end is None or (_is_count(end) and end > first):
             return first, end
     raise ValueError(f"{typed}.steps={given}: must be [first, end], such as [0, 100] or [100, null]")
 
 
-def _counts(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -217,9 +230,9 @@ def _count(key: str, value: Any) -> float | None:
     if value is None:
         return None
     is_share = isinstance(value, float) and 0 < value < 1
-    if not is_share and not _counts(value):
+    if not is_share and not _is_count(value):
         raise ValueError(
-            f"{key}={value}: must be how many layers, such as 2, or a share below 1, such as 0.15; 0 is none"
+            f"{key}={value}: must be a number of layers, such as 2, or a share below 1, such as 0.15; 0 selects none"
         )
     return value
 
@@ -228,21 +241,21 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
     steps, name = given.get("history"), given["format"]
     if steps is None:
         return None
-    if not _counts(steps) or not 1 <= steps <= MOST_REMEMBERED:
-        raise ValueError(f"{typed}.history={steps}: must be a number of steps, 1 to {MOST_REMEMBERED}")
-    if not set(roles) <= set(READ):
-        raise ValueError(f"{typed}.history={steps}: is of what products read: {', '.join(READ)}")
+    if not _is_count(steps) or not 1 <= steps <= MAX_HISTORY:
+        raise ValueError(f"{typed}.history={steps}: must be a number of steps, 1 to {MAX_HISTORY}")
+    if not set(roles) <= set(OPERAND_ROLES):
+        raise ValueError(f"{typed}.history={steps}: only operands have a history: {', '.join(OPERAND_ROLES)}")
     if not parse(name).has_scales or parse(name).block != "tensor":
         raise ValueError(
-            f"{typed}.history={steps}: takes a format with one scale for the tensor, fp8_tensor, not {name}"
+            f"{typed}.history={steps}: needs a format with one scale for the tensor, such as fp8_tensor, not {name}"
         )
     return steps
 
 
-def _transform(key: str, value: Any) -> int | None:
+def _transform_size(key: str, value: Any) -> int | None:
     if value is None:
         return None
-    if not (_counts(value) and 1 < value <= MOST_TRANSFORMED and value & (value - 1) == 0):
+    if not (_is_count(value) and 1 < value <= MAX_TRANSFORM_SIZE and value & (value - 1) == 0):
         raise ValueError(f"{key}={value}: must be a power of two, such as 16")
     return value
 

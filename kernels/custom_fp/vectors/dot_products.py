@@ -1,14 +1,16 @@
-"""Which dot products to ask an accumulator, and what its definition (accumulators/reference.py) makes of them.
+"""The dot products with which an accumulator is tested, and the results that accumulators/reference.py gives.
 
-A row has the codes of both vectors, in the order that they are summed in, and the code of the result in the format of
-sums, of the total where there are chunks. Vectors are of two blocks and a part of one; of all terms where it has none.
-Values are those that the factors' formats have; with scales, a row has the codes of those, too, and none of a tensor.
+A row has the codes of both vectors, in the order in which they are summed, and the code of the result, in the format of
+the sums, or of the total if there are chunks. The vectors have two blocks and a part of a third, or a fixed number of
+terms if there are no blocks. Their values are values of the factors' formats. For formats with scales, a row also has
+the codes of the blocks' scales, but no scale of the tensor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,55 +24,64 @@ from custom_fp.formats.scalar import Format
 from custom_fp.reference import random_words
 from custom_fp.vectors import scales
 
-INPUTS = 0xFFFFFFFD  # the stream of random inputs
-SHORT = 16  # terms, where there are no blocks
+INPUTS = 0xFFFFFFFD  # the random stream of the first vector; the second has the one before it
+UNBLOCKED_TERMS = 16  # terms of a vector if there are no blocks
 Row = dict[str, object]
 Case = tuple[str, list[float], list[float]]
 
 
-def result_format(how: Accumulator) -> NumberFormat:
+def result_format(how: Accumulator) -> Any:
+    """Return the format of an accumulator's result."""
     return how.sum if how.chunk is None else how.total
 
 
 def depth_of(how: Accumulator) -> int:
-    """Terms of a vector: two blocks, or chunks, and a part of one."""
+    """Return the number of terms of a vector: two blocks, or two chunks, and a part of a third."""
     block = how.chunk or how.block
-    return SHORT if block == 1 else 2 * block + max(1, block // 2)
+    return UNBLOCKED_TERMS if block == 1 else 2 * block + max(1, block // 2)
 
 
-def rows(how: Accumulator, operands: Sequence[NumberFormat], count: int, seed: int) -> Iterator[Row]:
-    """`count` of them at random."""
+def rows(how: Accumulator, operands: Sequence[Any], count: int, seed: int) -> Iterator[Row]:
+    """Yield the vectors of an accumulator.
+
+    Args:
+        how: The accumulator.
+        operands: The formats of both vectors.
+        count: The number of random dot products.
+        seed: The seed of the random dot products.
+    """
     depth, elements = depth_of(how), [block_scales.elements_of(fmt) for fmt in operands]
-    cases = [*_zeros(depth), *_alone(elements, depth), *_far_apart(how, elements, depth)]
-    cases += [*_ends(elements, depth), *_not_finite(elements, depth)]
-    of_blocks: list[Tensor] = []
+    cases = [*_zeros(depth), *_single_terms(elements, depth), *_far_apart(how, elements, depth)]
+    cases += [*_extremes(elements, depth), *_not_finite(elements, depth)]
+    scale_codes: list[Tensor] = []
     if how.scales:
         blocks = -(-depth // how.scales)
         more = list(scales.cases(how, operands, depth))
-        under = [([1.0] * blocks,) * 2] * len(cases) + [each for _, each in more]
+        block_scales_of_cases = [([1.0] * blocks,) * 2] * len(cases) + [values for _, values in more]
         cases += [case for case, _ in more]
-        drawn = scales.random_codes(operands, count, blocks, seed)
-        of_blocks = [
-            torch.cat([scales.codes([each[i] for each in under], fmt), random])
-            for i, (fmt, random) in enumerate(zip(operands, drawn, strict=True))
+        random_scales = scales.random_codes(operands, count, blocks, seed)
+        scale_codes = [
+            torch.cat([scales.codes([each[i] for each in block_scales_of_cases], fmt), random])
+            for i, (fmt, random) in enumerate(zip(operands, random_scales, strict=True))
         ]
-    whats = [what for what, _, _ in cases]
+    names = [name for name, _, _ in cases]
     codes = [
-        torch.cat([_codes([case[1 + i] for case in cases], fmt), random])
+        torch.cat([_codes([case[1:][i] for case in cases], fmt), random])
         for i, (fmt, random) in enumerate(zip(elements, _random(elements, depth, count, seed), strict=True))
     ]
     values = [_values(code, fmt) for code, fmt in zip(codes, elements, strict=True)]
     if how.scales:
-        vectors = scales.under(values, of_blocks, operands, how.scales)
+        vectors = scales.scaled_operands(values, scale_codes, operands, how.scales)
     else:
         vectors = Operands(values[0][:, None, :], values[1][:, :, None])
     out = torch.empty(len(codes[0]), 1, 1)
     reference.product(vectors, how, how.rule, out)
     results = _codes(out[:, 0].tolist(), result_format(how))
     columns = list(zip("ab", codes, (fmt.code_bits for fmt in elements), strict=True))
-    columns += zip(("a_scales", "b_scales")[: len(of_blocks)], of_blocks, (8,) * len(of_blocks), strict=True)
-    for i, what in enumerate([*whats, *["random"] * count]):
-        row: Row = {"case": what} | {name: _hexes(code[i], bits) for name, code, bits in columns}
+    if how.scales:
+        columns += zip(("a_scales", "b_scales"), scale_codes, (8, 8), strict=True)
+    for i, case_name in enumerate([*names, *["random"] * count]):
+        row: Row = {"case": case_name} | {name: _hexes(code[i], bits) for name, code, bits in columns}
         yield row | {"result": _hexes(results[i], result_format(how).code_bits)[0]}
 
 
@@ -78,12 +89,13 @@ def rows(how: Accumulator, operands: Sequence[NumberFormat], count: int, seed: i
 
 
 def _zeros(depth: int) -> Iterator[Case]:
+    """Yield zeros of either sign."""
     for x, y in ((0.0, 0.0), (-0.0, 0.0), (-0.0, -0.0)):
         yield "zeros", [x] * depth, [y] * depth
 
 
-def _alone(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """One product that is not zero, in every place; and ones up to it, whose number tells what was added."""
+def _single_terms(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
+    """Yield vectors with one product that is not zero, at every place, and vectors of ones up to that place."""
     for k in range(depth):
         ones = [1.0] * (k + 1) + [0.0] * (depth - k - 1)
         yield "one term", [0.0] * k + [-1.0] + [0.0] * (depth - k - 1), [1.0] * depth
@@ -91,8 +103,11 @@ def _alone(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
 
 
 def _far_apart(how: Accumulator, operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """A large product and small ones, at every distance of exponents that the formats have: in one block, in the next
-    ones, with either sign, and with the large one taken away again."""
+    """Yield a large product among small ones, at every distance of exponents that the formats allow.
+
+    The large product is in the same block as small ones or in another one, with either sign, and it may be cancelled by
+    its negative.
+    """
     (low_a, high_a), (low_b, high_b) = map(_exponents, operands)
     high, low = high_a + high_b, low_a + low_b
     digits = result_digits(how)
@@ -104,16 +119,16 @@ def _far_apart(how: Accumulator, operands: Sequence[NumberFormat], depth: int) -
                 a, b = [sign * small[0]] * depth, [small[1]] * depth
                 a[place], b[place] = _factors(high, operands)
                 yield "far apart", a, b
-                back = next((k for k in reversed(range(depth)) if k != place), None)
-                if back is not None:
+                other = next((k for k in reversed(range(depth)) if k != place), None)
+                if other is not None:
                     a, b = [*a], [*b]
-                    a[back], b[back] = -a[place], b[place]
+                    a[other], b[other] = -a[place], b[place]
                     yield "cancelled", a, b
 
 
-def _ends(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """The smallest and the largest values, subnormals, alone and by each other."""
-    ends = [_ends_of(fmt) for fmt in operands]
+def _extremes(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
+    """Yield the smallest and largest values and subnormals, in all combinations."""
+    ends = [_extreme_values(fmt) for fmt in operands]
     for x in ends[0]:
         for y in ends[1]:
             yield "ends of the range", [x] * depth, [y] * depth
@@ -122,10 +137,11 @@ def _ends(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
 
 
 def _not_finite(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
+    """Yield infinities and NaN, if the formats have them."""
     a, b = operands
-    asked = [(math.inf, 1.0)] * a.has_inf + [(1.0, -math.inf)] * b.has_inf + [(math.inf, 0.0)] * a.has_inf
-    asked += [(math.nan, 1.0)] * a.has_nan + [(0.0, math.nan)] * b.has_nan
-    for x, y in asked:
+    factors = [(math.inf, 1.0)] * a.has_inf + [(1.0, -math.inf)] * b.has_inf + [(math.inf, 0.0)] * a.has_inf
+    factors += [(math.nan, 1.0)] * a.has_nan + [(0.0, math.nan)] * b.has_nan
+    for x, y in factors:
         for place in (0, depth - 1):
             first, second = [1.0] * depth, [1.0] * depth
             first[place], second[place] = x, y
@@ -135,7 +151,11 @@ def _not_finite(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
 
 
 def _random(operands: Sequence[NumberFormat], depth: int, count: int, seed: int) -> list[Tensor]:
-    """Codes: in turn any, and of finite values that are followed by their negatives, times others, in another order."""
+    """Return random codes for both vectors.
+
+    Rows alternate between any codes, and finite values whose second half has the negatives of the first, in reverse
+    order.
+    """
     found = []
     for i, fmt in enumerate(operands):
         words = random_words(count * depth, INPUTS - i, seed, torch.device("cpu")).view(count, depth)
@@ -153,28 +173,29 @@ def _random(operands: Sequence[NumberFormat], depth: int, count: int, seed: int)
 
 
 def result_digits(how: Accumulator) -> int:
+    """Return the mantissa bits of an accumulator's result, or 8 if its format is a table of values."""
     return getattr(result_format(how), "mantissa_bits", 8)
 
 
-def _smallest(fmt: NumberFormat) -> float:
+def _smallest(fmt: Any) -> float:
     if isinstance(fmt, Format):
-        return fmt.smallest_subnormal or fmt.smallest_normal
+        return fmt.smallest_subnormal or fmt.smallest_normal or 0.0
     return fmt.smallest
 
 
-def _exponents(fmt: NumberFormat) -> tuple[int, int]:
+def _exponents(fmt: Any) -> tuple[int, int]:
     return math.frexp(_smallest(fmt))[1] - 1, math.frexp(fmt.max)[1] - 1
 
 
-def _factors(exponent: int, operands: Sequence[NumberFormat]) -> tuple[float, float]:
-    """Two values whose product has about that exponent, and more than one digit where they have."""
+def _factors(exponent: int, operands: Sequence[Any]) -> tuple[float, float]:
+    """Return two values whose product has about this exponent, and more than one significant bit if possible."""
     (low_a, high_a), (low_b, high_b) = map(_exponents, operands)
-    of_a = min(max(exponent - (low_b + high_b) // 2, low_a, exponent - high_b), high_a)
-    of_b = min(max(exponent - of_a, low_b), high_b)
-    return math.ldexp(1.0, of_a), min(math.ldexp(1.25, of_b), operands[1].max)
+    exponent_a = min(max(exponent - (low_b + high_b) // 2, low_a, exponent - high_b), high_a)
+    exponent_b = min(max(exponent - exponent_a, low_b), high_b)
+    return math.ldexp(1.0, exponent_a), min(math.ldexp(1.25, exponent_b), operands[1].max)
 
 
-def _ends_of(fmt: NumberFormat) -> list[float]:
+def _extreme_values(fmt: Any) -> list[float]:
     found = [_smallest(fmt), fmt.max]
     if isinstance(fmt, Format) and fmt.smallest_normal and fmt.smallest_subnormal:
         found += [fmt.smallest_normal, fmt.smallest_normal - fmt.smallest_subnormal]
