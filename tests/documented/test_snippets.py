@@ -41,6 +41,8 @@ epoch, loss = 1, 0.5
     "kernels/README.md": f"""{MODEL}
 x, g, w, a, b, g0, g1, g2 = torch.randn(8, 128, 128).unbind()
 network = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+my_gemm = lambda a, b: custom_fp.matmul(a, b, accumulator="h100_bf16").bfloat16()
+my_cast = lambda x: custom_fp.quantize(x, "e4m3fn", overflow="saturate")
 """,
     "docs/accumulators.md": f"{MODEL}\na, b = torch.randn(2, 64, 64).unbind()\n",
     "docs/recipes.md": MODEL,

@@ -34,7 +34,7 @@ def explain(failure: Failure) -> Cause | None:
 
 
 def special_values(failure: Failure) -> Iterator[Cause]:
-    """NaN and infinity, and results that are not numbers."""
+    """Yield lost or unexpected NaN and infinity."""
     bounds, got = failure.bounds, failure.got
     special, finite = bounds.special, got.isfinite()
     if special.any():
@@ -55,7 +55,7 @@ def special_values(failure: Failure) -> Iterator[Cause]:
 
 
 def roundings(failure: Failure) -> Iterator[Cause]:
-    """The result was rounded otherwise, or more than once."""
+    """Yield other roundings of the result."""
     output = failure.whole.output
     yield failure.of_ends(
         "subnormal results were flushed to zero",
@@ -82,7 +82,7 @@ def roundings(failure: Failure) -> Iterator[Cause]:
 
 
 def scales(failure: Failure) -> Iterator[Cause]:
-    """The result is a multiple of the expected one."""
+    """Yield multiples of the result, and scales that were not applied as they should be."""
     problem, exact, got = failure.whole, failure.exact, failure.got
     yield Cause("the result is 0 (not written, or masked out)", (got == 0).double().mean().item())
     yield failure.of_values("the sign of the result is wrong", -exact)
@@ -108,7 +108,7 @@ def scales(failure: Failure) -> Iterator[Cause]:
 
 
 def terms(failure: Failure) -> Iterator[Cause]:
-    """Terms are missing, counted twice, or scaled otherwise."""
+    """Yield terms that are missing, added twice, or under another scale."""
     p, exact, depth = failure.terms, failure.exact, failure.whole.depth
     block = failure.whole.how.block
     sums = torch.nn.functional.pad(p.cumsum(1), (1, 0))
@@ -140,7 +140,7 @@ def terms(failure: Failure) -> Iterator[Cause]:
 
 
 def block_scales(failure: Failure) -> Iterator[Cause]:
-    """The scales of blocks of the operands were taken from another place."""
+    """Yield scales of blocks that were read from another place."""
     problem = failure.whole
     z, row, column = failure.place
     for name, exponents, index, which in (
@@ -181,7 +181,7 @@ def block_scales(failure: Failure) -> Iterator[Cause]:
 
 
 def operands(failure: Failure) -> Iterator[Cause]:
-    """The operands or products were rounded or flushed first."""
+    """Yield operands and products that were rounded or flushed first."""
     problem = failure.whole
     z, row, column = failure.place
     a, b = problem.a[z, row], problem.bt[z, column]
@@ -211,7 +211,7 @@ def operands(failure: Failure) -> Iterator[Cause]:
 
 
 def sums(failure: Failure) -> Iterator[Cause]:
-    """Sums were formed in another format."""
+    """Yield sums in other formats."""
     window, how = failure.window, failure.whole.how
     if how.is_stochastic or window.group_scales is not None:
         return

@@ -69,7 +69,7 @@ class Failure:
 
     @cached_property
     def exact(self) -> Tensor:
-        """(E,) float64"""
+        """(E,) float64: the sums of the terms."""
         return self.terms.sum(1)
 
     @cached_property

@@ -13,7 +13,7 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 
 def layouts(failure: Failure) -> Iterator[Cause]:
-    """Tiles are transposed, at a wrong place, or add to what was there."""
+    """Yield tiles that are transposed, at a wrong place, or added to another one."""
     yield from _operand_tiles(failure, "a")
     yield from _operand_tiles(failure, "b")
     matrix = failure.matrix
@@ -60,7 +60,7 @@ def _whole_operands(failure: Failure) -> Iterator[Cause]:
 
 
 def _operand_tiles(failure: Failure, name: str) -> Iterator[Cause]:
-    """A tile of an operand, square, is transposed: one along K, or all."""
+    """Yield square tiles of an operand that are transposed: all of them, or one along K."""
     problem = failure.whole
     x = (problem.a if name == "a" else problem.bt)[failure.batch].double()
     index = failure.row if name == "a" else failure.column
