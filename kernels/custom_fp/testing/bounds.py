@@ -20,14 +20,14 @@ each addition can have. It is derived as follows, for one element with the exact
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import custom_fp
-from custom_fp.accumulator import EXACT, FP32, Accumulator, Order
+from custom_fp.accumulator import EXACT, FP32, Order
 from custom_fp.accumulators.reference import ZERO, digits
-from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import power_of_two
 from custom_fp.rule import Rounding
@@ -56,7 +56,8 @@ class Bounds:
 
     def rounded(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Return the smallest and largest legal result as float64."""
-        return tuple(custom_fp.quantize(x, problem.output).double() for x in (self.low, self.high))
+        low, high = (custom_fp.quantize(x, problem.output).double() for x in (self.low, self.high))
+        return low, high
 
     def contains(self, got: Tensor, problem: Problem) -> Tensor:
         low, high = self.rounded(problem)
@@ -108,7 +109,7 @@ def _exponents(problem: Problem) -> tuple[Tensor, Tensor] | None:
     for x, fmt, scale in zip(
         (problem.a, problem.bt), how.elements, (problem.a_exponents, problem.b_exponents), strict=True
     ):
-        of_scale = 0
+        of_scale: Any = 0
         if scale is not None:
             of_scale = scale.long().repeat_interleave(how.scales, -1)[..., : x.shape[-1]]
         found.append((of_scale if how.group > 1 else digits(x, fmt.emin, of_scale)[2]).to(torch.int16))
@@ -129,8 +130,10 @@ class _Elements:
     def __init__(
         self, problem: Problem, z: Tensor, row: Tensor, column: Tensor, exponents: tuple | None, grids: tuple
     ):
-        self.problem, self.how, self.place = problem, problem.how, (z, row, column)
-        how, depth = problem.how, problem.depth
+        self.problem, self.place = problem, (z, row, column)
+        self.how: Any = problem.how  # its attributes have the types that its constructor accepts
+        depth = problem.depth
+        how: Any = problem.how
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()
         if how.flush:
             a, b = (_flushed(x, fmt) for x, fmt in zip((a, b), how.elements, strict=True))
@@ -340,32 +343,32 @@ def _lost(terms: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     return down * quantum, (down - both) * quantum
 
 
-def _flushed(x: Tensor, fmt: Format) -> Tensor:
+def _flushed(x: Tensor, fmt: Any) -> Tensor:
     return torch.where(x.abs() < fmt.smallest_normal, 0.0, x)
 
 
-def _mantissa_of(fmt: NumberFormat) -> int:
+def _mantissa_of(fmt: Any) -> int:
     return fmt.mantissa_bits if isinstance(fmt, Format) else 0
 
 
-def _mantissa(how: Accumulator) -> int:
+def _mantissa(how: Any) -> int:
     return _mantissa_of(how.sum)
 
 
-def _growth(how: Accumulator, count: int) -> float:
+def _growth(how: Any, count: int) -> float:
     """Return by how much roundings can make a sum of `count` terms larger."""
     half = 1 if how.rounding in _NEAREST else 0
     growth = (1 + 2.0 ** -(_mantissa(how) + half) + 2.0**-22) ** min(count, 1 << 20)
     return min(growth, 2.0**200)
 
 
-def _exponent(x: Tensor, fmt: Format) -> Tensor:
+def _exponent(x: Tensor, fmt: Any) -> Tensor:
     """Return the exponent of a partial sum of at most x."""
     exponent = torch.frexp(x).exponent.long() - 1
     return torch.where(x == 0, ZERO, exponent.clamp(min=fmt.emin, max=1000))
 
 
-def _spacing(x: Tensor, fmt: NumberFormat) -> Tensor:
+def _spacing(x: Tensor, fmt: Any) -> Tensor:
     """Return the largest distance between neighboring values of the format up to the magnitude x."""
     if isinstance(fmt, Format):
         exponent = (torch.frexp(x.clamp(max=2.0**300)).exponent.long() - 1).clamp(min=fmt.emin)
@@ -382,7 +385,7 @@ def _above(spacing: Tensor, grid: Tensor) -> Tensor:
     return torch.where(spacing <= grid, 0.0, spacing)
 
 
-def _rounding_errors(how: Accumulator, top: Tensor, bottom: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+def _rounding_errors(how: Any, top: Tensor, bottom: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     """Return how far one rounding of a sum between -bottom and top goes down, and up."""
     largest = torch.maximum(top, bottom)
     if how.rounding == Rounding.TOWARD_ZERO and isinstance(how.sum, Format):

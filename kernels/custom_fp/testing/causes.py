@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,12 +58,12 @@ def special_values(failure: Failure) -> Iterator[Cause]:
 def roundings(failure: Failure) -> Iterator[Cause]:
     """Yield other roundings of the result."""
     output = failure.whole.output
-    yield failure.of_ends(
-        "subnormal results were flushed to zero",
-        lambda x: torch.where(
-            failure.round_to_output(x).abs() < output.smallest_normal, 0.0, failure.round_to_output(x)
-        ),
-    )
+
+    def flushed(x: Tensor) -> Tensor:
+        x = failure.round_to_output(x)
+        return torch.where(x.abs() < 2.0**output.emin, 0.0, x)
+
+    yield failure.of_ends("subnormal results were flushed to zero", flushed)
     names = {
         "toward_zero": "the result was rounded toward zero (truncated) instead of to nearest even",
         "nearest_away": "ties were rounded away from zero instead of to even",
@@ -70,15 +71,17 @@ def roundings(failure: Failure) -> Iterator[Cause]:
         "toward_negative": "the result was rounded down instead of to nearest even",
     }
     for rounding, text in names.items():
-        yield failure.of_ends(text, lambda x, word=rounding: failure.round_to_output(x, rounding=word))
+        yield failure.of_ends(text, partial(failure.round_to_output, rounding=rounding))
     for name in ("bf16", "fp16", "tf32", "e4m3fn", "e5m2"):
         fmt = Format.parse(name)
         if fmt != output:
             text = f"the result was rounded to {name} before it was rounded to {output} (double rounding)"
             text = f"the result was rounded to {name}" if _is_part(fmt, output) else text
-            yield failure.of_ends(
-                text, lambda x, fmt=fmt: failure.round_to_output(custom_fp.quantize(x, fmt))
-            )
+            yield failure.of_ends(text, partial(_rounded_twice, failure, fmt))
+
+
+def _rounded_twice(failure: Failure, fmt: Format, x: Tensor) -> Tensor:
+    return failure.round_to_output(custom_fp.quantize(x, fmt))
 
 
 def scales(failure: Failure) -> Iterator[Cause]:
@@ -87,23 +90,22 @@ def scales(failure: Failure) -> Iterator[Cause]:
     yield Cause("the result is 0 (not written, or masked out)", (got == 0).double().mean().item())
     yield failure.of_values("the sign of the result is wrong", -exact)
     factors = [f.expand(problem.got.shape)[failure.place].double() for f in problem.factors]
-    named = ["scale_a", "scale_b"] if len(factors) == 2 else ["the scale of the result"] * len(factors)
-    for name, factor in zip(named, factors, strict=True):
+    for name, factor in zip(problem.names, factors, strict=True):
         yield failure.of_values(f"{name} was not applied", exact / factor)
         yield failure.of_values(f"{name} was applied twice", exact * factor)
         yield failure.of_values(f"the result was divided by {name} instead of multiplied", exact / factor**2)
-    if len(factors) == 2:
+    if problem.names == ("scale_a", "scale_b"):
         yield failure.of_values("neither scale_a nor scale_b was applied", exact / factors[0] / factors[1])
         yield from _exchanged_scales(failure, factors)
-    powers = torch.tensor([j for j in range(-32, 33) if j], dtype=torch.float64)
+    powers = [j for j in range(-32, 33) if j]
     yield from failure.best_of(
-        lambda i: f"the scale is wrong: the result is 2^{int(powers[i])} times the expected one",
-        exact[:, None] * torch.exp2(powers),
+        [f"the scale is wrong: the result is 2^{j} times the expected one" for j in powers],
+        exact[:, None] * torch.tensor([2.0**j for j in powers], dtype=torch.float64),
     )
     usable = exact.isfinite() & got.isfinite()
-    factor = ((got * exact)[usable].sum() / (exact**2)[usable].sum()).item()  # by least squares
+    ratio = ((got * exact)[usable].sum() / (exact**2)[usable].sum()).item()  # by least squares
     yield failure.of_values(
-        f"the scale is wrong: the result is {factor:.4g} times the expected one", exact * factor
+        f"the scale is wrong: the result is {ratio:.4g} times the expected one", exact * ratio
     )
 
 
@@ -112,11 +114,12 @@ def terms(failure: Failure) -> Iterator[Cause]:
     p, exact, depth = failure.terms, failure.exact, failure.whole.depth
     block = failure.whole.how.block
     sums = torch.nn.functional.pad(p.cumsum(1), (1, 0))
+    cuts = range(1, depth)
     yield from failure.best_of(
-        lambda k: f"only the first {k + 1} of {depth} terms were added", sums[:, 1:depth]
+        [f"only the first {k} of {depth} terms were added" for k in cuts], sums[:, 1:depth]
     )
     yield from failure.best_of(
-        lambda k: f"the first {k + 1} of {depth} terms are missing", exact[:, None] - sums[:, 1:depth]
+        [f"the first {k} of {depth} terms are missing" for k in cuts], exact[:, None] - sums[:, 1:depth]
     )
     sizes = {1, block, failure.whole.unit, 16, 32, 64, 128, 256}
     for size in sorted(size for size in sizes if size < depth):
@@ -124,19 +127,15 @@ def terms(failure: Failure) -> Iterator[Cause]:
         ends = (starts + size).clamp(max=depth)
         parts = sums[:, ends] - sums[:, starts]
 
-        def named(i: int, starts: Tensor = starts, ends: Tensor = ends) -> str:
-            first, last = int(starts[i]), int(ends[i]) - 1
-            return f"term {first} of K" if first == last else f"the block of K with terms {first} to {last}"
-
-        yield from failure.best_of(lambda i, named=named: f"{named(i)} is missing", exact[:, None] - parts)
+        names = [f"the block of K with terms {i} to {j - 1}" for i, j in zip(starts, ends, strict=True)]
+        names = [f"term {i} of K" for i in range(depth)] if size == 1 else names
+        yield from failure.best_of([f"{name} is missing" for name in names], exact[:, None] - parts)
         for power in (1, -1, 2, -2, 3, -3, 4, -4) if size > 1 else (1,):
             what = f"has a scale that is wrong by 2^{power}"
             if power == 1:
                 what = f"{what}, or was added twice" if failure.has_scales else "was added twice"
-            yield from failure.best_of(
-                lambda i, named=named, what=what: f"{named(i)} {what}",
-                exact[:, None] + parts * (2.0**power - 1),
-            )
+            values = exact[:, None] + parts * (2.0**power - 1)
+            yield from failure.best_of([f"{name} {what}" for name in names], values)
 
 
 def block_scales(failure: Failure) -> Iterator[Cause]:
@@ -197,16 +196,17 @@ def operands(failure: Failure) -> Iterator[Cause]:
                 values = (p * rest).nan_to_num(0, 0, 0).sum(1)
                 yield failure.of_values(f"{text} rounded to {name}{how} before they were multiplied", values)
     for name in ("fp16", "bf16"):
-        smallest = Format.parse(name).smallest_normal
+        smallest = 2.0 ** Format.parse(name).emin
         x, y = (torch.where(v.abs() < smallest, 0.0, v).double() for v in (a, b))
         p = a.double() * b.double()
         text = f"subnormal operands (below {smallest:.3g}, of {name}) were flushed to zero"
         yield failure.of_values(text, (x * y * rest).sum(1))
         text = f"subnormal products (below {smallest:.3g}, of {name}) were flushed to zero"
         yield failure.of_values(text, (torch.where(p.abs() < smallest, 0.0, p) * rest).sum(1))
-    for fmt in dict.fromkeys(getattr(f, "of", f) for f in problem.how.operands or ()):
-        x, y = (torch.where(v.abs() < fmt.smallest_normal, 0.0, v).double() for v in (a, b))
-        text = f"subnormal operands (below {fmt.smallest_normal:.3g}, of {fmt}) were flushed to zero"
+    for fmt in dict.fromkeys(problem.how.elements):
+        smallest = 2.0**fmt.emin
+        x, y = (torch.where(v.abs() < smallest, 0.0, v).double() for v in (a, b))
+        text = f"subnormal operands (below {smallest:.3g}, of {fmt}) were flushed to zero"
         yield failure.of_values(text, (x * y * rest).sum(1))
 
 

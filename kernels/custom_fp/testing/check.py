@@ -16,6 +16,9 @@ _PROBE = 256
 """Elements on which each order is tried before it is computed for all."""
 
 
+_NOTHING = Bounds(*(torch.empty(0) for _ in Bounds.__dataclass_fields__))
+
+
 @dataclass(frozen=True)
 class Check:
     """What was found out about a result."""
@@ -24,7 +27,7 @@ class Check:
     """The order that gives every element, if one was found."""
     places: tuple[Tensor, Tensor, Tensor]
     """Batch, row and column of the elements that no legal order gives."""
-    bounds: Bounds | None
+    bounds: Bounds
     """The intervals of these elements."""
 
     @property
@@ -43,7 +46,7 @@ def check(problem: Problem) -> Check:
             if share == 1:
                 wrong = ~orders.equal(orders.results(problem, candidate)[which], problem.got)
                 if not wrong.any():
-                    return Check(candidate, _places(wrong), None)
+                    return Check(candidate, _places(wrong), _NOTHING)
                 left, best_share = left & wrong, 1.0
             elif share > best_share:
                 best, best_share = (candidate, which), share
@@ -51,15 +54,17 @@ def check(problem: Problem) -> Check:
         left = ~orders.equal(orders.results(problem, best[0])[best[1]], problem.got)
     places = _places(left)
     if not left.any():
-        return Check(None, places, None)
+        return Check(None, places, _NOTHING)
     if problem.parts and problem.group_scales is None and not problem.how.is_stochastic:
         found = bounds_of_parts(problem, orders.part_sums(problem, problem.parts), *places)
     else:
         found = bounds(problem, *places)
     outside = ~found.contains(problem.got[places], problem)
     found = Bounds(*(getattr(found, name)[outside] for name in Bounds.__dataclass_fields__))
-    return Check(None, tuple(index[outside] for index in places), found)
+    z, row, column = (index[outside] for index in places)
+    return Check(None, (z, row, column), found)
 
 
 def _places(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(mask.nonzero().unbind(-1))
+    z, row, column = mask.nonzero().unbind(-1)
+    return z, row, column

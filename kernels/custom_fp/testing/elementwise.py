@@ -37,7 +37,7 @@ def check_quantize(
     x = x.detach().cpu()
     x = x if x.dtype in (torch.float64, torch.float16, torch.bfloat16) else x.float()
     got = got.detach().cpu().float()
-    rule = {"rounding": rounding, "overflow": overflow, "axis": axis}
+    rule: dict[str, Any] = {"rounding": rounding, "overflow": overflow, "axis": axis}
     if rounding.startswith("stochastic") and seed is None:
         if fmt.has_scales:
             raise ValueError(f"stochastic rounding to {fmt}, which has scales, is checked with a seed only")
@@ -76,12 +76,12 @@ def _message(
         f"Worst element: {at[0]:.9g} at index {index}, where x is {at[1]:.9g}",
         f"Expected there: {expected}{_steps(at[0], at[2], fmt)}",
     ]
-    best = max(_causes(got, x, fmt, rule), key=lambda c: c[1][wrong].double().mean().item(), default=None)
-    share = best[1][wrong].double().mean().item() if best else 0.0
+    shares = [(matches[wrong].double().mean().item(), text) for text, matches in _causes(got, x, fmt, rule)]
+    share, cause = max(shares, key=lambda found: found[0])
     if share < _LEAST:
         lines.append("Likely cause: unknown; no single hypothesis reproduces most of the mismatched elements")
     else:
-        lines.append(f"Likely cause: {best[0]}")
+        lines.append(f"Likely cause: {cause}")
         lines.append(f"              (this reproduces {100 * share:.0f}% of the mismatched elements)")
     return "\n".join(lines)
 

@@ -120,7 +120,7 @@ class Failure:
         inside = (self.got >= low) & (self.got <= high)
         return Cause(text, inside.double().mean().item())
 
-    def best_of(self, text: Callable[[int], str], values: Tensor) -> Iterable[Cause]:
+    def best_of(self, texts: list[str], values: Tensor) -> Iterable[Cause]:
         """Score many values of each element, (E, candidates). Only one that stands out counts."""
         shares = self.matches(values).double().mean(0)
         if len(shares) == 0:
@@ -128,14 +128,14 @@ class Failure:
         best = int(shares.argmax())
         rivals = (shares >= 0.8 * shares[best]).sum()
         if rivals == 1:
-            yield Cause(text(best), shares[best].item())
+            yield Cause(texts[best], shares[best].item())
 
     def window_result(self, result: Tensor) -> Tensor:
         """Take the wrong elements of a result of the window."""
         return result[self.in_window]
 
-    def round_to_output(self, x: Tensor, **rule: str) -> Tensor:
-        return custom_fp.quantize(x, self.whole.output, **rule)
+    def round_to_output(self, x: Tensor, rounding: str = "nearest_even") -> Tensor:
+        return custom_fp.quantize(x, self.whole.output, rounding=rounding)
 
 
 def _first_values(index: Tensor, count: int) -> Tensor:

@@ -82,11 +82,9 @@ def _operand_tiles(failure: Failure, name: str) -> Iterator[Cause]:
             for p in (failure.terms, terms)
         )
 
-        def text(i: int, tile: int = tile) -> str:
-            terms = f"terms {i * tile} to {(i + 1) * tile - 1}"
-            return f"a tile of {tile} x {tile} elements of {name} is transposed: {terms}"
-
-        yield from failure.best_of(text, failure.exact[:, None] - before + after)
+        what = f"a tile of {tile} x {tile} elements of {name} is transposed"
+        texts = [f"{what}: terms {i} to {i + tile - 1}" for i in range(0, problem.depth, tile)]
+        yield from failure.best_of(texts, failure.exact[:, None] - before + after)
 
 
 def _at(x: Tensor, row: Tensor, column: Tensor) -> Tensor:

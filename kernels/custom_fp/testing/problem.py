@@ -44,6 +44,8 @@ class Problem:
     b_exponents: Tensor | None
     """(Z, N, S) int32."""
     how: Accumulator
+    names: tuple[str, ...]
+    """What the factors are."""
     factors: tuple[Tensor, ...]
     """float32 factors of the result, each broadcastable to (Z, M, N)."""
     group_scales: tuple[Tensor, Tensor] | None
@@ -86,10 +88,9 @@ class Problem:
     def select(self, z: Tensor, rows: Tensor, columns: Tensor) -> Problem:
         """Return the problem of some batches, rows and columns."""
 
-        def of(x: Tensor | None, *indices: Tensor) -> Tensor | None:
+        def of(x: Tensor, *indices: Tensor) -> Tensor:
             for dimension, index in enumerate(indices):
-                if x is not None and x.shape[dimension] > 1:
-                    x = x.index_select(dimension, index)
+                x = x.index_select(dimension, index) if x.shape[dimension] > 1 else x
             return x
 
         return replace(
@@ -118,7 +119,7 @@ class Problem:
         """Return (Z, M, N): what the machine adds up terms first .. last - 1 to, in ascending order."""
         how = how or self.how
         a, b = self.a[..., first:last].contiguous(), self.bt[..., first:last].mT.contiguous()
-        if not how.scales:
+        if self.a_exponents is None or self.b_exponents is None:
             return custom_fp.matmul(a, b, accumulator=how)
         scales = slice(first // how.scales, -(-last // how.scales))
         exponents = self.a_exponents[..., scales].contiguous(), self.b_exponents[..., scales].mT.contiguous()
@@ -147,20 +148,22 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
     if got.shape != shape:
         raise ValueError(f"got has shape {tuple(got.shape)}, but a @ b has shape {tuple(shape)}")
     how = _accumulator(machine)
+    formats: Any = how.operands or (None, None)
     check_supported(how)
     a3, b3 = (
         x.detach().cpu().float().expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b)
     )
-    factors, exponents = [], (None, None)
+    factors: list[tuple[str, Tensor]] = []
+    exponents: tuple[Tensor | None, Tensor | None] = (None, None)
     if how.scales:
-        found_a, found_b = find(a3, how.operands[0], 2, how), find(b3.contiguous(), how.operands[1], 1, how)
+        found_a, found_b = find(a3, formats[0], 2, how), find(b3.contiguous(), formats[1], 1, how)
         a3, b3 = found_a.values, found_b.values
         exponents = found_a.scales, found_b.scales.mT
-        if found_a.of_tensor is not None:
-            factors.append((found_a.of_tensor * found_b.of_tensor).view(1, 1, 1))
+        if found_a.of_tensor is not None and found_b.of_tensor is not None:
+            factors.append(("the tensors' scales", (found_a.of_tensor * found_b.of_tensor).view(1, 1, 1)))
     else:
-        for name, x, fmt in zip("ab", (a3, b3), how.operands or (None, None), strict=True):
-            if fmt is not None and not _has_values_of(x, fmt):
+        for name, x, fmt in zip("ab", (a3, b3), formats, strict=True):
+            if isinstance(fmt, Format) and not _has_values_of(x, fmt):
                 raise ValueError(
                     f"{name} has values that {fmt} does not have, which {how} multiplies: "
                     f"round it first, custom_fp.quantize({name}, {fmt.name!r})"
@@ -179,18 +182,19 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
             raise ValueError(
                 f"a scale covers {group} terms, but {how} adds chunks of {how.chunk}; they must be equal"
             )
-        ones = [torch.ones(z, size, groups) for size in (m, n)]
-        group_scales = tuple(
-            one if x is None else x.expand(z, *one.shape[1:]) for one, x in zip(ones, scales, strict=True)
-        )
+        ones = torch.ones(z, 1, groups)
+        s_a, s_b = (ones if x is None else x for x in scales)
+        group_scales = s_a.expand(z, m, groups), s_b.expand(z, n, groups)
         unit, how = group, replace(how, chunk=None)
     else:
-        factors += [x if i == 0 else x.mT for i, x in enumerate(scales) if x is not None]
-    places = tuple(torch.arange(size) for size in (z, m, n))
+        factors += [("scale_a", scales[0])] if scales[0] is not None else []
+        factors += [("scale_b", scales[1].mT)] if scales[1] is not None else []
+    places = torch.arange(z), torch.arange(m), torch.arange(n)
     parts = _parts(k_split, depth, unit)
     got = got.detach().cpu().reshape(z, m, n)
     bt = b3.mT.contiguous()
-    return Problem(got, a3, bt, *exponents, how, tuple(factors), group_scales, unit, parts, places, shape)
+    names, values = tuple(name for name, _ in factors), tuple(x for _, x in factors)
+    return Problem(got, a3, bt, *exponents, how, names, values, group_scales, unit, parts, places, shape)
 
 
 def check_supported(how: Accumulator) -> None:
@@ -204,7 +208,7 @@ def _accumulator(machine: Any) -> Accumulator:
     if not isinstance(machine, str | NumberFormat | Accumulator):
         raise ValueError(f"machine is {machine!r}; allowed: a name such as 'h100_bf16', or an Accumulator")
     how, kahan = read(machine)
-    return how if isinstance(how, Accumulator) else Accumulator(how, kahan=kahan)
+    return how if isinstance(how, Accumulator) else Accumulator(how, kahan=kahan)  # type: ignore[arg-type]
 
 
 def _kind(x: Any) -> str:
