@@ -142,7 +142,7 @@ def _help() -> str:
 
 def _nearest(name: str) -> str:
     """Suggest a command similar to `name`, or list all commands."""
-    from custom_fp.words import did_you_mean
+    from custom_fp.suggestions import did_you_mean
 
     names = [command for command in COMMANDS if "--" not in command]
     return did_you_mean(name, names) or f"; there are: {', '.join(names)}"

@@ -42,15 +42,15 @@ class Scaled:
     def of(cls, encoded: tuple[torch.Tensor, ...], fmt: custom_fp.BlockFormat, axis: int) -> Scaled:
         codes, scales, *of_tensor = encoded
         values = custom_fp.decode(encoded, fmt, axis=axis)
-        elements = custom_fp.decode(codes, fmt.of).double().numpy()
-        if fmt.scale == "e8m0":
+        elements = custom_fp.decode(codes, fmt.element).double().numpy()
+        if fmt.scale.format.name == "e8m0":
             exponent = scales.numpy().astype(np.int64) - 127
             scale = np.ldexp(1.0, exponent)
         else:
-            scale = custom_fp.decode(scales, fmt.scale).double().numpy()
+            scale = custom_fp.decode(scales, fmt.scale.format.name).double().numpy()
             exponent = np.maximum(np.frexp(scale)[1] - 1, -6)
         scale, exponent = (np.repeat(x, fmt.block, axis) for x in (scale, exponent))
-        of_codes = np.where(elements == 0, -126, np.maximum(np.frexp(elements)[1] - 1, fmt.of.emin))
+        of_codes = np.where(elements == 0, -126, np.maximum(np.frexp(elements)[1] - 1, fmt.element.emin))
         return cls(values, elements * scale, of_codes + exponent, exponent, *of_tensor or [1.0])
 
 
@@ -193,11 +193,13 @@ def scaled_operand(
             custom_fp.encode(torch.randn(shape, generator=g) * spread, fmt, axis=axis), fmt, axis
         )
     _, scales, *of_tensor = encoded
-    codes = custom_fp.encode(operand(fmt.of, shape, kind, g), fmt.of)
+    codes = custom_fp.encode(operand(fmt.element, shape, kind, g), fmt.element)
     codes[(slice(None),) * axis + (slice(None, None, fmt.block),)] = custom_fp.encode(
-        torch.tensor(fmt.of.max), fmt.of
+        torch.tensor(fmt.element.max), fmt.element
     )
-    first, last = (1, 126) if fmt.scale != "e8m0" else (int(torch.randint(0, 100, (), generator=g)), 150)
+    first, last = (
+        (1, 126) if fmt.scale.format.name != "e8m0" else (int(torch.randint(0, 100, (), generator=g)), 150)
+    )
     scales = torch.randint(first, last + 1, scales.shape, generator=g).to(torch.uint8)
     scales.view(-1)[0] = last  # the tensor's largest
     return Scaled.of((codes, scales, *of_tensor), fmt, axis)

@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "tests" / "ptx"))
 import ptx_cases
-from custom_fp import compiled, cuda
+from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from ptx_device import Device, ptx_of
 
 FORMATS = [
@@ -90,9 +90,7 @@ def main() -> int:
     torch.set_num_threads(1)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        device = Device(
-            ptx_of(cuda.KERNELS, options.architecture), compiled.source(), Path(folder), level="-O1"
-        )
+        device = Device(ptx_of(cuda.KERNELS, options.architecture), nvrtc.source(), Path(folder), level="-O1")
         print(
             f"{len(device.parameters)} kernels compiled in {time.perf_counter() - started:.0f} s", flush=True
         )
@@ -114,7 +112,7 @@ def main() -> int:
 def everything(to: ptx_cases.Compared) -> None:
     words = ptx_cases.rules([str(r) for r in Rounding], [str(o) for o in Overflow])
     ptx_cases.whole(to)
-    ptx_cases.at_once(to)
+    ptx_cases.fused_sum(to)
     for name in FORMATS:
         fmt = Format.parse(name)
         ptx_cases.codes(to, fmt)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.reference import random_words
-from custom_fp.rule import Form
+from custom_fp.rounding import Form
 
 Row = tuple[str, str, int, int]  # what, against what, inputs, differences
 WORDS = {

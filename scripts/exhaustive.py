@@ -19,7 +19,7 @@ import custom_fp
 import torch
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 DRAWING_NOTHING = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
 CHUNK = 1 << 15  # small enough for the reference to stay in the cache

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch  # noqa: F401  NVRTC is then the one that torch brings
-from cupy.cuda import nvrtc
-from custom_fp import compiled, cuda
+from cupy.cuda import nvrtc as cupy_nvrtc
+from custom_fp import cuda, nvrtc
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "tests" / "ptx"))
 from ptx_device import Device, ptx_of
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90, 100, 120])
     parser.add_argument("--output", type=Path, help="a file that the tables are also written to")
     options = parser.parse_args()
-    major, minor = nvrtc.getVersion()
+    major, minor = cupy_nvrtc.getVersion()
     lines = [
         "# The CUDA kernels as machine code",
         "",
@@ -116,7 +116,7 @@ def main() -> None:
         HEAD.format(machines=", ".join(map(said, MACHINES.values()))),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        device = Device(ptx_of(cuda.KERNELS), compiled.source(), Path(folder))
+        device = Device(ptx_of(cuda.KERNELS), nvrtc.source(), Path(folder))
         works = work_of(device)
     for architecture in options.architectures:
         lines += [f"## sm_{architecture}", "", *table(architecture, works, device.written), ""]
@@ -134,7 +134,7 @@ def said(machine: Machine) -> str:
 def table(architecture: int, works: dict[str, Work], written: dict[str, int]) -> list[str]:
     """Markdown, a row a kernel in the order of cuda.KERNELS. Spills are among the local loads and stores."""
     found = {}
-    for part in dict.fromkeys(map(compiled.part_of, cuda.KERNELS)):
+    for part in dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS)):
         found |= of_part(part, architecture)
     rows = [
         f"| {name} | {row(architecture, *found[name], works.get(name), written[name])} |"
@@ -145,8 +145,8 @@ def table(architecture: int, works: dict[str, Work], written: dict[str, int]) ->
 
 def of_part(part: tuple[str, ...], architecture: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Of each kernel of it the listing, and what cuobjdump says."""
-    code = compiled.compile_source(
-        compiled.source(), [f"--gpu-architecture=sm_{architecture}", "-w", *compiled.OPTIONS, *part]
+    code = nvrtc.compile_source(
+        nvrtc.source(), [f"--gpu-architecture=sm_{architecture}", "-w", *nvrtc.OPTIONS, *part]
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)

@@ -59,7 +59,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.workers % self.in_group:
-            raise ValueError(f"workers={self.workers} with group_size={self.group_size}: not whole groups")
+            raise ValueError(f"workers={self.workers} is not a multiple of group_size={self.group_size}")
 
     @property
     def in_group(self) -> int:

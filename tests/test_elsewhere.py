@@ -18,13 +18,7 @@ LACKING = {
     },
     "darwin": {"modules": [], "os": ["pidfd_open", "sched_getaffinity"], "signal": [], "socket": []},
 }
-NATIVE = [
-    "custom_fp._native",
-    "custom_fp._scaled",
-    "custom_fp._tiles",
-    "custom_fp._tabulated",
-    "custom_fp._accumulators",
-]
+NATIVE = ["custom_fp._native"]
 PLAYED = """
 import sys, os, signal, socket
 import rich.console  # others' libraries look at the platform, too

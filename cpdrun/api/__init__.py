@@ -5,21 +5,19 @@
     answer = cpdrun.sweep(exp="digits_bits", format=["fp32", "e4m3"], aps=[True, False], jobs=2)
     cpdrun.plot(answer.path, "accuracy_vs_bits")
 
-Each function does the same as the command with the same name. It trains the same runs under the same names, skips
-finished runs, and raises the errors that the command prints.
+Each function does what the command of the same name does: it trains the same runs under the same names, skips finished
+runs, and raises the errors that the command prints.
 
-- If the command has an option with the name of a keyword argument, the argument sets this option: `jobs=2` is
-  `--jobs 2`, and `dry_run=True` is `--dry-run`. Any other keyword argument sets a key of the configuration:
-  `format="e4m3"`. Write a key with dots as `**{"optim.lr": 0.1}` or as `optim={"lr": 0.1}`.
-- A list of values makes the key an axis: `seed=[0, 1, 2]`, `seed=range(3)`. For a value that is itself a list, write a
-  list in a list: `[[1, 2]]`.
-- Overrides can also be written as on the command line. Pass them as positional arguments, as in
-  `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`, or as the list `overrides`.
+- A keyword argument with the name of an option sets this option: `jobs=2` is `--jobs 2`, and `dry_run=True` is
+  `--dry-run`. Any other keyword sets a key of the configuration: `format="e4m3"`. Write a key with dots as
+  `**{"optim.lr": 0.1}` or `optim={"lr": 0.1}`.
+- A list makes the key an axis: `seed=[0, 1, 2]` or `seed=range(3)`. Write a single value that is a list as `[[1, 2]]`.
+- Positional arguments, or the list `overrides`, are overrides as on the command line:
+  `cpdrun.sweep("exp=digits_bits", "optim.lr=.1,.2")`.
 - The result is an `Answer`: the document that `--json` prints (docs/json.md), which displays itself in a notebook.
-- Progress is shown live in a terminal and in a notebook, and as lines on stderr elsewhere. `quiet=True` turns it off.
-- A mistake raises `cpdrun.UserError` with the message that the command prints. Ctrl-C and `cpdrun cancel` raise
-  `cpdrun.Stopped`, a KeyboardInterrupt, after the runs have saved their state. If runs fail, nothing is raised. Then
-  `Answer.exit_code` is 1, and the answer names the failed runs.
+- Progress is shown live in terminals and notebooks, and as lines on stderr elsewhere. `quiet=True` turns it off.
+- A mistake raises `cpdrun.UserError`. Ctrl-C and `cpdrun cancel` raise `cpdrun.Stopped`, a KeyboardInterrupt, after the
+  runs have saved their state. Failed runs raise nothing: `Answer.exit_code` is 1, and the answer names them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,10 +103,10 @@ def search(
     Args:
         words: Overrides as they are typed on the command line, such as "format=fp32,e4m3".
         exp: The name of an experiment.
-        budget: The maximum number of runs in total, or the maximum time summed over all cores, such as "2h".
+        budget: The maximum number of runs, or the maximum core time such as "2h".
         jobs: The number of processes at a time. By default, all cores are used.
         launcher: Where to run: "local" or "slurm".
-        dry_run: Return what is known and what the search may cost, without starting a run.
+        dry_run: Return the results so far and the likely cost, without starting a run.
         report: Also write tables, plots, and the HTML page.
         overrides: Further overrides, in the same form as `words`.
         quiet: Show no progress.
@@ -129,16 +127,15 @@ def predict(
     quiet: bool = False,
     **keys: Any,
 ) -> Answer:
-    """Rank formats by how likely they are to fail, from one observed run of the baseline (`cpdrun predict`).
+    """Rank formats by how likely they are to fail, from one observed baseline run (`cpdrun predict`).
 
-    While an observed run is trained, cpdrun observes its gradients, weights, and activations. Use
-    `cpdrun.predict(exp="digits_bits")` for an experiment, which trains the observed run if it is missing. Use
-    `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` for a run that has been observed.
+    `cpdrun.predict(exp="digits_bits")` trains the baseline if needed, and observes its gradients, weights, and
+    activations. `cpdrun.predict(RUN, format=["e4m3", "e3m0"])` uses a run that was observed before.
 
     Args:
-        words: Overrides as they are typed on the command line. To use an observed run, its name or folder comes first.
+        words: Overrides as they are typed on the command line. The name or folder of an observed run comes first.
         exp: The name of an experiment.
-        steps: The number of steps for which the run is trained and observed. By default, these are all its steps.
+        steps: The number of steps to train and observe. By default, all steps of the run.
         jobs: The number of processes at a time. By default, all cores are used.
         dry_run: List the runs that would be trained, without starting any.
         overrides: Further overrides, in the same form as `words`.
@@ -159,17 +156,17 @@ def judge(
     lower_is_better: bool = False,
     **options: Any,
 ) -> Answer:
-    """Return the verdict on results that need not come from cpdrun (`cpdrun judge`).
+    """Compare results from any source with a baseline (`cpdrun judge`).
 
     Args:
         file: A CSV file, a file with JSON lines, or "-" for stdin. Each result belongs to a variant, called an arm.
-        baseline: The arm that the other arms are compared with.
-        target: A value that every arm is compared with, instead of a baseline.
-        margin: How much worse than the baseline is still good enough. It is a number, or a percentage such as "2%".
+        baseline: The arm that the others are compared with.
+        target: A value to compare every arm with, instead of a baseline.
+        margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
         better_by: How much better than the baseline an arm must be. Give either this or `margin`.
         lower_is_better: True for losses, errors, and times.
-        options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst,
-            confidence, session, ideas, idea.
+        options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst, confidence,
+            session, ideas, idea.
     """
     given = _given(baseline=baseline, target=target, margin=margin, better_by=better_by)
     given |= _given(lower_is_better=lower_is_better)
@@ -188,18 +185,18 @@ def report(
     quiet: bool = True,
     **options: Any,
 ) -> Answer:
-    """Write tables and plots of sweeps next to their runs, or explain why a run is worse (`cpdrun report`).
+    """Write tables and plots of sweeps, or explain why a run is worse (`cpdrun report`).
 
     Args:
-        names: Names or folders of sweeps, or the name or folder of one run. By default, the latest sweep is reported.
+        names: Names or folders of sweeps, or of one run. By default, the latest sweep.
         metric: The metric to report.
         format: The files to write, such as ["csv", "html", "pdf"].
         ci: The confidence level in percent.
-        tol: The margin: how much worse than the baseline is still good enough. A number is in the metric's unit, and
-            text such as "2%" is a percentage.
+        tol: The margin: how much worse than the baseline is still good enough. A number in the metric's unit, or a
+            percentage such as "2%".
         baseline: The runs to compare with, such as {"format": "bf16"}.
         rows: The axes of the rows of an additional table, such as ["format", "aps"].
-        cols: The axes of the additional table's columns.
+        cols: The axes of its columns.
         quiet: Print nothing.
         options: Further options of the command: networks, costs, to, and results_dir.
     """
@@ -208,17 +205,17 @@ def report(
 
 
 def status(*names: Names, **options: Any) -> Answer:
-    """Return the progress of sweeps, run by run (`cpdrun status`). Without names, use the latest sweep."""
+    """Return the progress of sweeps, run by run (`cpdrun status`). The default is the latest sweep."""
     return call("status", names, options, quiet=True)
 
 
 def logs(*names: Names, rank: int | None = None, **options: Any) -> Answer:
-    """Return the output of runs (`cpdrun logs`). With `rank`, return only the output of that rank of each run."""
+    """Return the output of runs, or of one rank of each run (`cpdrun logs`)."""
     return call("logs", names, _given(rank=rank) | options, quiet=True)
 
 
 def cancel(*names: Names, **options: Any) -> Answer:
-    """Stop sweeps or runs. They can be resumed (`cpdrun cancel`)."""
+    """Stop sweeps or runs, which can be resumed (`cpdrun cancel`)."""
     return call("cancel", names, options, quiet=True)
 
 
@@ -237,7 +234,7 @@ def doctor(**options: Any) -> Answer:
     return call("doctor", (), options, quiet=True)
 
 
-# ---- The functions below have the former names of commands. They keep working for one release.
+# ---- Former names of commands, which keep working for one release
 
 
 def next(*words: str, overrides: Iterable[str] = (), quiet: bool = False, **keywords: Any) -> Answer:
@@ -293,5 +290,5 @@ def calibrate(*words: str, overrides: Iterable[str] = (), quiet: bool = False, *
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given. An option with the value None or False counts as not given."""
+    """Return the options that are neither None nor False."""
     return {name: value for name, value in options.items() if value is not None and value is not False}

@@ -1,7 +1,4 @@
-"""The class `Answer`, which cpdrun's functions return.
-
-An answer holds the document of a command, and displays it as text and as a table.
-"""
+"""The class `Answer`, which holds and displays the document of a command."""
 
 import html
 from collections.abc import Iterator, Mapping
@@ -14,12 +11,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# The maximum number of a table's rows that are displayed.
 ROWS_SHOWN = 20
-# For each kind of document, the key under which it has its sentences. Kinds that are not listed use "says".
+# The key of each kind of document that contains its sentences. The default is "says".
 SAYS = {"report": "sentences", "explain": "sentences"}
-# For each kind of document, the keys that lead to its rows. The first key leads to a list of rows. A second key leads
-# to a list of inner rows in each of these rows.
+# The key of each kind of document that contains its rows. A second key leads to nested rows.
 ROWS = {
     "sweep": ("runs",),
     "search": ("chains", "candidates"),
@@ -41,8 +36,7 @@ ROWS = {
 class Answer(Mapping[str, Any]):
     """The document of a command, as a mapping: `answer["runs"]`.
 
-    docs/json.md describes the documents. An answer contains only plain data, so `dict(answer)` can be written to a
-    file.
+    docs/json.md describes the documents. They contain only plain data, so `dict(answer)` can be written to a file.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -74,7 +68,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def says(self) -> list[str]:
-        """The answer as sentences. For a sweep, the sentences count its runs by status."""
+        """The answer as sentences. For a sweep, they count its runs by status."""
         if self.kind == "sweep":
             return list(_of_sweep(self))
         return list(self.get(SAYS.get(self.kind, "says")) or [])
@@ -92,23 +86,22 @@ class Answer(Mapping[str, Any]):
 
     @property
     def table(self) -> "pd.DataFrame":
-        """The rows of the document as a DataFrame.
+        """The rows of the document as a DataFrame; empty if it has none.
 
-        The rows are the runs of a sweep, the candidates of a search, the groups of runs of a report, and so on. The
-        DataFrame is empty if the document has no rows.
+        The rows are the runs of a sweep, the candidates of a search, the groups of a report, and so on.
         """
         import pandas as pd
 
         return pd.DataFrame(_flat(row) for row in _rows(self._document, ROWS.get(self.kind, ())))
 
     def load(self) -> "pd.DataFrame":
-        """Return a DataFrame with one row per run of the sweep, as `cpdrun.load(answer.path)` does."""
+        """Return a DataFrame with one row per run of the sweep (`cpdrun.load`)."""
         from cpdrun.api.read import load
 
         return load(self.path)
 
     def plot(self, name: str, **keywords: Any) -> "Figure":
-        """Return a plot of the sweep, as `cpdrun.plot(answer.path, name)` does."""
+        """Return a plot of the sweep (`cpdrun.plot`)."""
         from cpdrun.api.read import plot
 
         return plot(self.path, name, **keywords)
@@ -128,7 +121,7 @@ class Answer(Mapping[str, Any]):
 
 
 def _of_sweep(answer: Answer) -> Iterator[str]:
-    """Yield the plan of a sweep, the number of its runs by status, and a line for each failed run."""
+    """Yield the plan of a sweep, its runs by status, and a line for each failed run."""
     yield answer["plan"]
     if answer["dry_run"]:
         seconds = answer["seconds"]
@@ -144,11 +137,7 @@ def _of_sweep(answer: Answer) -> Iterator[str]:
 
 
 def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows to which the keys lead.
-
-    If rows are nested, each inner row also has the values of the outer rows that contain it. Lists and dictionaries in
-    the outer rows are left out.
-    """
+    """Yield the rows to which the keys lead. A nested row also gets the plain values of the rows around it."""
     if not keys:
         return
     for row in value.get(keys[0]) or ():
@@ -161,7 +150,7 @@ def _rows(value: Any, keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a row with keys such as `metrics.test_accuracy` instead of nested dictionaries. Lists stay unchanged."""
+    """Replace nested dictionaries of a row by keys such as `metrics.test_accuracy`."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

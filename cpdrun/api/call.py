@@ -19,13 +19,13 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
     """Run a command and return its document.
 
     Args:
-        command: The command, with its mode if it has one: "search --plan".
-        words: Positional arguments as they are typed on the command line: overrides or names.
+        command: The command and its mode, if any: "search --plan".
+        words: Positional arguments as on the command line: overrides or names.
         keywords: Options of the command, and keys of the configuration.
         quiet: Show no progress.
 
     Raises:
-        UserError: The command cannot be run, or fails. The message is the one that the command line would print.
+        UserError: The command cannot be run, or fails.
         Stopped: The command was interrupted or cancelled.
     """
     began, parser = time.monotonic(), parser_of(command)
@@ -38,13 +38,10 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
     arguments.output = output
     code = arguments.run(arguments)
     if code == INTERRUPTED:
-        raise Stopped("stopped; what ran has been saved, and the same call continues from there")
+        raise Stopped("stopped. The results so far are saved, and the same call continues from there")
     return Answer(output.document(code))
 
 
 def _progress() -> Console:
-    """Return a console for progress.
-
-    The console is created for each call, because notebooks and tests replace sys.stderr.
-    """
+    """Return a new console, because notebooks and tests replace sys.stderr."""
     return Notebook() if is_notebook() else Console(file=sys.stderr, highlight=False)

@@ -1,4 +1,4 @@
-"""Conversion of Python arguments to command-line arguments: options, and overrides of the form key=value."""
+"""Convert Python arguments to command-line arguments: options, and overrides of the form key=value."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +15,18 @@ RESULTS_DIR = "results_dir"
 
 
 def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Mapping[str, Any]) -> list[str]:
-    """Return command-line arguments that have the same meaning as the given Python arguments.
+    """Return the command-line arguments that are equivalent to the given Python arguments.
 
-    The name of the command is not included. A keyword that is not an option becomes `key=value` if the command takes
-    keys of the configuration. The command itself checks whether these keys exist.
+    A keyword that is not an option becomes `key=value` if the command takes keys of the configuration. The command
+    itself checks the keys.
 
     Args:
         parser: The parser of the command.
-        words: Positional arguments as they are typed on the command line. An Answer stands for its sweep.
+        words: Positional arguments as on the command line. An Answer stands for its sweep.
         keywords: Options of the command, and keys of the configuration.
 
     Raises:
-        UserError: The value of an option is unsuitable, or a keyword is not an option and the command takes no keys of
-            the configuration.
+        UserError: An option has an unsuitable value, or a keyword is neither an option nor a key.
     """
     options = _options(parser)
     positional = next((action.dest for action in parser._actions if not action.option_strings), None)
@@ -44,15 +43,13 @@ def typed(parser: argparse.ArgumentParser, words: Sequence[object], keywords: Ma
 
 
 def _word(word: Any) -> str:
-    """Return a positional argument as text. An Answer is replaced by the path of its sweep."""
     return str(word.path) if isinstance(word, Answer) else str(word)
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the options of a command, keyed by the Python keyword that sets them.
+    """Return the options of a command, keyed by Python keyword.
 
-    If argparse stores an option under another name, the option has two keywords, such as `no_wait` and `wait` for
-    --no-wait.
+    An option that argparse stores under another name has two keywords: `no_wait` and `wait` set --no-wait.
     """
     found = {}
     for action in parser._actions:
@@ -65,10 +62,7 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
-    """Return the command-line arguments for one option.
-
-    If the value is None or is a flag's default, return an empty list.
-    """
+    """Return the arguments for one option. There are none if the value is None or the default of a flag."""
     text = action.option_strings[-1]
     if action.nargs == 0:
         if not isinstance(value, bool):
@@ -95,7 +89,7 @@ def _option(name: str, action: argparse.Action, value: Any) -> list[str]:
 def _overrides(key: str, value: Any) -> Iterator[str]:
     """Yield the overrides for a key, such as `format=e4m3,fp32`.
 
-    A list or a one-dimensional array becomes an axis. A mapping sets the keys of the section `key`.
+    A list or a one-dimensional array makes an axis. A mapping sets the keys of the section `key`.
     """
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -107,7 +101,7 @@ def _overrides(key: str, value: Any) -> Iterator[str]:
                 f"{key}=[]: an axis needs at least one value. Write [[]] for a single value that is an empty list"
             )
         yield f"{key}={','.join(values)}"
-    elif as_typed(f"{key}=") is not None:  # The value of this key is text and is not parsed.
+    elif as_typed(f"{key}=") is not None:  # a key of text, which is not parsed
         yield f"{key}={'null' if value is None else value}"
     else:
         yield f"{key}={typed_form(_plain(value))}"
@@ -118,10 +112,10 @@ def _is_several(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as plain Python data.
+    """Convert a value to plain Python data.
 
-    NumPy's and torch's numbers become Python numbers, and arrays become lists. A number format becomes its name, and
-    any other object, such as a path, becomes text.
+    NumPy's and torch's numbers and arrays become numbers and lists. A number format becomes its name, and any other
+    object, such as a path, becomes text.
     """
     if hasattr(value, "tolist"):
         return value.tolist()

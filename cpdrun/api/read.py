@@ -1,4 +1,4 @@
-"""The data and the plots of a report, for users who write their own reports."""
+"""The data and plots of a report, for custom reports."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,22 +17,21 @@ Names = str | Path | Sequence[str | Path]
 
 
 def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.DataFrame":
-    """Return a DataFrame with one row per run of the given sweeps. Unfinished runs are included.
+    """Return a DataFrame with one row per run of the given sweeps, finished or not.
 
-    Every key of the configuration is a column of the same name, such as `format`, `aps`, `seed`, or `model.width`. The
-    columns with data from the record have a prefix:
+    Every key of the configuration is a column, such as `format`, `aps`, `seed`, or `model.width`. Columns from the
+    record have a prefix:
 
-    - `metric:` the metrics, such as `metric:test_accuracy` (float; NaN if a run does not have the metric);
-    - `wire:` the bytes that workers send;
-    - `memory:` the bytes that were kept in memory;
-    - `run:` the location and state of the run (`run:sweep`, `run:name`, `run:path`, `run:state`, `run:status`,
-      `run:wall_seconds`, ...);
-    - `env:` the environment of the run: versions, the device, and digests of code and data.
+    - `metric:` metrics, such as `metric:test_accuracy` (float; NaN if a run does not have it);
+    - `wire:` bytes that workers send;
+    - `memory:` bytes that were kept in memory;
+    - `run:` location and state: sweep, name, path, state, status, wall_seconds, and more;
+    - `env:` environment: versions, device, and digests of code and data.
 
     docs/api.md lists all columns.
 
     Args:
-        names: Names or folders of sweeps. By default, the latest sweep is loaded.
+        names: Names or folders of sweeps. By default, the latest sweep.
         results_dir: The results directory.
 
     Raises:
@@ -44,19 +43,17 @@ def load(names: Names = (), *, results_dir: str | Path | None = None) -> "pd.Dat
 
 
 def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **question: Any) -> "Figure":
-    """Return a plot of a report as a matplotlib figure.
-
-    The figure is not registered with pyplot and need not be closed.
+    """Return a plot of a report as a matplotlib figure, which need not be closed.
 
     Args:
-        names: Names or folders of sweeps. With an empty list, the latest sweep is used.
+        names: Names or folders of sweeps. An empty list means the latest sweep.
         name: The name of a plot in `cpdrun.plots()`, such as "accuracy_vs_bits".
         results_dir: The results directory.
-        question: Options of the report: metric, ci, tolerance, and baseline. They have the same meaning as for
-            `cpdrun.report`, where `tolerance` is called `tol`.
+        question: Options of the report: metric, ci, tolerance, and baseline, as for `cpdrun.report`, where `tolerance`
+            is called `tol`.
 
     Raises:
-        UserError: The plot is unknown, or the runs do not have the data that it needs.
+        UserError: The plot is unknown, or the runs lack the data that it needs.
         NotFoundError: There is no such sweep.
         ReportError: No run has finished.
     """
@@ -74,7 +71,7 @@ def plot(names: Names, name: str, *, results_dir: str | Path | None = None, **qu
         figure = draw_one(study, name)
     except NotDrawnError as reason:
         raise UserError(f"no {name}: {reason}") from None
-    # Without this method, notebooks display only figures that are registered with pyplot.
+    # Otherwise, notebooks display only figures that are registered with pyplot.
     figure._repr_png_ = partial(png, figure)  # type: ignore[attr-defined]
     return figure
 

@@ -5,15 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom_fp.facts import FormatFacts, ScaleFacts, facts, listed, written
 from custom_fp.formats.names import KINDS
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.synonyms import naming_notes
+from custom_fp.properties import FormatFacts, ScaleFacts, facts, listed, written
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cpdrun.config.uses import uses
+from cpdrun.report.render import join_first
 from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import widen
 
@@ -92,13 +93,9 @@ def list_formats(output: Output) -> None:
 
 
 def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, has_more: bool) -> None:
-    """Print the properties of a format.
+    """Print the properties of a format, and the values of its codes if any are given.
 
-    Args:
-        output: The output of the command.
-        fmt: The format.
-        values: The value of each code; empty to print none.
-        has_more: Whether --values would print values that are not printed now.
+    `has_more` says whether --values would print values that are not printed now.
     """
     known, used = facts(fmt), uses(fmt)
     shown = [written(value) for value in values] or None
@@ -217,12 +214,7 @@ def _used(used: Sequence[str]) -> str:
     for path in used:
         group, _, name = path.rpartition("/")
         groups.setdefault(f"{group}: " if group else "", []).append(name)
-    more = {
-        group: f" and {len(names) - MOST_NAMED} more" for group, names in groups.items() if names[MOST_NAMED:]
-    }
-    return "; ".join(
-        f"{group}{', '.join(names[:MOST_NAMED])}{more.get(group, '')}" for group, names in groups.items()
-    )
+    return "; ".join(group + join_first(names, most=MOST_NAMED) for group, names in groups.items())
 
 
 def _value_lines(values: Sequence[float], bits: int) -> Iterator[str]:

@@ -60,8 +60,8 @@ def named(name: str) -> "NumberFormat":
     Raises:
         UserError: There is no such format. The message suggests a similar name, or says what is allowed.
     """
-    from custom_fp.facts import near
     from custom_fp.formats.names import parse
+    from custom_fp.properties import near
 
     try:
         return parse(name)

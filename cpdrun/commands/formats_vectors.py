@@ -135,10 +135,7 @@ def _check_numbers_and_file(arguments: argparse.Namespace) -> None:
 def _request(arguments: argparse.Namespace, options: list[str], count: int) -> dict[str, Any]:
     """Return the part of a request that formats and accumulators share.
 
-    Args:
-        arguments: The arguments of the command.
-        options: The options to show in the header of the vectors, in addition to --count and --seed.
-        count: The number of random inputs.
+    The header of the vectors shows the command with `options`, --count and --seed.
     """
     import cpdrun
 
@@ -175,7 +172,7 @@ def _check_rules(fmt: "NumberFormat", arguments: argparse.Namespace) -> None:
     Raises:
         UserError: A value is unknown, or the format does not support it.
     """
-    from custom_fp.rule import Rounding, Rule
+    from custom_fp.rounding import Rounding, Rule
 
     for option in ("rounding", "overflow"):
         values = getattr(arguments, option)

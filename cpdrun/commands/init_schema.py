@@ -70,7 +70,7 @@ def _experiment_schema(config_dir: Path | None) -> dict[str, Any]:
 def _document_schema(kind: str) -> dict[str, Any]:
     types = document_types()
     if kind not in types:
-        from custom_fp.words import did_you_mean
+        from custom_fp.suggestions import did_you_mean
 
         near = did_you_mean(kind, types)
         raise UserError(f"unknown kind of document {kind!r}{near}; there are: {', '.join(types)}")

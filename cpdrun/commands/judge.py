@@ -63,12 +63,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.commands.judge_document import (
-        DECISIONS,
-        JudgeDocument,
-        candidate_documents,
-        session_document,
-    )
+    from cpdrun.commands.judge_document import DECISIONS, JudgeDocument, candidate_documents, session_document
     from cpdrun.report.judge_text import judge_sentences
     from cpdrun.study.judge.candidates import checked_margin, judge_candidates
     from cpdrun.study.judge.session import judge_ideas

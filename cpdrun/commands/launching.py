@@ -57,12 +57,7 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
 def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dry_run: bool) -> list[str]:
     """Read metrics from the stored output of scripts again if their settings changed.
 
-    Args:
-        runs: The planned runs with their configs.
-        dry_run: Whether to only count the affected runs.
-
-    Returns:
-        Lines that tell the user which runs are affected.
+    In a dry run, only count these runs. Return lines that tell the user which runs are affected.
     """
     from cpdrun.config.script import is_script
 
@@ -111,19 +106,10 @@ def may_start(
     config_dir: "Path | None",
     output: "Output",
 ) -> bool:
-    """Check the runs, print notes about them, and return whether they may start.
+    """Check the runs, print notes about them, and return True if they may start.
 
-    Args:
-        session: The session that launches the runs.
-        sweep: The sweep of the runs.
-        configs: The configs of the runs.
-        options: The options of the launch.
-        cancelled_before: The result of the function `cancelled_before`.
-        config_dir: The folder of the user's own yaml files, if any.
-        output: The output of the command.
-
-    Returns:
-        False if the sweep was cancelled since the command was typed.
+    They may not if the sweep was cancelled since the command was typed, which means that its `cancellation` is no
+    longer `cancelled_before`.
 
     Raises:
         UserError: The runs cannot be trained. The message has a line per problem.

@@ -78,7 +78,7 @@ def _predict_experiment(
     from cpdrun.report.search_text import describe_candidates, tolerance_text
     from cpdrun.search.initial_width import subject_ladder
     from cpdrun.search.question import ask
-    from cpdrun.search.results import Results
+    from cpdrun.search.results import Results, pair_differences
     from cpdrun.sweep import listed
     from cpdrun.whatif.baseline_runs import find_baseline_runs, forecast_ladders, trained_outcomes
     from cpdrun.whatif.effects import check_not_diverged
@@ -90,15 +90,15 @@ def _predict_experiment(
         listed(question.directory)
         found = find_baseline_runs(question.directory, question.baseline_runs, arguments.steps)
         margin = tolerance_text(Results(question))
-    console.print(
-        f"Which format is at most {margin} worse than {question.baseline_name}? {describe_candidates(question)}",
-        soft_wrap=True,
+    candidates = describe_candidates(question)
+    arguments.output.print_lines(
+        [f"Which format is at most {margin} worse than {question.baseline_name}? {candidates}"]
     )
     for note in filter(None, (each.note for each in found)):
         arguments.output.note(note)
     missing = [each for each in found if not each.is_there]
     if arguments.dry_run:
-        _list_runs(console, found, arguments)
+        _list_runs(found, arguments)
         return OK
     if missing:
         code = _train(session, question, missing, options, arguments)
@@ -110,7 +110,7 @@ def _predict_experiment(
     context = Context(
         tolerance_text(results), question.baseline_name, tuple(str(each.folder.path) for each in found)
     )
-    outcomes = trained_outcomes(results.gaps(), results.rules().tolerance, results.metric.scale)
+    outcomes = trained_outcomes(pair_differences(results), results.rules().tolerance, results.metric.scale)
     with writing(question.directory.path):
         subjects = [subject_ladder(question, ladder) for ladder in question.ladders]
         ladders = forecast_ladders(question.directory, subjects, found, results.strictness, outcomes)
@@ -148,18 +148,17 @@ def _show(
     if not console.is_terminal:  # because a file has no maximum width
         widen(console, table)
     console.print(table)
-    for line in summarize(ladders, context):
-        console.print(line, soft_wrap=True, markup=False)
     output = arguments.output
+    output.print_lines(summarize(ladders, context))
     output.set_result(predict_document(ladders, context, output.notes))
 
 
-def _list_runs(console: "Console", found: "Sequence[BaselineRun]", arguments: argparse.Namespace) -> None:
+def _list_runs(found: "Sequence[BaselineRun]", arguments: argparse.Namespace) -> None:
     from cpdrun.report.prediction import ObservedRun, PredictDocument
 
     for each in found:
         how = "is trained and observed" if each.is_there else "would be trained and observed"
-        console.print(f"{each.folder.path} {how}", soft_wrap=True, markup=False)
+        arguments.output.print_lines([f"{each.folder.path} {how}"])
     runs = [ObservedRun(str(each.folder.path), each.is_there, list(each.serves)) for each in found]
     arguments.output.set_result(PredictDocument(dry_run=True, notes=arguments.output.notes, runs=runs))
 

@@ -5,15 +5,18 @@ baseline.
 """
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_names, several
-from cpdrun.commands.report_run import report_run
 from cpdrun.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from cpdrun.record import RunDir
 
 DOCUMENTS = {
     "report": "cpdrun.report.document:ReportDocument",
     "plots": "cpdrun.report.document:PlotsDocument",
+    "explain": "cpdrun.report.diagnosis:Explanation",
 }
 # The help text of --format.
 FORMATS = "files to write: csv, md, tex, parquet, html, png, svg, pdf (default: md,csv,html)"
@@ -82,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         what = f"{sweeps[0].name} is a sweep and" if sweeps else "--serve shows sweeps, and"
         raise UserError(f"{what} {runs[0].name} is a run. Name either one run, or one or more sweeps")
     if runs:
-        return report_run(arguments, runs)
+        return _explain(arguments, runs)
     from cpdrun.report.content import ReportOptions
 
     options = ReportOptions(
@@ -105,6 +108,20 @@ def run(arguments: argparse.Namespace) -> int:
     formats, console = arguments.format, arguments.output.console
     made = write_report(sweeps, options, formats=formats, export_to=arguments.to, console=console)
     arguments.output.set_result(made.document())
+    return OK
+
+
+def _explain(arguments: argparse.Namespace, runs: "list[RunDir]") -> int:
+    """Print why a run is worse than its baseline."""
+    from cpdrun.report.diagnosis import explain
+    from cpdrun.whatif.diagnosis import diagnose
+
+    if len(runs) != 1:
+        raise UserError(f"{len(runs)} runs were named. Name either one run, or one or more sweeps")
+    found = explain(diagnose(runs[0]))
+    arguments.output.set_result(found, "explain")
+    for line in found.sentences:
+        arguments.output.print(line)
     return OK
 
 

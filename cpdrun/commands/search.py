@@ -20,7 +20,6 @@ from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, wr
 if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.search.results import Results
-    from cpdrun.shell.output import Output
 
 DOCUMENTS = {"search": "cpdrun.report.search_text:SearchDocument"}
 
@@ -67,7 +66,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     output = arguments.output
     results = _ask(arguments, options, session)
     directory = results.question.directory
-    _print(output, describe_question(results))
+    output.print_lines(describe_question(results))
     launcher = next(iter(results.cells.values()))[0].config["launcher"]
     slots = parallel_runs(results, launcher, options)
     summaries: list[Summary] = []
@@ -134,10 +133,7 @@ def _forecast(results: "Results", slots: int | None) -> list[str]:
 
 
 def _launch(
-    session: "Session",
-    results: "Results",
-    options: "LaunchOptions",
-    arguments: argparse.Namespace,
+    session: "Session", results: "Results", options: "LaunchOptions", arguments: argparse.Namespace
 ) -> "tuple[int, list[Summary]]":
     """Run the search if all of its cells can be trained.
 
@@ -184,10 +180,10 @@ def _show_results(
         except UserError as error:
             trouble = error
     lines, ladders = describe_results(results), len(results.question.ladders)
-    _print(output, lines[:ladders])
+    output.print_lines(lines[:ladders])
     if results.runs:
         output.console.print(make_table(results))
-    _print(output, [*lines[ladders:], *forecast, *([report] if report else []), next_step(results)])
+    output.print_lines([*lines[ladders:], *forecast, *([report] if report else []), next_step(results)])
     output.set_result(
         SearchDocument(
             **vars(search_result(results)),
@@ -201,11 +197,6 @@ def _show_results(
     )
     if trouble is not None:
         raise trouble
-
-
-def _print(output: "Output", lines: list[str]) -> None:
-    for line in lines:
-        output.console.print(line, soft_wrap=True, markup=False)
 
 
 def _write_report(results: "Results") -> str:

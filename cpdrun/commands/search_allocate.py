@@ -12,8 +12,6 @@ from cpdrun.commands.launching import add_options, cancelled_before, may_start, 
 from cpdrun.errors import FAILED, INTERRUPTED, OK, before_a_start, writing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cpdrun.launch import LaunchOptions, Session
     from cpdrun.search.allocate.question import ScreenQuestion
     from cpdrun.search.allocate.results import Round
@@ -76,7 +74,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
             return FAILED
         rounds.append(Round(question, found))
         console.print(make_effects_table(question, found), width=max(console.width, 110), crop=False)
-        _print(console, describe_effects(question, found))
+        arguments.output.print_lines(describe_effects(question, found))
         chosen = choose_allocation(rounds)
         question = None if chosen is None else question.next_round(chosen.levels)
     _show_allocation(rounds, arguments)
@@ -93,20 +91,15 @@ def _show_question(
     from cpdrun.sweep.run_states import run_states
 
     output = arguments.output
-    _print(output.console, describe_round(question))
+    output.print_lines(describe_round(question))
     found = run_states(question.plan)
     to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
-    _print(output.console, [f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
+    output.print_lines([f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
     for text in found.odd.values():  # the problems of runs whose records cannot be read
         output.note(text, kind="error")
     result = screen_result(question, rounds, None, None)
     output.set_result(ScreenDocument(**vars(result), dry_run=arguments.dry_run))
     return to_run
-
-
-def _print(console: "Console", lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
 
 
 def _launch(
@@ -145,11 +138,11 @@ def _show_allocation(rounds: "list[Round]", arguments: argparse.Namespace) -> No
 
     output = arguments.output
     question, chosen = rounds[-1].question, choose_allocation(rounds)
-    _print(output.console, describe_allocation(rounds, chosen))
+    output.print_lines(describe_allocation(rounds, chosen))
     command = None
     if chosen is not None:
         with writing(question.directory.path):
             command = write_allocation(rounds, chosen)
-        _print(output.console, [f"To certify it: {command}"])
+        output.print_lines([f"To certify it: {command}"])
     result = screen_result(question, rounds, chosen, command)
     output.set_result(ScreenDocument(**vars(result), dry_run=False))

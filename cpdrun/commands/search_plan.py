@@ -50,10 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     output.set_result(NextDocument(**vars(plan), says=lines))
     if plan.runs:
         output.console.print(make_plan_table(plan))
-    for line in lines:
-        output.console.print(line, soft_wrap=True, markup=False)
+    output.print_lines(lines)
     if plan.command is not None:
-        output.console.print(f"To start these runs: {plan.command}", soft_wrap=True, markup=False)
+        output.print_lines([f"To start these runs: {plan.command}"])
     return OK
 
 

@@ -1,6 +1,6 @@
 """The error that is raised if a configuration, or a key of one, is wrong."""
 
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 from cpdrun.errors import UserError
 

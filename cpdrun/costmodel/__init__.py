@@ -1,16 +1,14 @@
-"""Predict what a training step costs on another network, with more workers or with fewer bits.
+"""Predict the cost of a training step on other networks.
 
 All times are in seconds. A predicted time depends only on the function's arguments.
 
-    parameters    Defines the parameters: the network, the codec, and the workload. `cpdrun doctor --calibrate` measures
-                  them. For common networks, a name is enough.
-    collectives   Predicts the textbook all-reduces in the alpha-beta model, and the direct exchange of cpdrun.comm.
-    patterns      Predicts the exchange of any method from its pattern (who sends what to whom) and from the bytes that
-                  a run recorded.
-    step          Predicts the time of a training step with N workers, and their speed-up over one worker.
-    costs         Computes the bytes, bit operations, and area of each group of a study.
+    parameters    Defines the network, the codec, and the workload, and reads measured ones.
+    collectives   Predicts textbook all-reduces in the alpha-beta model, and cpdrun.comm's direct exchange.
+    patterns      Predicts an exchange from its pattern (who sends what to whom) and the bytes that a run recorded.
+    step          Predicts the time of a training step with N workers, and their speed-up.
+    costs         Computes the bytes, bit operations, and area of each group of runs.
     crossover     Finds the fastest method of a study on each network.
-    measure       Takes the measurements. It needs torch and runs in a separate process.
+    measure       Measures the parameters (`cpdrun doctor --calibrate`). Needs torch.
 
 scripts/bench_costmodel.py compares the model with measured times. scripts/alexnet_96gpu.py compares it with a paper's
 prediction.

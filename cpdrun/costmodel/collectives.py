@@ -1,27 +1,24 @@
-"""Predict the seconds that collective operations on k-bit values take.
+"""Predict the seconds of all-reduce algorithms for k-bit values.
 
-The operations are textbook all-reduce algorithms and the direct exchange of cpdrun.comm.
+Ring, tree, and hierarchical all-reduce follow the alpha-beta model: a sequence of hops. Libraries split a hop's message
+so that arithmetic overlaps with the transfer, so a hop takes the longer of the two. Each formula counts what the
+busiest worker does.
 
-Ring, tree, and hierarchical all-reduce follow the alpha-beta model. An all-reduce consists of hops, which take place
-one after the other. Within a hop, libraries split the message so that arithmetic overlaps with the transfer.
-Therefore, a hop takes the longer of the two times. Each formula counts what the busiest worker does.
+In the direct exchange, every worker sends shard r of its packed gradient to worker r, which adds the N shards and sends
+the sum to all workers. Each worker sends 2 (N-1)/N b bytes, as in a ring, but pays the latency 2 times instead of 2
+(N-1) times. In return, every processor handles N-1 messages per segment and stage, each of which takes message_s.
+Thakur, Rabenseifner, and Gropp (2005), section 4.3, call this pairwise exchange; here, all messages are in flight at
+once.
 
-In the direct exchange, every worker sends shard r of its packed gradient directly to worker r. Worker r adds the N
-shards and sends the sum to all workers. Each worker sends 2 (N-1)/N b bytes, as in a ring, but pays the latency only 2
-times instead of 2 (N-1) times. In return, every processor handles N-1 messages per segment and stage, and each message
-takes message_s. Thakur, Rabenseifner, and Gropp (2005), section 4.3, call this algorithm pairwise exchange. Unlike
-theirs, this version keeps all messages in flight at once.
-
-A shard is split into T segments. Each segment passes through three stages on one processor and one link. A stage works
-on segment t while the previous stage works on segment t + LAG:
+A shard is split into T segments. Each passes through three stages on one processor and one link, and a stage works on
+segment t while the previous stage works on segment t + LAG:
 
     A  pack the segment of every shard, send        needs nothing
     B  add, pack, send to all                       needs A's messages of this segment from all workers
     C  unpack the segment of every shard            needs B's messages of this segment from all workers
 
-All workers do the same work at the same time. The messages for which a worker waits therefore arrive when its own
-message would, and simulating the clock of one worker is enough. The loop has the same structure as `_pipeline` in
-cpdrun.comm's exchange, but it adds up times instead of doing the work.
+All workers do the same work at the same time, so simulating one worker's clock suffices. The loop mirrors `_pipeline`
+in cpdrun.comm's exchange, but adds up times instead of doing the work.
 
 Legend: N workers, n values, k bits per value, b = n k/8 bytes, alpha the latency and overhead of a message in seconds,
 beta the seconds per byte, T segments.
@@ -37,9 +34,9 @@ from cpdrun.costmodel.parameters import Codec, Network
 def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of a ring reduce-scatter, (N-1) (alpha + b/N beta).
 
-    In each of N-1 hops, every worker sends a chunk of n/N values to the next worker. The receiver adds its own rounded
-    and packed values to those that it received. No algorithm can send fewer bytes than (N-1)/N b per worker (Patarasuk
-    and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009, section 4).
+    In each of N-1 hops, every worker sends a chunk of n/N values to the next worker, which adds its own rounded and
+    packed values. No algorithm sends fewer than (N-1)/N b bytes per worker (Patarasuk and Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations", JPDC 69, 2009, section 4).
     """
     chunk = values / workers
     wire_s = network.wire_s(codec.packed_bytes(chunk))
@@ -48,20 +45,14 @@ def ring_reduce_scatter_s(values: float, workers: int, codec: Codec, network: Ne
 
 
 def ring_all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta).
-
-    The summed chunks travel around the ring. Each worker unpacks them as they arrive.
-    """
+    """Return the seconds of a ring all-gather, (N-1) (alpha + b/N beta). Chunks are unpacked as they arrive."""
     chunk = values / workers
     wire_s, unpack_s = network.wire_s(codec.packed_bytes(chunk)), chunk * codec.unpack_s
     return (workers - 1) * (_alpha(network) + max(wire_s, unpack_s)) + unpack_s
 
 
 def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a ring all-reduce, 2 (N-1) alpha + 2 (N-1)/N b beta.
-
-    A ring all-reduce is a ring reduce-scatter followed by a ring all-gather.
-    """
+    """Return the seconds of a ring all-reduce, 2 (N-1) alpha + 2 (N-1)/N b beta."""
     if workers == 1:
         return 0.0
     return ring_reduce_scatter_s(values, workers, codec, network) + ring_all_gather_s(
@@ -72,9 +63,9 @@ def ring_s(values: float, workers: int, codec: Codec, network: Network) -> float
 def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of a tree all-reduce, 2 ceil(lg N) (alpha + b beta).
 
-    The gradients are added on the way up a binomial tree, and the sum is sent back down (Thakur, Rabenseifner, and
-    Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). The
-    tree sends few messages, but each contains the whole gradient. This is best for small gradients.
+    Gradients are added on the way up a binomial tree, and the sum is sent back down (Thakur, Rabenseifner, and Gropp,
+    "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, sections 4.2 and 4.4). The few
+    messages, each with the whole gradient, suit small gradients best.
     """
     if workers == 1:
         return 0.0
@@ -89,8 +80,7 @@ def tree_s(values: float, workers: int, codec: Codec, network: Network) -> float
 def small_all_reduce_s(n_bytes: float, workers: int, network: Network) -> float:
     """Return the seconds to all-reduce a few integers, such as the exponents of APS.
 
-    The time is that of a ring or a tree, whichever is faster. Libraries make the same choice (Thakur et al.,
-    section 4.5).
+    A ring or a tree is used, whichever is faster, as in MPI libraries (Thakur et al., section 4.5).
     """
     if workers == 1:
         return 0.0
@@ -106,18 +96,18 @@ def hierarchical_s(
 ) -> float:
     """Return the seconds of a hierarchical all-reduce, RS(g, b, inner) + AR(N/g, b/g, outer) + AG(g, b, inner).
 
-    The algorithm is that of Cho et al., "BlueConnect" (MLSys 2019), with two levels:
+    This is "BlueConnect" (Cho et al., MLSys 2019) with two levels:
 
     1. A reduce-scatter (RS) over the `inner` network inside each group of g workers.
     2. A ring all-reduce (AR) of each shard across the N/g groups.
     3. An all-gather (AG) over the `inner` network inside each group.
 
-    The g workers of a group share one link to the other groups. Each worker sends only 1/g of its bytes over this link,
-    but the group together sends b bytes, so the bandwidth term equals that of a flat ring. The algorithm saves latency,
-    which is paid 2 (N/g - 1) times across groups instead of 2 (N - 1) times.
+    The g workers of a group share one link to the other groups. Each sends 1/g of its bytes over this link, so the
+    bandwidth term equals that of a flat ring. Only latency is saved: 2 (N/g - 1) instead of 2 (N - 1) times across
+    groups.
 
-    This algorithm differs from cpdrun's order=hierarchical. That setting uses the direct exchange, and it determines in
-    which order the owner of a shard adds.
+    cpdrun's order=hierarchical is different: it uses the direct exchange, and sets the order in which a shard's owner
+    adds.
     """
     groups = workers // group_size
     shared = Network(
@@ -134,125 +124,93 @@ def _alpha(network: Network) -> float:
     return network.latency_s + network.message_s
 
 
-# These constants repeat those of cpdrun.comm.sums.summations.exchange, because a report cannot import that module. A
-# test checks that they are equal.
+# Copies of the constants in cpdrun.comm.sums.summations.exchange, which a report cannot import. A test compares them.
 SEGMENT_VALUES = 512 * 1024
 LAG = 2
 
 
 @dataclass
 class _Link:
-    """The outgoing link of a worker.
-
-    Messages leave in order. A token bucket, computed by virtual scheduling, limits their rate.
+    """A worker's outgoing link with a token bucket. Messages leave in order.
 
     Attributes:
         network: The network.
-        busy_s: The time at which the link would become free if it let no burst through.
+        busy_s: The time at which the link would be free without bursts (virtual scheduling).
     """
 
     network: Network
     busy_s: float = 0.0
 
     def send(self, ready_s: float, n_bytes: float) -> float:
-        """Return the time at which a message of `n_bytes` arrives if it is handed to the link at time `ready_s`."""
+        """Return the time at which a message that is ready at `ready_s` arrives."""
         self.busy_s = max(self.busy_s, ready_s) + self.network.wire_s(n_bytes)
         burst_s = self.network.wire_s(self.network.burst_bytes)
         return max(ready_s, self.busy_s - burst_s) + self.network.latency_s
 
 
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of the direct exchange, from packing the first value to unpacking the last one.
-
-    Each worker is assumed to run on a separate machine.
-    """
-    if workers == 1:
-        return 0.0
-    shard = values / workers
-    segments = math.ceil(shard / SEGMENT_VALUES)
-    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
-    link, clock = _Link(network), 0.0
-    at_owners, at_all = [0.0] * segments, [0.0] * segments
-
-    def send(t: int) -> float:
-        nonlocal clock
-        clock += (workers - 1) * network.message_s
-        return link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
-
-    for i in range(segments + 2 * LAG):
-        if (t := i) < segments:
-            clock += workers * sizes[t] * codec.pack_s
-            at_owners[t] = send(t)
-        if 0 <= (t := i - LAG) < segments:
-            clock = max(clock, at_owners[t]) + sizes[t] * (workers * codec.add_s + codec.sum_s)
-            at_all[t] = send(t)
-        if 0 <= (t := i - 2 * LAG) < segments:
-            clock = max(clock, at_all[t]) + workers * sizes[t] * codec.unpack_s
-    return clock
+    """Return the seconds of the direct exchange. Each worker runs on a separate machine."""
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: workers * size * codec.pack_s,
+        lambda size: size * (workers * codec.add_s + codec.sum_s),
+        lambda size: workers * size * codec.unpack_s,
+    )
 
 
 def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a direct reduce-scatter, which is the first half of the direct exchange.
+    """Return the seconds of a direct reduce-scatter, the first half of the direct exchange.
 
-    It consists of stage A and the additions of stage B. Each worker sends (N-1)/N b bytes. The sums are not packed:
-    each stays in float32 with its owner, as sharded training requires.
+    It consists of stage A and the additions of stage B. Each worker sends (N-1)/N b bytes. Sums stay in float32 with
+    their owners, as sharded training requires.
     """
-
-    def pack_s(size: float) -> float:
-        return workers * size * codec.pack_s
-
-    def add_s(size: float) -> float:
-        return workers * size * codec.add_s
-
-    return _half_s(values, workers, codec, network, pack_s, add_s)
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: workers * size * codec.pack_s,
+        lambda size: workers * size * codec.add_s,
+    )
 
 
 def all_gather_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the seconds of a direct all-gather, which is the second half of the direct exchange.
+    """Return the seconds of a direct all-gather, the second half of the direct exchange.
 
-    Every owner packs its shard and sends it to all workers, which unpack it. Each worker sends (N-1)/N b bytes.
+    Each owner packs its shard and sends it to all workers, which unpack it. Each worker sends (N-1)/N b bytes.
     """
-
-    def pack_s(size: float) -> float:
-        return size * codec.pack_s
-
-    def unpack_s(size: float) -> float:
-        return workers * size * codec.unpack_s
-
-    return _half_s(values, workers, codec, network, pack_s, unpack_s)
+    return _pipeline_s(
+        *(values, workers, codec, network),
+        lambda size: size * codec.pack_s,
+        lambda size: workers * size * codec.unpack_s,
+    )
 
 
-def _half_s(
-    values: float,
-    workers: int,
-    codec: Codec,
-    network: Network,
-    before_s: Callable[[float], float],
-    after_s: Callable[[float], float],
+def _pipeline_s(
+    values: float, workers: int, codec: Codec, network: Network, *stages_s: Callable[[float], float]
 ) -> float:
-    """Return the seconds of one half of the direct exchange.
+    """Return the seconds of the stages of a direct exchange.
 
-    For each segment, a worker computes for `before_s` seconds and sends a message to every other worker. LAG segments
-    later, it computes for `after_s` seconds on the messages that it received. Both functions take the number of values
-    of the segment in one shard.
+    Each stage computes for a time that depends on the segment's values in one shard. Then, each but the last sends a
+    message to every other worker, which the next stage waits for.
     """
     if workers == 1:
         return 0.0
     shard = values / workers
     segments = math.ceil(shard / SEGMENT_VALUES)
-    sizes = [min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES) for t in range(segments)]
-    link, clock, arrived = _Link(network), 0.0, [0.0] * segments
-    for i in range(segments + LAG):
-        if (t := i) < segments:
-            clock += before_s(sizes[t]) + (workers - 1) * network.message_s
-            arrived[t] = link.send(clock, (workers - 1) * codec.packed_bytes(sizes[t]))
-        if 0 <= (t := i - LAG) < segments:
-            clock = max(clock, arrived[t]) + after_s(sizes[t])
+    link, clock = _Link(network), 0.0
+    arrived = [[0.0] * segments for _ in stages_s]
+    for i in range(segments + LAG * (len(stages_s) - 1)):
+        for stage, compute_s in enumerate(stages_s):
+            if not 0 <= (t := i - LAG * stage) < segments:
+                continue
+            size = min(SEGMENT_VALUES, shard - t * SEGMENT_VALUES)
+            clock = max(clock, arrived[stage][t]) + compute_s(size)
+            if stage + 1 < len(stages_s):
+                clock += (workers - 1) * network.message_s
+                arrived[stage + 1][t] = link.send(clock, (workers - 1) * codec.packed_bytes(size))
     return clock
 
 
 def direct_processor_s(values: float, workers: int, codec: Codec, network: Network) -> float:
-    """Return the processor seconds of the direct exchange, which exclude the time on the wire."""
+    """Return the processor time of the direct exchange."""
     if workers == 1:
         return 0.0
     messages = 2 * (workers - 1) * math.ceil(values / workers / SEGMENT_VALUES)

@@ -1,20 +1,18 @@
-"""Compute the costs that a report plots the metric against. Each group of runs has one value for each cost.
+"""Compute the costs that a report plots against the metric.
 
-    bytes    The bytes that a worker sends per step. The exchange recorded them.
-    kept     The bytes that a worker stores for the weights and the optimizer state, with each value in its format. If
-             all compared groups recorded the bytes of their activations, these are included.
-    bitops   The bit operations of a step: for each multiply-accumulate, the product of both operands' bit widths
+    bytes    The bytes that a worker sends per step, as recorded.
+    kept     The bytes that a worker stores for weights and optimizer state, each value in its format. Activations are
+             included if all compared groups recorded them.
+    bitops   The bit operations of a step: the product of both operands' bit widths, summed over multiply-accumulates
              (arXiv 2005.07093, section 4.1).
-    area     The transistors of a multiply-accumulate unit according to area.csv, averaged over the multiply-accumulates
-             of a step. Twice the area means twice the silicon for the same step in the same time.
+    area     The mean number of transistors of the multiply-accumulate units of a step (area.csv). Twice the area means
+             twice the silicon for the same step in the same time.
 
-Bit operations and area count only the multiply-accumulates. If a record lacks a required value, the group's cost is
-unknown and a reason is given. Nothing is estimated.
+Bit operations and area count only multiply-accumulates. Nothing is estimated: if a record lacks a value, the cost is
+unknown and a reason is given. scripts/research/area creates area.csv with Yosys.
 
-scripts/research/area creates area.csv with Yosys. If area.csv lacks a unit, the reason names the command that adds it.
-
-Hardware accumulates products of integers in an integer accumulator. The emulation accumulates them in fp32. Therefore,
-if both operands are integers, an fp32 accumulator is looked up as an integer accumulator.
+The emulation accumulates products of integers in fp32, but hardware uses an integer accumulator. Therefore, the area of
+a product of integers is looked up with an integer accumulator.
 """
 
 import csv
@@ -30,9 +28,9 @@ from cpdrun.study.group import Group
 
 SCRIPT = "PYTHONPATH=scripts python -m research.area"
 
-# A multiply-accumulate unit: the format of the narrower operand, of the other operand, and of the accumulator.
+# A multiply-accumulate unit: the formats of the narrower operand, the other operand, and the accumulator.
 Unit = tuple[str, str, str]
-# The cost of each group whose cost is known, and the reasons why the costs of the other groups are unknown.
+# The known costs, and the reasons why other groups have none.
 Found = tuple[dict[Group, float], list[str]]
 
 KEPT = ("model_bytes", "optimizer_bytes")
@@ -49,30 +47,24 @@ def mac_table() -> dict[Unit, int]:
 
 
 def area_rows() -> list[dict[str, str]]:
-    """Return the rows of area.csv as dictionaries keyed by column name. All values are text."""
+    """Return the rows of area.csv as dictionaries of text."""
     lines = (resources.files(__package__) / "area.csv").read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def unit_of(a: str, b: str, accumulator: str) -> Unit:
-    """Return the key of a unit in `mac_table`.
-
-    If both operands are integers, an fp32 accumulator is replaced by an integer accumulator.
-    """
+    """Return the key of a unit in `mac_table`. If both operands are integers, an integer accumulator replaces fp32."""
     of_integers = is_integer(a) and is_integer(b) and accumulator == "fp32"
     return a, b, integers(a, b) if of_integers else accumulator
 
 
 def integers(a: str, b: str) -> str:
-    """Return the accumulator format for products of two integer formats.
-
-    The accumulator has 16 bits more than a product, and at least 32 bits.
-    """
+    """Return the accumulator format of integer products. It has 16 bits more than a product, and at least 32."""
     return f"int{max(32, int(a[3:]) + int(b[3:]) + 16)}"
 
 
 def why_missing(missing: Unit) -> str:
-    """Return why a unit is missing from the table. If a command can add the unit, the text names it."""
+    """Return why a unit is missing, and the command that adds it."""
     a, b, accumulator = missing
     operands = a if a == b else f"{a}x{b}"
     text = f"{a} x {b} summed up in {accumulator} has no known area"
@@ -84,24 +76,20 @@ def why_missing(missing: Unit) -> str:
 
 
 def is_integer(name: str) -> bool:
-    """Return whether a format is an integer format, such as `int8`."""
     return name.startswith("int") and name[3:].isdigit()
 
 
 def bit_operations(group: Group) -> float:
-    """Return the bit operations that a worker performs per step.
-
-    Return NaN if they were not recorded or if some products were not counted.
-    """
+    """Return a worker's bit operations per step. NaN if they were not recorded or if some products were not counted."""
     found = group.products or {}
     return math.nan if found.get("uncounted") else _positive(found.get("bit_operations_per_step"))
 
 
 def transistors(group: Group) -> tuple[float, list[Unit]]:
-    """Return the transistors of a unit, averaged over the multiply-accumulates of a step.
+    """Return the mean transistors of a unit over the multiply-accumulates of a step.
 
     Returns:
-        The mean and an empty list. If the mean is unknown, NaN and the units that are missing from the table.
+        The mean, or NaN if it is unknown, and the units that are missing from the table.
     """
     counts: dict[Unit, float] = {}
     for kind in kinds(group.products):
@@ -115,11 +103,9 @@ def transistors(group: Group) -> tuple[float, list[Unit]]:
 
 
 def kinds(products: dict[str, Any] | None) -> list[tuple[str, str, str, float]]:
-    """Return the recorded products as tuples. Malformed rows of the record are left out.
+    """Return each recorded product as (format, format, accumulator, multiply-accumulates per step).
 
-    Returns:
-        For each product, the formats of both operands, the format of the accumulator, and the number of
-        multiply-accumulates per step.
+    Malformed rows are left out.
     """
     found = (products or {}).get("by_format")
     rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
@@ -137,13 +123,13 @@ def _positive(value: Any) -> float:
 
 
 def sent_bytes(groups: Sequence[Group]) -> Found:
-    """Return the bytes that a worker sends per step, for each group."""
+    """Return the bytes that a worker of each group sends per step."""
     known = {group: group.wire_bytes for group in groups if group.wire_bytes > 0}
     return known, _some_lack(groups, known, "records do not say what was sent")
 
 
 def kept_bytes(groups: Sequence[Group]) -> Found:
-    """Return the bytes that a worker stores, for each group.
+    """Return the bytes that a worker of each group stores.
 
     Activations are included only if all groups with a known cost recorded them.
     """
@@ -155,13 +141,13 @@ def kept_bytes(groups: Sequence[Group]) -> Found:
 
 
 def bit_operation_counts(groups: Sequence[Group]) -> Found:
-    """Return the bit operations that a worker performs per step, for each group."""
+    """Return the bit operations of a worker per step, for each group."""
     known = {group: count for group in groups if (count := bit_operations(group)) > 0}
     return known, _some_lack(groups, known, _without_products(groups))
 
 
 def transistor_counts(groups: Sequence[Group]) -> Found:
-    """Return the mean number of transistors of a multiply-accumulate unit, for each group."""
+    """Return the mean transistors of a multiply-accumulate unit, for each group."""
     known: dict[Group, float] = {}
     missing: dict[Unit, None] = {}
     for group in groups:
@@ -174,7 +160,7 @@ def transistor_counts(groups: Sequence[Group]) -> Found:
 
 
 def _without_products(groups: Iterable[Group]) -> str:
-    """Return the reason why the multiply-accumulates per step are unknown."""
+    """Return why the multiply-accumulates per step are unknown."""
     for products in (group.products for group in groups if group.products):
         if (names := products.get("uncounted")) and isinstance(names, list):
             return f"multiply-accumulates of {names[0]} are not counted"

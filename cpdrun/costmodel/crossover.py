@@ -1,15 +1,14 @@
-"""Predict the seconds of a step for each method and network, to find the fastest method on each network.
+"""Find the fastest method of a study on each network.
 
     step = compute + exchange(pattern, bytes)
 
-`cpdrun doctor --calibrate` measures, on one machine, a worker's compute time per step and the codec time per value. The
-runs recorded the bytes. `patterns` predicts the time of the exchange and assumes that the exchange does not overlap
-with the forward and backward pass. A plain sum in fp32, bf16, or fp16 needs no codec from cpdrun. Its time is that of a
-ring or of the direct exchange, whichever is faster.
+`cpdrun doctor --calibrate` measures the compute time per step and the codec time per value on one machine. The runs
+recorded the bytes. `patterns` predicts the exchange, without overlap with the forward and backward pass. A plain sum in
+fp32, bf16, or fp16 needs no codec, and uses a ring or the direct exchange, whichever is faster.
 
-The seconds to the baseline's loss are the seconds per step times the number of steps to that loss. A run reaches the
-loss when its metric is first within the margin of the last value of the baseline with the same seed. The number of
-steps is read from the recorded curves. It is only as precise as they are: they usually have one value per epoch.
+The time to the baseline's loss is the time per step times the number of steps to that loss. A run reaches the loss when
+its metric is first within the margin of the baseline's last value with the same seed. The recorded curves limit the
+precision; they usually have one value per epoch.
 """
 
 import math
@@ -36,10 +35,9 @@ from cpdrun.study.methods import by_setting, label, method_verdicts, reference
 from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 
-# Two methods count as equally fast if their times differ by at most this share. The model's times differ from measured
-# times by about as much.
+# Times that differ by at most this share count as equal. The error of the model is about as large.
 MARGIN = 0.05
-MEASURED = "as measured between the ranks"  # the name under which the measured network is shown
+MEASURED = "as measured between the ranks"  # the displayed name of the measured network
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,8 @@ class Cell:
         pattern: The pattern of the exchange, such as "ring".
         compute_s: The compute time per step in seconds.
         exchange_s: The exchange time per step in seconds.
-        steps_to_loss: The number of steps until the method reaches the baseline's loss. NaN if the recorded curves do
-            not reach it.
-        verdict: The method's verdict against the reference, or None if it is unknown.
+        steps_to_loss: The steps until the method reaches the baseline's loss; NaN if the recorded curves do not.
+        verdict: The method's verdict against the reference, if known.
     """
 
     group: Group
@@ -69,25 +66,19 @@ class Cell:
 
     @property
     def step_s(self) -> float:
-        """The seconds per step."""
         return self.compute_s + self.exchange_s
 
     @property
     def to_loss_s(self) -> float:
-        """The seconds until the method reaches the baseline's loss. NaN if the recorded curves do not reach it."""
+        """The seconds until the method reaches the baseline's loss, or NaN."""
         return self.steps_to_loss * self.step_s
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The predictions for all methods of one setting on every network.
+    """The predictions for one setting, such as one number of workers.
 
-    A setting is, for example, a model and a number of workers.
-
-    Attributes:
-        facet: The setting.
-        cells: The prediction for each method and network.
-        missing: The reasons why some methods have no prediction.
+    `missing` has the reasons why some methods have no prediction.
     """
 
     facet: Facet
@@ -96,17 +87,16 @@ class Panel:
 
     @property
     def networks(self) -> list[str]:
-        """The names of the networks."""
         return list(dict.fromkeys(cell.network for cell in self.cells))
 
     def on(self, network: str) -> list[Cell]:
-        """Return the cells for one network, fastest method first."""
+        """Return the cells of one network, fastest method first."""
         return sorted((c for c in self.cells if c.network == network), key=lambda cell: cell.step_s)
 
     def winner(self, network: str) -> Cell | None:
-        """Return the fastest certified method, or None if no method is certified.
+        """Return the fastest certified method, or None if there is none.
 
-        If the fastest certified plain sum is slower than that by at most the share MARGIN, return the plain sum.
+        A certified plain sum wins if it is slower by at most the share MARGIN.
         """
         fastest = next((cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED), None)
         plain = self.plain(network)
@@ -115,12 +105,12 @@ class Panel:
         return fastest
 
     def plain(self, network: str) -> Cell | None:
-        """Return the fastest certified plain sum, or None if no plain sum is certified."""
+        """Return the fastest certified plain sum, or None if there is none."""
         certified = (cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED)
         return next((cell for cell in certified if cell.group.method.is_plain), None)
 
     def faster_but_open(self, network: str) -> list[Cell]:
-        """Return the open methods that are faster than the winner. If there is no winner, return all open methods."""
+        """Return the open methods that are faster than the winner. Without a winner, return all open methods."""
         winner = self.winner(network)
         limit = math.inf if winner is None else winner.step_s
         return [c for c in self.on(network) if c.verdict is Verdict.OPEN and c.step_s < limit]
@@ -128,22 +118,17 @@ class Panel:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The predictions for a study.
-
-    Attributes:
-        panels: The predictions for each setting. Settings without predictions are left out.
-        calibration: The measurements on which the predictions are based.
-    """
+    """The predictions for the settings of a study, and the measurements behind them."""
 
     panels: list[Panel]
     calibration: Calibration
 
 
 def crossover(study: Study) -> Crossover:
-    """Return the predictions for a study.
+    """Predict the methods of a study.
 
     Raises:
-        CalibrationError: The runs or the calibration lack data that the prediction needs.
+        CalibrationError: The runs or the calibration lack required data.
     """
     if sends_alike(study):
         key = study.bits_axis.key
@@ -161,7 +146,7 @@ def crossover(study: Study) -> Crossover:
 
 
 def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mapping[str, Network]) -> Panel:
-    """Return the predictions for all methods of one setting on the given networks."""
+    """Predict all methods of one setting on the given networks."""
     cells, missing, against = [], [], reference(facet)
     verdicts = method_verdicts(study, facet)
     for group in facet.groups:
@@ -184,20 +169,19 @@ def panel(study: Study, facet: Facet, calibration: Calibration, networks: Mappin
 def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
     """Yield the exchanges that a group's workers may use.
 
-    The first is the exchange of the group's method. For a plain sum, the second is the same exchange as a ring.
+    The first is that of the group's method. A plain sum may also be a ring.
 
     Raises:
-        CalibrationError: The record lacks a required value, the calibration lacks the method's codec, or it is of
-            another model.
+        CalibrationError: The record lacks a value, or the calibration lacks the codec or is of another model.
     """
     method, workers, values = group.method, group.keys.get("world_size"), group.figures["parameters"]
     if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
-        raise CalibrationError("its record lacks bytes a step, parameters or workers")
+        raise CalibrationError("its record lacks the bytes per step, the parameters, or the workers")
     if method.pattern is None:
-        raise CalibrationError("its config does not say how its workers exchange")
+        raise CalibrationError("its config does not determine how its workers exchange")
     if values != calibration.workload.values:
         raise CalibrationError(
-            f"the calibration is of a model of {calibration.workload.values:,} values, not {values:,.0f}"
+            f"the calibration is for a model with {calibration.workload.values:,} values, not {values:,.0f}"
         )
     neighbours = group.figures["neighbours"]
     what = Exchange(
@@ -217,14 +201,10 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 
 
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
-    """Return the mean number of steps until the runs of a group come within the margin of the reference.
+    """Return the mean number of steps until the runs of a group reach the reference, or NaN.
 
-    A run is compared with the last value of the reference with the same seed. If the reference lacks that seed, the run
-    is compared with the reference's mean.
-
-    Returns:
-        The mean over the group's runs. NaN if there is no reference, if a run of the group failed or did not learn, or
-        if a run's curve is missing or does not come within the margin.
+    The goal is the margin below the reference's last value with the same seed, or its mean if it lacks that seed. It is
+    NaN if there is no reference, or if a run failed, did not learn, has no curve, or does not reach the goal.
     """
     if against is None or not study.may_be_within(group) or len(group.by_seed) != len(group.runs):
         return math.nan
@@ -249,7 +229,7 @@ def _codec(key: str, calibration: Calibration) -> Codec:
 
 
 def calibration_of(study: Study) -> Calibration:
-    """Return the calibration of the first sweep of the study that has one.
+    """Return the first calibration among the study's sweeps.
 
     Raises:
         CalibrationError: A calibration cannot be read.
@@ -263,7 +243,7 @@ def calibration_of(study: Study) -> Calibration:
 
 
 def known_networks(calibration: Calibration) -> dict[str, Network]:
-    """Return the predefined networks and the measured network, keyed by name and sorted from slowest to fastest."""
+    """Return the predefined networks and the measured one, keyed by name, slowest first."""
     known = {name: network(name) for name in network_names()}
     if calibration.network is not None:
         known[MEASURED] = calibration.network

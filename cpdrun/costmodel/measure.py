@@ -1,20 +1,19 @@
-"""Measure what the cost model needs to know: compute time, codec times, the network between ranks, and compressors.
+"""Measure the parameters of the cost model.
 
     [torchrun ...] -m cpdrun.costmodel.measure CONFIG.json OUT.json [--formats fp32,bf16,e4m3] [--repeats 9]
     -m cpdrun.costmodel.measure --compressors CONFIGS.json OUT.json [--repeats 9]
 
-The first command measures everything but compressors. CONFIG.json is the resolved config of a run. Each rank emulates
-one worker. If torchrun starts ranks on several machines, the measured network is the one between the machines. For each
-reported number, every rank takes the median over its repetitions, and the maximum over the ranks is reported, because a
-step waits for the slowest rank. The exchange whose time the model predicts is never run.
+The first command measures everything but compressors. CONFIG.json is the resolved config of a run, and each rank
+emulates one worker. If torchrun starts ranks on several machines, the network between them is measured. Each rank takes
+the median over its repetitions, and the maximum over ranks is reported, because a step waits for the slowest rank. The
+exchange whose time the model predicts is never run.
 
-The second command measures compressors in one process. CONFIGS.json contains {compressor_key: resolved config}. All
-configs must have the same model. For each config, OUT.json gets the numbers of a `Codec`. They are averages over all
-values of the model, because the time of a compressor depends on the sizes of the layers. The gradients are random
-numbers from a normal distribution with a standard deviation of 1e-3. Error feedback takes two passes over memory. Its
-time is included only if the sync itself applies it, as PowerSGD does.
+The second command measures compressors in one process. CONFIGS.json contains {compressor_key: resolved config}, all
+with the same model. OUT.json gets the fields of a `Codec` for each config. They are averages over the model's values,
+because a compressor's time depends on the layer sizes. Gradients are normal with a standard deviation of 1e-3. The time
+of error feedback, two passes over memory, is included only if the sync itself applies it, as PowerSGD does.
 
-This module needs torch. `cpdrun.launch.machine.calibration` runs it in a separate process.
+`cpdrun.launch.machine.calibration` runs this module in a separate process.
 """
 
 import argparse
@@ -61,23 +60,18 @@ from cpdrun.train.ranks.torch_settings import configure_torch
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
-# The segments take 32 MiB in float32, which is more than a core's private cache, as is usual for gradients.
+# The segments take 32 MiB in float32. Like most gradients, they do not fit into a core's private cache.
 ROTATED_SEGMENTS = 16
-SUMMANDS = (2, 8)  # the numbers of summands that determine the line: time of a sum = sum_s + summands * add_s
-CHUNK = 1 << 20  # the size in bytes of a message in the bandwidth measurement
+SUMMANDS = (2, 8)  # the points of the line: time of a sum = sum_s + summands * add_s
+CHUNK = 1 << 20  # bytes per message in the bandwidth measurement
 STREAM_S = 0.4  # the duration of the longer bandwidth measurement
-REFILL_S = 0.06  # the pause after which an idle token bucket is full again
+REFILL_S = 0.06  # an idle token bucket is full again after this pause
 
 
 def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Return the measurements in the form that `Calibration.from_json` reads.
+    """Measure everything but compressors, in the form that `Calibration.from_json` reads.
 
-    If torch.distributed is initialized, all ranks must call this function together.
-
-    Args:
-        config: The resolved config of a run.
-        formats: The names of the formats whose codecs are measured.
-        repeats: The number of repetitions of each measurement.
+    All ranks must call this together.
     """
     workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
     ranks = workers.ranks
@@ -105,9 +99,9 @@ def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dic
 def measure_workload(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """Return the fields of a `Workload`: one worker's training step without the exchange.
+    """Measure one worker's training step without the exchange (`Workload`).
 
-    The measurement trains `parts.model` for a few steps.
+    This trains `parts.model` for a few steps.
     """
     parameters = list(trainable(parts.model).values())
     played = SharedModel(parts.model, workers)
@@ -122,7 +116,7 @@ def measure_workload(
         parts.task.loss_of(parts.model, batch)
 
     def check() -> None:
-        """Do the work of AllReduceSync.reduce_stacked except for the exchange."""
+        """Do what AllReduceSync.reduce_stacked does besides the exchange."""
         fresh = [torch.empty_like(stack[0]).copy_(stack[0]) for stack in gradients_WxP]
         count_nonfinite(fresh)
         for parameter, gradient in zip(parameters, fresh, strict=True):
@@ -131,7 +125,7 @@ def measure_workload(
     def update() -> None:
         parts.precision.step(parts.optimizer, parameters)
 
-    # The actions take turns, as in a step, so that each one finds the caches in the state that the previous one left.
+    # The actions take turns, so that each one finds the caches as in a step.
     gradients_s, check_s, update_s = alternate(
         [lambda: gradients_of(index_NxB, 0), check, update], device, repeats
     )
@@ -149,7 +143,7 @@ def measure_workload(
 
 
 def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Return the fields of a `Codec` for a format, measured on segments as large as those of the exchange."""
+    """Measure a format's codec (`Codec`) on segments of the usual size."""
     if parse(name).has_scales:
         return _measure_scaled(name, device, repeats)
     how, n = Sum(Format.parse(name)), SEGMENT_VALUES
@@ -188,9 +182,9 @@ def measure_codec(name: str, device: torch.device, repeats: int) -> dict[str, fl
 
 
 def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, float]:
-    """Return the fields of a `Codec` for a format with scales.
+    """Measure the codec of a format with scales.
 
-    As in the sync `Decoded`, the summands are decoded and then added in float32.
+    As in the sync `Decoded`, summands are decoded and then added in float32.
     """
     fmt, n = parse(name), SEGMENT_VALUES
     x_V, sum_V = torch.randn(n, device=device) * 1e-3, torch.zeros(n, device=device)
@@ -209,11 +203,11 @@ def _measure_scaled(name: str, device: torch.device, repeats: int) -> dict[str, 
 
 
 def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
-    """Return the fields of a `Network`. All ranks must call this function together.
+    """Measure the network between the ranks (`Network`). All ranks must call this together.
 
-    Every rank sends to the next rank and receives from the previous one at the same time. The bandwidth follows from
-    the slope of the line through the times of two volumes. If the line's intercept is below the latency, the link let a
-    burst through before it limited the rate.
+    Every rank sends to the next rank while it receives from the previous one. The bandwidth is the slope of the line
+    through the times of two volumes. If the line's intercept is below the latency, the link let a burst through at full
+    speed.
     """
     small, large = (torch.zeros(2, 16, size, dtype=torch.uint8, device=device) for size in (8, CHUNK))
 
@@ -236,7 +230,7 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
-    """Send messages to the next rank and receive as many from the previous one. All are in flight at once."""
+    """Send messages to the next rank while receiving from the previous one. All are in flight at once."""
     post, rows = Post(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
     before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
@@ -248,9 +242,9 @@ def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
 
 
 def alternate(actions: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Return the seconds of each action: the median over the repetitions, then the maximum over the ranks.
+    """Return the seconds of each action, agreed by all ranks.
 
-    In each repetition, every rank performs the actions one after the other.
+    This is the median over repetitions, then the maximum over ranks. The actions take turns in each repetition.
     """
     seconds: list[list[float]] = [[] for _ in actions]
     for repeat in range(WARM_UPS + repeats):
@@ -264,10 +258,9 @@ def alternate(actions: Sequence[Callable[[], object]], device: torch.device, rep
 def _together_s(
     action: Callable[[], object], device: torch.device, repeats: int, pause_s: float = 0.0
 ) -> float:
-    """Return the seconds of an action: the median over the repetitions, then the maximum over the ranks.
+    """Return the seconds of an action that all ranks start together.
 
-    All ranks must call this function together. In each repetition, they wait for each other, pause, and start the
-    action at the same time.
+    This is the median over repetitions, then the maximum over ranks. All ranks must call this together.
     """
     seconds = []
     for _ in range(WARM_UPS + repeats):
@@ -287,7 +280,7 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _agreed(value: float) -> float:
-    """Return the maximum of the value over all ranks."""
+    """Return the maximum of a value over all ranks."""
     if not dist.is_initialized():
         return value
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -300,7 +293,7 @@ def _agreed(value: float) -> float:
 
 
 def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """Return the fields of a `Codec` for each config, under the keys of `methods`.
+    """Measure the compressor of each config (`Codec`), keyed as `methods`.
 
     Raises:
         BuildError: A part of a config cannot be built.
@@ -322,9 +315,9 @@ def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dic
 def _measure_messages(
     config: dict[str, Any], model: nn.Module, gradients: list[Tensor], repeats: int
 ) -> dict[str, float]:
-    """Return the fields of a `Codec` for a method that sends compressed messages.
+    """Measure a method that sends compressed messages.
 
-    `pack_s` is the time to compress a worker's message. `unpack_s` is the time to decode a message and add it.
+    `pack_s` is the time to compress a worker's message, and `unpack_s` the time to decode and add one.
     """
     compressor = part("compressor", config["sync"]["compressor"])
     names, numels = tuple(trainable(model)), tuple(g.numel() for g in gradients)
@@ -346,10 +339,10 @@ def _measure_messages(
 def _measure_one_worker(
     config: dict[str, Any], model: nn.Module, course: Course, gradients: list[Tensor], repeats: int
 ) -> dict[str, float]:
-    """Return the fields of a `Codec` for a method that does not send compressed messages.
+    """Measure a method that does not send compressed messages.
 
-    `pack_s` is the time of everything that the sync computes in a step with one worker. For PowerSGD, these are the
-    matrix products and the QR decompositions.
+    `pack_s` is everything that the sync computes in a step with one worker, such as PowerSGD's matrix products and QR
+    decompositions.
     """
     sync = build_sync(config | {"world_size": 1}, model, course)
     assert isinstance(sync, GradientSync)

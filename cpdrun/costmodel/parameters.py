@@ -1,4 +1,4 @@
-"""The parameters of the cost model.
+"""Parameters of the cost model: network, codec, and workload.
 
 Times are in seconds. Sizes are in bytes unless their names say bits or values.
 """
@@ -19,7 +19,7 @@ _NETWORKS = files(f"{__package__}").joinpath("networks")
 
 
 class CalibrationError(UserError):
-    """Parameters are missing or incomplete. The message says what to do."""
+    """Parameters are missing or incomplete."""
 
 
 class NotCalibratedError(CalibrationError):
@@ -28,21 +28,19 @@ class NotCalibratedError(CalibrationError):
 
 @dataclass(frozen=True)
 class Network:
-    """The connection between two workers. Each worker has a separate link.
+    """The connection between two workers, each of which has its own full-duplex link.
 
-    A link reaches its full bandwidth in both directions at the same time. A message of n bytes occupies the sender's
-    processor for message_s. It arrives latency_s + n / bandwidth after it leaves. This is the model of Hockney, "The
-    communication challenge for MPP" (Parallel Computing 20, 1994), with alpha = latency_s and 1/beta = bandwidth. The
-    overhead message_s is a separate parameter, as o in LogP (Culler et al., PPoPP 1993), because every message pays it,
-    even if several messages are in flight at once.
+    A message of n bytes occupies the sender's processor for message_s, and arrives latency_s + n / bandwidth after it
+    leaves. This is the model of Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), with
+    alpha = latency_s and 1/beta = bandwidth. message_s is the overhead o of LogP (Culler et al., PPoPP 1993), which
+    every message pays even if several are in flight.
 
     Attributes:
         latency_s: The latency of a message, in seconds.
         bandwidth_bytes_per_s: The bandwidth of a link, in bytes per second.
         message_s: The processor time of a message, in seconds.
-        burst_bytes: The bytes that an idle link lets through at once before its bandwidth limits the rate. This is the
-            depth of a token bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991). It is 0
-            for a link without a token bucket.
+        burst_bytes: The bytes that an idle link lets through at once, or 0 without a token bucket. This is the depth of
+            the bucket (Cruz, "A calculus for network delay", IEEE Trans. Inf. Theory 37, 1991).
     """
 
     latency_s: float
@@ -51,28 +49,28 @@ class Network:
     burst_bytes: float = 0.0
 
     def wire_s(self, n_bytes: float) -> float:
-        """Return the seconds that a busy link needs for the bytes, without latency."""
+        """Return the seconds on a busy link, without latency."""
         return n_bytes / self.bandwidth_bytes_per_s
 
     def hop_s(self, n_bytes: float) -> float:
-        """Return the seconds of a message that overlaps with nothing: latency, overhead, and time on the wire."""
+        """Return the seconds of a single message: latency, overhead, and wire time."""
         return self.latency_s + self.message_s + self.wire_s(n_bytes)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The processor time that a worker spends on encoding and adding values, in seconds per value.
+    """The seconds per value that a worker spends on encoding and adding.
 
-    For a compressor, the times are averages over the values of a model. Then `pack_s` is the time to compress a value,
-    and `unpack_s` is the time to decode a value of a message and add it.
+    For a compressor, these are averages over a model's values. `pack_s` is the time to compress a value, and `unpack_s`
+    the time to decode and add one.
 
     Attributes:
-        bits: The bit width of a packed value.
-        pack_s: The time to scale, round, and pack a value. A worker does this once for each value of the gradient.
-        add_s: The time to unpack a summand and add it. A worker does this N times for each value of its own shard.
-        sum_s: The time to pack a sum. A worker does this once for each value of its own shard.
-        unpack_s: The time to unpack a value. A worker does this once for each value of the result.
-        largest_s: The time to find max|g| for APS. A worker does this once for each value of the gradient.
+        bits: The bits of a packed value.
+        pack_s: The time to scale, round, and pack. Once for each value of the gradient.
+        add_s: The time to unpack and add a summand. N times for each value of the worker's own shard.
+        sum_s: The time to pack a sum. Once for each value of the worker's own shard.
+        unpack_s: The time to unpack. Once for each value of the result.
+        largest_s: The time to find max|g| for APS. Once for each value of the gradient.
     """
 
     bits: float
@@ -83,7 +81,6 @@ class Codec:
     largest_s: float = 0.0
 
     def packed_bytes(self, values: float) -> float:
-        """Return the size of the given number of packed values, in bytes."""
         return values * self.bits / 8
 
 
@@ -96,8 +93,8 @@ class Workload:
         forward_s: The seconds of the forward pass.
         backward_s: The seconds of the backward pass.
         update_s: The seconds of the optimizer's step.
-        check_s: The seconds in which cpdrun's training loop copies the summed gradients to new memory and checks them
-            for inf and NaN.
+        check_s: The seconds in which cpdrun's training loop copies the summed gradients and checks them for inf and
+            NaN.
     """
 
     numels: tuple[int, ...]
@@ -108,7 +105,7 @@ class Workload:
 
     @property
     def values(self) -> int:
-        """The number of values in all parameters."""
+        """The number of values of the model."""
         return sum(self.numels)
 
     @property
@@ -124,9 +121,9 @@ class Calibration:
     Attributes:
         about: A description of the measurement: model, batch size, threads, device, and ranks.
         workload: The training step of one worker.
-        codecs: The codecs keyed by format name.
-        network: The network between the ranks, or None if there was only one rank.
-        compressors: The codecs of compressors keyed by `compressor_key`.
+        codecs: The codecs keyed by format.
+        network: The network between the ranks; None with one rank.
+        compressors: The codecs of compressors, keyed by `compressor_key`.
     """
 
     about: dict[str, Any]
@@ -140,7 +137,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Calibration":
-        """Return the calibration that `as_json` turned into the given values.
+        """Return the calibration that `as_json` turned into these values.
 
         Raises:
             CalibrationError: The values do not describe a calibration.
@@ -155,19 +152,19 @@ class Calibration:
                 {key: _make(Codec, codec) for key, codec in values.get("compressors", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"not what `cpdrun doctor --calibrate` writes ({error})") from None
+            raise CalibrationError(f"not a calibration by `cpdrun doctor --calibrate` ({error})") from None
 
 
 def compressor_key(settings: Mapping[str, Any]) -> str:
     """Return the key of a compressor in `Calibration.compressors`.
 
-    The key is a JSON object of the compressor's settings, sorted by dotted key. All values are text.
+    Example: '{"_target_": "cpdrun.comm.compressors.TopK", "density": "0.01"}'
     """
     return json.dumps({key: str(settings[key]) for key in sorted(settings)})
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """Read a calibration file. Return None if the file does not exist.
+    """Read a calibration file, or return None if there is none.
 
     Raises:
         CalibrationError: The file does not contain a calibration.
@@ -184,19 +181,16 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def network_names() -> list[str]:
-    """Return the names of the predefined networks, slowest network first."""
+    """Return the names of the predefined networks, slowest first."""
     names = [item.name.removesuffix(".yaml") for item in _NETWORKS.iterdir() if item.name.endswith(".yaml")]
     return sorted(names, key=lambda name: network(name).bandwidth_bytes_per_s)
 
 
 def network(name: str) -> Network:
-    """Return a network.
-
-    Args:
-        name: The name of a predefined network, or the path of a yaml file that describes a network.
+    """Return a predefined network, or one from a yaml file.
 
     Raises:
-        CalibrationError: The network is unknown, or the file does not describe a network.
+        CalibrationError: The network is unknown, or the file does not describe one.
     """
     source = Path(name) if name.endswith((".yaml", ".yml")) else _NETWORKS.joinpath(f"{name}.yaml")
     try:
@@ -209,10 +203,10 @@ def network(name: str) -> Network:
 
 
 def _make(kind: type, values: Mapping[str, Any]) -> Any:
-    """Return an instance of a dataclass whose fields, except `numels`, are numbers.
+    """Build a dataclass whose fields, except `numels`, are numbers.
 
     Raises:
-        TypeError: A value is not a number. The message names its key.
+        TypeError: A value is not a number.
     """
     for one in fields(kind):
         value = values.get(one.name, 0)

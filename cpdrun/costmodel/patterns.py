@@ -1,25 +1,24 @@
-"""Predict the seconds of a step's exchange from its pattern: who sends what to whom.
+"""Predict the seconds of a step's exchange from its pattern.
 
-A run recorded the number of bytes that a worker sends. The patterns are:
+A pattern is who sends what to whom. A run recorded the bytes that a worker sends.
 
-    direct      Reduce-scatter and all-gather in shards. Each value is sent to its owner, and the sum is sent back.
-    ring        The same bytes travel around a ring. This is PyTorch's all_reduce of fp32 or bf16.
-    messages    Each worker sends a whole message to the N-1 other workers and decodes all N messages. Compressed
-                gradients (top-k, QSGD, sign) use this pattern.
-    neighbours  Each worker sends a whole message to its D neighbors. Gossip uses this pattern.
-    sharded     Reduce-scatter of gradients, optimizer step, all-gather of weights. FSDP and ZeRO use this pattern.
-    factors     Two all-reduces of fp32 matrices, one after the other. PowerSGD uses this pattern.
+    direct      Reduce-scatter and all-gather in shards: each value goes to its owner, and the sum comes back.
+    ring        The same bytes around a ring, as in PyTorch's all_reduce of fp32 or bf16.
+    messages    Each worker sends a whole message to the N-1 others and decodes all N (top-k, QSGD, sign).
+    neighbours  Each worker sends a whole message to its D neighbors (gossip).
+    sharded     Reduce-scatter of gradients, optimizer step, all-gather of weights (FSDP, ZeRO).
+    factors     Two consecutive all-reduces of fp32 matrices (PowerSGD).
 
-All patterns share these assumptions:
+All patterns assume:
 
-- Each worker runs on a separate machine with one processor and one full-duplex link.
+- Each worker runs on its own machine with one processor and one full-duplex link.
 - A central switch carries the full bandwidth of all links at once.
 - All workers are equally fast.
 - The exchange does not overlap with the forward or backward pass.
-- If workers exchange only every H steps, each step takes 1/H of the exchange's time.
+- With an exchange every H steps, each step takes 1/H of its time.
 
-Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s,
-o message_s, beta seconds per byte.
+Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s, o
+message_s, beta seconds per byte.
 """
 
 from collections.abc import Callable
@@ -28,23 +27,23 @@ from dataclasses import dataclass, replace
 from cpdrun.costmodel.collectives import all_gather_s, direct_s, reduce_scatter_s, ring_s, small_all_reduce_s
 from cpdrun.costmodel.parameters import Codec, Network
 
-# To agree on a scale with APS, workers exchange one int32 for each layer.
+# APS exchanges one int32 for each layer.
 MAGNITUDE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A run's exchange, as the run recorded it.
+    """A run's exchange, as recorded.
 
     Attributes:
-        pattern: The key of the pattern in PATTERNS.
+        pattern: A key of PATTERNS.
         workers: The number of workers, N.
         values: The number of values, n.
-        sent_bytes: The bytes that a real worker sends per step, averaged over the steps.
-        codec: The codec of the values that are sent.
+        sent_bytes: The mean bytes that a real worker sends per step.
+        codec: The codec of the sent values.
         every: The number of steps from one exchange to the next.
-        gather: The codec of the weights that are gathered, for the pattern "sharded". None if it is `codec`.
-        layers: The number of layers for which APS agrees on a scale, or 0 without APS.
+        gather: The codec of gathered weights for the pattern "sharded". None means `codec`.
+        layers: The number of layers with an APS scale; 0 without APS.
         neighbours: The number of neighbors, D, for the pattern "neighbours".
     """
 
@@ -65,12 +64,9 @@ class Exchange:
 
 
 def exchange_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of an exchange, divided by the number of steps from one exchange to the next.
+    """Return the seconds of an exchange per step.
 
-    A single worker exchanges nothing, so its exchange takes 0 seconds.
-
-    Raises:
-        KeyError: The pattern is not in PATTERNS.
+    A single worker exchanges nothing. For an exchange every H steps, this is 1/H of its time.
     """
     if what.workers == 1:
         return 0.0
@@ -82,24 +78,21 @@ def exchange_s(what: Exchange, network: Network) -> float:
 
 
 def _bits(what: Exchange) -> float:
-    """Return the bit width k with which a textbook all-reduce sends as many bytes as the run sent.
-
-    A textbook all-reduce sends 2 (N-1)/N n k/8 bytes per worker.
-    """
+    """Return the bit width k with which an all-reduce of 2 (N-1)/N n k/8 bytes explains the recorded bytes."""
     N = what.workers
     return 8 * what.bytes_of_one / what.values / (2 * (N - 1) / N)
 
 
 def _direct_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of cpdrun.comm's direct exchange, in which codec and wire overlap segment by segment."""
+    """Return the seconds of cpdrun.comm's direct exchange, in which codec and wire overlap."""
     return direct_s(what.values, what.workers, replace(what.codec, bits=_bits(what)), network)
 
 
 def _ring_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of PyTorch's all_reduce, which is a ring without a codec from cpdrun.
+    """Return the seconds of PyTorch's all_reduce, a ring without a codec from cpdrun.
 
-    At each hop, a worker adds the values that it receives to its own. One addition is assumed to take `codec.add_s`. If
-    the format is narrower than fp32, values are converted before and after the all_reduce.
+    At each hop, a worker adds the received values to its own, which is assumed to take `codec.add_s` per value. Formats
+    narrower than fp32 are converted before and after.
     """
     codec = Codec(_bits(what), 0.0, what.codec.add_s / 2, 0.0, 0.0)
     converted_s = 0.0 if what.codec.bits == 32 else what.values * (what.codec.pack_s + what.codec.unpack_s)
@@ -109,10 +102,9 @@ def _ring_s(what: Exchange, network: Network) -> float:
 def _messages_s(what: Exchange, network: Network, others: int | None = None) -> float:
     """Return the seconds of exchanging whole messages: n pack_s + D o + alpha + S beta + (D+1) n unpack_s.
 
-    D is `others`, or N-1 if `others` is None. In cpdrun.comm (`wire/messages.py`), a worker compresses all layers,
-    sends its message to D workers, and waits for their messages. Then it decodes these messages and its own, one after
-    the other. A worker sends S = D M bytes if its message has M bytes. Therefore, the time grows with N, unlike that of
-    a sharded exchange. Every link receives as many bytes as it sends.
+    D is `others`, by default N-1. A worker compresses all layers, sends its message to D workers, waits for theirs, and
+    decodes all D+1 messages, one after the other (cpdrun.comm, `wire/messages.py`). A message of M bytes makes S = D M,
+    so the time grows with N, unlike that of a sharded exchange.
     """
     D = what.workers - 1 if others is None else others
     wire_s = network.latency_s + D * network.message_s + _wire_s(what.bytes_of_one, network)
@@ -120,17 +112,16 @@ def _messages_s(what: Exchange, network: Network, others: int | None = None) -> 
 
 
 def _neighbours_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of exchanging whole messages with D neighbors, for the worker with the most neighbors."""
+    """Return the seconds of exchanging whole messages with D neighbors."""
     return _messages_s(what, network, others=max(1, what.neighbours))
 
 
 def _sharded_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of a direct reduce-scatter of gradients and a direct all-gather of weights.
+    """Return the seconds of a reduce-scatter and an all-gather of weights.
 
-    The optimizer's step between them is not included. The weights take S_w = (N-1)/N n k_w/8 of the S bytes, where k_w
-    is the bit width of the gathered weights. The gradients take the remaining S - S_w bytes. The model assumes that
-    weights are gathered once per step. It covers neither resharding after the forward pass, which gathers the weights
-    again for the backward pass, nor prefetching, which hides the time of the gather.
+    The optimizer's step between them is not included. Of the S bytes, the weights take S_w = (N-1)/N n k_w/8 with k_w
+    bits per weight, and the gradients take the rest. Weights are assumed to be gathered once per step: neither
+    resharding after the forward pass nor prefetching is covered.
     """
     N, n, gather = what.workers, what.values, what.gather or what.codec
     share = (N - 1) / N * n / 8  # the bytes that a worker sends in one half per bit of a value
@@ -141,13 +132,12 @@ def _sharded_s(what: Exchange, network: Network) -> float:
 
 
 def _factors_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of all-reducing the factors P and Q of every matrix.
+    """Return the seconds of all-reducing the factors P and Q.
 
-    The factors P take half of the bytes, and the factors Q take the other half. Each of the two all-reduces is a ring
-    or a tree, whichever is faster. Libraries make the same choice. The codec's `pack_s` and `unpack_s` cover the matrix
-    products that compute and apply the factors.
+    Each takes half of the bytes. Each all-reduce is a ring or a tree, whichever is faster, as in libraries. The codec
+    covers the matrix products that compute and apply the factors.
     """
-    # The payload of one of the two all-reduces, in bytes.
+    # the payload of one all-reduce, in bytes
     half = what.bytes_of_one / 2 * what.workers / (2 * (what.workers - 1))
     return what.values * (what.codec.pack_s + what.codec.unpack_s) + 2 * small_all_reduce_s(
         half, what.workers, network
@@ -155,7 +145,7 @@ def _factors_s(what: Exchange, network: Network) -> float:
 
 
 def _wire_s(n_bytes: float, network: Network) -> float:
-    """Return the seconds that an idle link needs for the bytes. It lets a burst through at once."""
+    """Return the seconds on an idle link, which allows a burst."""
     return network.wire_s(max(0.0, n_bytes - network.burst_bytes))
 
 

@@ -1,7 +1,7 @@
-"""Predict the time of a training step on N workers, and the speed-up over a single worker.
+"""Predict the time of a training step on N workers, and their speed-up.
 
-The predictions assume weak scaling, as in data parallelism and in `cpdrun`: the batch of each worker stays the same, so
-N workers process N batches per step. If T(N) is the time of a step of N workers, speedup(N) = N * T(1) / T(N).
+With weak scaling, as in data parallelism, the batch of each worker stays the same, so N workers process N batches per
+step. If T(N) is the time of a step, speedup(N) = N * T(1) / T(N).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,9 @@ from cpdrun.costmodel.parameters import Calibration, Codec, Network, Workload
 from cpdrun.costmodel.patterns import MAGNITUDE_BYTES
 
 ALGORITHMS = ("direct", "ring", "tree", "hierarchical")
-WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # the default numbers of workers of a forecast
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DDP_FIRST_BUCKET_BYTES = 1 << 20
-# The default bucket_cap_mb of DistributedDataParallel.
-DDP_BUCKET_BYTES = 25 << 20
+DDP_BUCKET_BYTES = 25 << 20  # the default bucket_cap_mb of DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,15 @@ class Setup:
         workers: The number of workers.
         workload: The training step of one worker.
         codec: The codec of the format.
-        network: The network between workers. For algorithm=hierarchical, the network between groups of workers.
-        algorithm: The algorithm that sums gradients, one of ALGORITHMS.
+        network: The network between workers, or between groups for algorithm=hierarchical.
+        algorithm: One of ALGORITHMS.
         aps: Whether workers agree on APS scales before each exchange.
-        overlap: Whether a bucket of gradients is exchanged while the backward pass computes the next bucket, as in a
-            DDP script. The workload's check_s is then left out. If false, all layers are exchanged after the backward
-            pass, as in cpdrun's training loop.
+        overlap: Whether buckets are exchanged during the backward pass, as in a DDP script, without check_s. If false,
+            all layers are exchanged after the backward pass, as in cpdrun's training loop.
         shared_processor: Whether the backward pass and the codec share one processor, as on a CPU with one thread per
             worker.
         group_size: The number of workers in a group, for algorithm=hierarchical.
-        inner: The network inside a group, or None if it is the same as `network`.
-
-    Raises:
-        ValueError: The algorithm is unknown, or the number of workers is not a multiple of group_size.
+        inner: The network inside a group. None means `network`.
     """
 
     workers: int
@@ -61,24 +56,24 @@ class Setup:
 
     @property
     def work(self) -> Workload:
-        """The workload of a worker in this setup, without check_s if exchanges overlap with the backward pass."""
+        """The workload in this setup: without check_s if exchanges overlap."""
         return replace(self.workload, check_s=0.0) if self.overlap else self.workload
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm={self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
         if self.workers < 1 or self.workers % self.group_size:
-            raise ValueError(f"workers={self.workers} with group_size={self.group_size}: not whole groups")
+            raise ValueError(f"workers={self.workers} is not a multiple of group_size={self.group_size}")
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """The predicted seconds of a step. The total is compute_s + exposed_s.
+    """The predicted seconds of a step.
 
     Attributes:
-        compute_s: The seconds of the worker's computation, `Workload.compute_s`.
-        agreement_s: The seconds to find the largest magnitudes and agree on them; 0 without APS.
-        exchange_s: The seconds to pack, send, add, and unpack.
+        compute_s: The worker's computation, `Workload.compute_s`.
+        agreement_s: The time to find and agree on APS scales; 0 without APS.
+        exchange_s: The time to pack, send, add, and unpack.
         exposed_s: The part of agreement_s and exchange_s that does not overlap with computation.
     """
 
@@ -93,7 +88,7 @@ class StepCost:
 
 
 def step_cost(setup: Setup) -> StepCost:
-    """Return the predicted cost of one step. All workers are assumed to be equally fast and in lockstep."""
+    """Predict the cost of one step. All workers are equally fast and in lockstep."""
     work = setup.work
     if setup.workers == 1:
         return StepCost(work.compute_s, 0.0, 0.0, 0.0)
@@ -105,18 +100,12 @@ def step_cost(setup: Setup) -> StepCost:
 
 
 def speedup(setup: Setup) -> float:
-    """Return the speed-up: the samples per second of all workers, divided by those of a single worker."""
+    """Return the speed-up: samples per second relative to a single worker."""
     return setup.workers * setup.work.compute_s / step_cost(setup).total_s
 
 
 def agreement(setup: Setup, values: int, layers: int) -> float:
-    """Return the seconds in which workers agree on APS scales, or 0 without APS.
-
-    Args:
-        setup: The parameters of the step.
-        values: The number of values whose largest magnitudes are needed.
-        layers: The number of layers, each with one scale.
-    """
+    """Return the seconds in which workers agree on APS scales; 0 without APS."""
     if not setup.aps:
         return 0.0
     agreed_s = small_all_reduce_s(layers * MAGNITUDE_BYTES, setup.workers, setup.network)
@@ -124,7 +113,7 @@ def agreement(setup: Setup, values: int, layers: int) -> float:
 
 
 def exchange(setup: Setup, values: int) -> float:
-    """Return the seconds in which the setup's algorithm sums `values` values of every worker."""
+    """Return the seconds in which workers sum `values` values each."""
     if setup.algorithm == "hierarchical":
         return hierarchical_s(
             values,
@@ -140,12 +129,11 @@ def exchange(setup: Setup, values: int) -> float:
 
 
 def _overlapped(setup: Setup) -> StepCost:
-    """Return the cost of a step in which exchanges overlap with the backward pass.
+    """Return the cost of a step whose exchanges overlap with backward.
 
-    A bucket's exchange starts when the bucket is full and the previous exchange has ended:
-    end_i = max(ready_i, end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The
-    backward pass is assumed to take the same time for every value. If the backward pass and the codec share one
-    processor, a step takes at least the sum of their processor times.
+    A bucket's exchange starts when the bucket is full and the previous exchange has ended: end_i = max(ready_i,
+    end_{i-1}) + exchange_i (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3). The backward pass takes the
+    same time for every value. With one shared processor, a step takes at least its total processor time.
     """
     work = setup.work
     ready_s = end_s = work.forward_s
@@ -163,10 +151,9 @@ def _overlapped(setup: Setup) -> StepCost:
 
 
 def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
-    """Yield the layer sizes of each bucket, filled as DistributedDataParallel fills them.
+    """Yield the layer sizes of each bucket, filled as in DistributedDataParallel.
 
-    Layers are assigned from last to first. A bucket takes layers until it reaches its limit, which is smaller for the
-    first bucket.
+    Layers are assigned from last to first until a bucket reaches its limit, which is smaller for the first bucket.
     """
     bucket: list[int] = []
     limit = DDP_FIRST_BUCKET_BYTES
@@ -180,7 +167,7 @@ def buckets(numels: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _processor_s(setup: Setup) -> float:
-    """Return the processor time of agreement and exchange, which excludes the time on the wire."""
+    """Return the processor time of agreement and exchange."""
     found_s = setup.workload.values * setup.codec.largest_s if setup.aps else 0.0
     if setup.algorithm == "direct":
         return found_s + direct_processor_s(setup.workload.values, setup.workers, setup.codec, setup.network)
@@ -191,14 +178,14 @@ def _processor_s(setup: Setup) -> float:
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """The predicted cost of a step for one format and one number of workers. Times are in seconds per step.
+    """The predicted seconds of a step for one format and worker count.
 
     Attributes:
         network: The name of the network.
         algorithm: The algorithm that sums gradients.
         format: The name of the format.
         workers: The number of workers.
-        compute_s: The time of the worker's computation.
+        compute_s: The worker's computation.
         agreement_s: The time to agree on APS scales; 0 without APS.
         exchange_s: The time to pack, send, add, and unpack.
         exposed_s: The part of agreement_s and exchange_s that does not overlap with computation.
@@ -229,17 +216,10 @@ def forecast(
     aps: bool = True,
     group_size: int = 1,
 ) -> Iterator[ForecastRow]:
-    """Yield the predicted cost for every calibrated format and every number of workers, widest format first.
+    """Yield the predicted cost for every calibrated format, widest first, and worker count.
 
-    Args:
-        calibration: The measurements.
-        network: The network between workers or groups of workers.
-        name: The name of the network.
-        workers: The numbers of workers. Those that are not multiples of `group_size` are left out.
-        algorithm: The algorithm that sums gradients, one of ALGORITHMS.
-        overlap: Whether exchanges overlap with the backward pass, as for `Setup`.
-        aps: Whether formats narrower than 32 bits use APS.
-        group_size: The number of workers in a group, for algorithm=hierarchical.
+    `name` is that of the network. Numbers of workers that are not multiples of `group_size` are left out. `aps` applies
+    to formats narrower than 32 bits. For the other arguments, see `Setup`.
 
     Raises:
         ValueError: The algorithm is unknown, or a number of workers is below 1.

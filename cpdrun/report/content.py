@@ -14,8 +14,9 @@ from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.costmodel.crossover import crossover
 from cpdrun.record import SweepDir
-from cpdrun.report import answers_text, best_of, tables
+from cpdrun.report import answers_text, tables
 from cpdrun.report import crossover as crossover_text
+from cpdrun.report.best_of import best_table
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
 from cpdrun.study import ReportUsageError, answers
@@ -66,14 +67,9 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table with files of its own.
+    """A table with files of its own, as numbers and as text, with sentences about it.
 
-    Attributes:
-        name: The stem of the file names.
-        title: The heading on the page.
-        numbers: The table as numbers.
-        shown: The table as text.
-        sentences: The sentences to print with the table.
+    `name` is the stem of the file names, and `title` the heading on the page.
     """
 
     name: str
@@ -156,10 +152,8 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
 
 
 def _best(study: Study) -> NamedTable | None:
-    shown = best_of.shown(study)
-    if shown is None:
-        return None
-    return NamedTable("best_of", "Each at its best", best_of.numbers(study), shown)
+    found = best_table(study)
+    return None if found is None else NamedTable("best_of", "Each at its best", *found)
 
 
 def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:

@@ -1,7 +1,7 @@
 """Show predicted step times as sentences, as text and as numbers.
 
-A panel holds the predictions for one setting: every method on every network. A plain sum is a method without a
-compressor.
+A panel holds the predictions for one setting: every method on every network. A plain sum is one that a platform's
+own all_reduce computes.
 """
 
 import math

@@ -28,15 +28,9 @@ from cpdrun.study.gradient_sums import (
 )
 from cpdrun.study.group import Group
 from cpdrun.study.records import rows_of
-from cpdrun.study.run_comparison import (
-    RunComparison,
-    compare_run,
-    find_neighbors,
-    is_improvement,
-    row_of,
-)
+from cpdrun.study.run_comparison import RunComparison, compare_run, find_neighbors, is_improvement, row_of
 from cpdrun.study.study import Study
-from cpdrun.whatif.counterfactual import Counterfactual, damage, worst_layers
+from cpdrun.whatif.counterfactual import Counterfactual, role_damage, worst_layers
 from cpdrun.whatif.damage import GRADIENT, number
 from cpdrun.whatif.diagnosis import (
     MIN_DAMAGE_GAIN,
@@ -285,7 +279,7 @@ def _reason(diagnosis: Diagnosis) -> str:
     if counterfactual is not None and (
         counterfactual.role != GRADIENT or cause in (Cause.UNSEEN, Cause.EXACT)
     ):
-        return "observed" if damage(counterfactual.own, counterfactual.role) >= 1e-3 else ""
+        return "observed" if role_damage(counterfactual.own, counterfactual.role) >= 1e-3 else ""
     if diagnosis.is_baseline or cause is Cause.UNSEEN:
         return ""
     return "exact" if cause is Cause.EXACT and not _rounded_within(diagnosis.config) else "sums"

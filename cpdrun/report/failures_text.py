@@ -11,11 +11,7 @@ def failures_text(counts: FailureCounts, candidate: str = "") -> str:
     """Return how many runs failed and why; "" if none failed.
 
     Example: "3 of 6 runs of e4m3 failed (1 diverged, 1 stopped early)". The third run ended with an error of its own.
-    Such runs are counted but not listed.
-
-    Args:
-        counts: The outcomes of the runs.
-        candidate: The candidate's name; "" to omit it.
+    Such runs are counted but not listed. Without a `candidate`, "of e4m3" is omitted.
     """
     if not counts.failed:
         return ""
@@ -52,8 +48,7 @@ def left_out_text(counts: FailureCounts) -> str:
 def identical_texts(cells: Mapping[str, Mapping[Any, str]]) -> list[str]:
     """Return a sentence for each set of cells whose runs are bit-identical.
 
-    Args:
-        cells: The fingerprints of each cell's runs, as {cell name: {seed: fingerprint}}.
+    `cells` holds the runs' fingerprints as {cell name: {seed: fingerprint}}.
     """
     return [identical_text(names) for names in identical_groups(cells)]
 

@@ -18,14 +18,9 @@ def judge_sentences(
     session: SessionState | None,
     decision_words: Mapping[Verdict, str],
 ) -> list[str]:
-    """Describe the comparison, the verdicts, the session and the assumptions.
+    """Describe the comparison, the verdicts, the session (if any) and the assumptions.
 
-    Args:
-        question: The requested comparison.
-        margin: The margin in the metric's unit.
-        judged: The judged candidates.
-        session: The decisions about the ideas of a session, if there is one.
-        decision_words: The text of a decision for each verdict on an idea.
+    `margin` is in the metric's unit. `decision_words` holds the text of a decision for each verdict on an idea.
     """
     return render_lines(
         "judge.j2",

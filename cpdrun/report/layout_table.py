@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 from cpdrun.report.tables import Shown, column, show_means
 from cpdrun.study import ReportUsageError, formats

@@ -31,13 +31,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Context:
-    """What a prediction refers to.
-
-    Attributes:
-        margin: The margin as text, such as "1 point".
-        baseline: The name of the baseline.
-        observed: The folders of the observed runs.
-    """
+    """What a prediction refers to: the margin as text, the baseline, and the folders of the observed runs."""
 
     margin: str
     baseline: str

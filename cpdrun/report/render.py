@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def render_lines(template: str, **values: Any) -> list[str]:
-    """Render a template and return each paragraph as one line.
+    """Render a template such as `headline.j2`, and return each paragraph as one line.
 
-    Args:
-        template: A file name such as `headline.j2`.
-        values: The variables of the template. jinja2 raises UndefinedError if one is missing.
+    jinja2 raises UndefinedError if the template uses a variable that is not in `values`.
     """
     text = _environment().get_template(template).render(**values)
     return [line for paragraph in re.split(r"\n\s*\n", text) if (line := " ".join(paragraph.split()))]

@@ -36,6 +36,7 @@ from cpdrun.search.results import (
     Results,
     SearchResult,
     baseline_labels,
+    baseline_problem,
     tuned_arms,
 )
 from cpdrun.shell.terminal import plain_table
@@ -154,7 +155,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=results.baseline_problem(ladder.baseline),
+        problem=baseline_problem(results, ladder.baseline),
         margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
@@ -240,7 +241,7 @@ def _describe_runs(results: Results) -> str:
     if tuning:
         cells = len(tuning.arms)
         grid = sum(map(tuning.runs, tuning.arms)) + cells * seeds
-    tuned = results.tuning_runs() if tuning else None
+    tuned = tuning.runs_ended(results.ended) if tuning else None
     return render("search_runs.j2", runs=results.runs, tuning_runs=tuned, seeds=seeds, cells=cells, grid=grid)
 
 
@@ -393,10 +394,7 @@ def describe_news(
 ) -> Iterator[str]:
     """Yield a line per changed verdict: "✓ e3m0 with APS is certified after 4 pairs, ...".
 
-    Args:
-        results: The results so far.
-        before: The ladders when news was last printed.
-        states: The ladders now.
+    `before` holds the ladders when news was last printed, and `states` the ladders now.
     """
     old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
     for candidate, judgement, width in itertools.chain(*states):

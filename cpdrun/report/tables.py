@@ -36,42 +36,15 @@ _MOST_SIZE_DIGITS = 6
 
 # The columns of details.csv that describe a verdict.
 _OF_VERDICT = (
-    "verdict",
-    "is_identical",
-    "pairs",
-    "vs_baseline",
-    "vs_baseline_low",
-    "vs_baseline_high",
-    "own_low",
-    "own_high",
-    "more_pairs",
-    "more_pairs_low",
-    "more_pairs_high",
-    "runs_failed",
-    "at_most_fail",
-)
+    "verdict", "is_identical", "pairs", "vs_baseline", "vs_baseline_low", "vs_baseline_high", "own_low", "own_high",
+    "more_pairs", "more_pairs_low", "more_pairs_high", "runs_failed", "at_most_fail",
+)  # fmt: skip
 # The names of the columns that are not axes. An axis that has one of these names gets the column `config.NAME`.
 OWN = {
-    "sweep",
-    "bits",
-    "n",
-    "diverged",
-    "learnt",
-    "gave_up",
-    "baseline",
-    *_OF_VERDICT,
-    "hybrid",
-    "test_samples",
-    "longest_chain",
-    "bytes_per_step",
-    "parameters",
-    BITS_A_PARAMETER,
-    MACS,
-    OPERATIONS,
-    AREA,
-    "train_seconds",
+    "sweep", "bits", "n", "diverged", "learnt", "gave_up", "baseline", *_OF_VERDICT, "hybrid", "test_samples",
+    "longest_chain", "bytes_per_step", "parameters", BITS_A_PARAMETER, MACS, OPERATIONS, AREA, "train_seconds",
     *KEPT.values(),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

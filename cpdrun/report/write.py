@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 from rich.console import Console
 
 from cpdrun.record import SweepDir, check_inside, write_text

@@ -1,22 +1,15 @@
 """Choose the width at which a ladder starts (`search.start`).
 
-A ladder holds the candidates that differ only in their format, from most bits to fewest. It starts at its widest width,
-or at the narrowest width that is predicted to be good enough. A candidate fails if it is worse than the baseline by
-more than the margin.
+Rule: The chance that a width fails is the smallest predicted chance among its formats. The ladder starts at the
+narrowest width whose chance is at most EVEN, or at its widest width if there is none or nothing is predicted.
+`cpdrun.stats.ledger` explains why the claims of such a ladder are valid.
 
-Rule: The chance that a width fails is the smallest chance among its formats. The ladder starts at the narrowest width
-whose chance of failing is at most EVEN. If no width qualifies or if nothing is predicted, the ladder starts at its
-widest width. `cpdrun.stats.ledger` explains which claims such a ladder makes, their error probability, and why the
-claims are valid.
+Evidence: A prediction reads the baseline's first run and no run of a candidate. A pair with that run would be biased,
+because it has influenced the start. Therefore, a ladder that starts below its widest width leaves out the seed of that
+run. This costs one baseline run, or none if the run was made for tuning, because tuning seeds are in no pair.
 
-Evidence: A prediction reads the baseline's first run and no run of a candidate. The baseline's run would also be half
-of a pair, and a pair that has influenced the start would be biased. The pairs of a ladder that starts below its widest
-width therefore leave out the seed of that run. This costs one run of the baseline. It costs nothing if the run was made
-for tuning, because tuning seeds are never in a pair.
-
-Record: The start is written to sweep.yaml before any candidate runs. Continuing or reporting the search uses the
-recorded start, even if a later model predicts another one. A search with another margin or another baseline has its
-own start.
+Record: The start is written to sweep.yaml before any candidate runs, and is used from then on, even if a later model
+predicts another one. A search with another margin or baseline has its own start.
 """
 
 import math
@@ -35,12 +28,12 @@ from cpdrun.whatif.effects import NoEffectsError, is_observed
 from cpdrun.whatif.forecast import Subject, what_if
 
 KEY = "search.start"
-# A recorded start is valid only for a search with the same values of these keys.
+# A recorded start is valid only for a search with the same values.
 SAME_KEYS = ("tolerance", "baseline")
 
 
 def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
-    """Return the ladder's candidates in the form that a forecast reads."""
+    """Return the ladder in the form that a forecast reads."""
     subjects = (
         Subject(c.name, c.label, c.bits, question.config(c.name)) for width in ladder.widths for c in width
     )
@@ -48,21 +41,11 @@ def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
 
 
 def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: float) -> Ladder | None:
-    """Return the ladder with the predicted chance that each candidate fails.
+    """Predict each candidate's chance of failing, and sort each width by it.
 
-    Within each width, the candidates are sorted by that chance, lowest first. Networks differ in the damage that they
-    tolerate (the level in `cpdrun.whatif.forecast`), so the chance is the mean over the prior distribution of the
-    level. The results of candidates are not used, because the start of a ladder must not depend on the pairs that are
-    tested.
-
-    Args:
-        question: The question of the search.
-        ladder: The ladder.
-        run: A run of the ladder's baseline.
-        strictness: The strictness of the margin, from `cpdrun.whatif.damage.strictness`.
-
-    Returns:
-        The ladder, or None if `run` was not observed or if the effects of the candidates cannot be computed.
+    The chance is the mean over the prior of the network's sensitivity (the level in `cpdrun.whatif.forecast`). Results
+    of candidates are not used, because the start must not depend on the pairs that are tested. Returns None if the
+    baseline's `run` was not observed or the effects cannot be computed.
     """
     if not is_observed(run):
         return None
@@ -79,10 +62,10 @@ def with_chances(question: Question, ladder: Ladder, run: RunDir, strictness: fl
 
 
 def predicted_width(ladder: Ladder) -> int:
-    """Return the index of the narrowest width that is predicted to be good enough.
+    """Return the index of the narrowest width that is predicted to succeed.
 
-    A width qualifies if at least one of its candidates fails with probability EVEN or less. If no width qualifies, or
-    if any candidate has no prediction, the index is 0, which is the widest width.
+    One of its candidates must fail with probability EVEN or less. If there is no such width, or if a candidate has no
+    prediction, the index is that of the widest width, 0.
     """
     found = 0
     for i, width in enumerate(ladder.widths):
@@ -96,26 +79,23 @@ def predicted_width(ladder: Ladder) -> int:
 def start_at(ladder: Ladder, width: int, seed: int | None) -> Ladder:
     """Return the ladder with its start at the index `width`.
 
-    `seed` is the seed of the run from which the start was predicted. If `width` is not 0, no pair uses this seed.
+    `seed` is that of the run which the prediction read. No pair uses it, unless `width` is 0.
     """
     return replace(ladder, start=width, aside=seed if width else None, is_started=True)
 
 
 @dataclass(frozen=True)
 class Starts:
-    """The way in which a search chooses the starts of its ladders, and the starts that are recorded.
+    """How a search chooses the starts of its ladders, PREDICTED or WIDEST, and the recorded starts.
 
-    Attributes:
-        by: PREDICTED or WIDEST.
-        ladders: The recorded starts, keyed by the ladder's label. A start is a bit width and the seed that no pair of
-            the ladder uses. The seed is None if the pairs may use all seeds.
+    A start, keyed by the ladder's label, is a bit width and the seed that is in no pair, if any.
     """
 
     by: str
     ladders: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
 
     def of(self, ladder: Ladder) -> Ladder | None:
-        """Return the ladder with its start, or None if the start has not been predicted yet."""
+        """Return the ladder with its start, if that is known."""
         if len(ladder.widths) == 1:
             return ladder
         bits, aside = self.ladders.get(ladder.label, (math.nan, None))
@@ -126,13 +106,11 @@ class Starts:
 
 
 def choose_starts(question: Question) -> Starts:
-    """Return the way in which the ladders of a search start.
+    """Return how the ladders of a search start.
 
-    If the same search was made in this folder before and the user did not type `search.start`, its sweep.yaml decides.
-    Otherwise, the settings decide.
-
-    Two cases are exceptions, in which all ladders start at their widest width. If `search.most_seeds` is at most
-    FEWEST_SEEDS, no seed is left for a prediction. If the config has no key `observe`, its runs cannot be observed.
+    sweep.yaml decides if it records the same search, unless the user typed `search.start`. Otherwise, the settings
+    decide. All ladders start at their widest width if `search.most_seeds` leaves no seed for a prediction, or if the
+    runs cannot be observed.
     """
     asked, before = question.settings, _recorded_starts(question)
     by = asked.start if before is None or KEY in map(key_of, question.typed) else before.by
@@ -142,7 +120,7 @@ def choose_starts(question: Question) -> Starts:
 
 
 def _recorded_starts(question: Question) -> Starts | None:
-    """Return the starts that sweep.yaml records for a search with the same margin and baseline, or None."""
+    """Return the recorded starts of a search with the same margin and baseline."""
     block = read_search(question.directory)
     if any(typed_form(block.get(key)) != typed_form(question.asked[key]) for key in SAME_KEYS):
         return None
@@ -151,11 +129,11 @@ def _recorded_starts(question: Question) -> Starts | None:
 
 
 def starts_record(by: str, ladders: Sequence[Ladder], arms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the entry `start` of sweep.yaml, which records the ladders whose start is known.
+    """Return the entry `start` of sweep.yaml, which records the known starts.
 
-    Each item has the ladder's label (under the key `chain`), the bit width of the start, the seed that no pair uses,
-    and the names of the candidates' cells, by which a report recognizes the ladder. A tuned cell is listed as its arms.
-    If `by` is WIDEST, the result is empty, which means that all ladders start at their widest width.
+    Each item has the ladder's label (`chain`), the bit width of the start, the seed that no pair uses, and the
+    candidates' cells, by which a report recognizes the ladder. A tuned cell is listed as its arms. If all ladders start
+    at their widest width, there is no entry.
     """
     if by == WIDEST:
         return {}

@@ -1,24 +1,20 @@
-"""Ladders of candidates, the choice of their tuned values, and their verdicts from the runs that have ended.
+"""Judge ladders of candidates, and choose tuned values. The functions are pure.
 
-A ladder holds the candidates that differ only in their format, from most bits to fewest. The functions are pure: they
-take and return names and numbers.
+A ladder holds the candidates that differ only in their format, grouped into widths by their number of bits, widest
+first. A pair is a candidate run and a baseline run with the same seed. The seeds of pairs are 0, 1, 2 ... and count in
+this order: a run that ends early, as diverging runs do, counts only after all runs with smaller seeds have ended.
 
-A pair consists of two runs with the same seed, one of a candidate and one of its baseline. The seeds of pairs are
-0, 1, 2 ... and count in this order. A run may end earlier than the runs of smaller seeds, as a diverging run does. It
-counts only after all of those runs have ended.
+With tuned keys (`search.tune`), each cell of the axes is replaced by its arms: one cell for each combination of the
+tuned values. Every arm runs on the tuning seeds. The best arm there (`cpdrun.stats.means`) is chosen, and only this arm
+runs on the seeds of pairs.
 
-If keys are tuned (`search.tune`), each cell of the axes is replaced by its arms: one cell for each combination of the
-tuned values. Every arm runs on the tuning seeds. The arm with the best results there (`cpdrun.stats.means`) is chosen,
-and only this arm runs on the seeds 0, 1, 2 ... for the test.
+Tuning costs no confidence. Tuning seeds start at FIRST_SEED (`cpdrun.stats.means`), above all seeds of pairs, so the
+choice is independent of every pair. For any choice, the pairs are those of a search for which the user typed the chosen
+values, so a wrong certificate has at most probability alpha. A poor choice costs power, never validity.
 
-Tuning costs no confidence. Tuning seeds start at FIRST_SEED (`cpdrun.stats.means`), and the seeds of pairs are below
-FIRST_SEED. The choice therefore reads no pair and is independent of every pair. For any choice, the pairs are the same
-as in a search for which the user typed the chosen values, so the probability of a wrong certificate is at most alpha. A
-poor choice costs power, never validity.
-
-A certificate compares the candidate, at its chosen values, with the baseline, at its own chosen values. It generalizes
-over seeds, not over data: all seeds, including the tuning seeds, are judged on the same test set. Changing the values
-to try after the verdicts are known reuses the same seeds for another comparison.
+A certificate compares a candidate and a baseline, each at its own chosen values. It generalizes over seeds, not over
+data: all seeds, including tuning seeds, are judged on the same test set. Changing the values to try after the verdicts
+are known reuses the same seeds for another comparison.
 """
 
 import itertools
@@ -34,7 +30,7 @@ from cpdrun.stats.ladder import PairedLadder, Width, judge_ladders
 from cpdrun.stats.ledger import AskedLadder, Ledger
 from cpdrun.stats.means import choose, edges
 
-# A candidate that fails with a higher predicted chance is not expected to be good enough.
+# A candidate with a higher predicted chance of failing is not expected to be good enough.
 EVEN = 0.5
 
 
@@ -47,8 +43,8 @@ class Candidate:
         baseline: The name of the baseline's cell.
         label: The name of the candidate in messages.
         bits: The bit width.
-        chance: The predicted chance that the candidate is worse than the baseline by more than the margin, or None if
-            nothing is predicted.
+        chance: The predicted chance that the candidate is worse than the baseline by more than the margin, if
+            predicted.
     """
 
     name: str
@@ -63,14 +59,12 @@ class Ladder:
     """The candidates that differ only in their format, grouped by bit width.
 
     Attributes:
-        label: The values that all candidates of the ladder share, such as `with APS`.
-        widths: The candidates of each bit width, most bits first. Within a width, the candidate that is most likely to
-            be good enough comes first.
-        is_ordered: Whether the order within each width is known. Until it is known, the candidates of a width with
-            several formats wait for a run of the baseline.
-        is_started: Whether the start is known. Until it is known, all candidates wait.
+        label: The values that all candidates share, such as `with APS`.
+        widths: The candidates of each width, most bits first. Within a width, the most promising comes first.
+        is_ordered: Whether the order within each width is known. Until then, widths with several formats wait.
+        is_started: Whether the start is known. Until then, all candidates wait.
         start: The index of the width that is tested first.
-        aside: The seed of the baseline's run from which the start was predicted, or None. This seed is in no pair.
+        aside: The seed of the baseline run that predicted the start, which is in no pair; None without a prediction.
     """
 
     label: str
@@ -82,33 +76,29 @@ class Ladder:
 
     @property
     def baseline(self) -> str:
-        """The name of the baseline's cell, with which all candidates of the ladder are compared."""
+        """The name of the baseline's cell."""
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
-        """Return whether candidates of the width at this index may run.
-
-        They may run if the ladder's start and the width's first candidate are known.
-        """
+        """Return True if candidates of the width may run. The width's order and the ladder's start must be known."""
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Return the seeds of the ladder's pairs in their order: 0 to `most` - 1 without `aside`."""
+        """Return the seeds of the ladder's pairs, in their order."""
         return [seed for seed in range(most) if seed != self.aside]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The margin and the other inputs of the test, in the unit in which the metric is stored.
+    """The inputs of the test, in the metric's stored unit.
 
     Attributes:
         tolerance: The margin.
         alpha: The error level, 1 minus the confidence.
-        most_seeds: The largest number of seeds.
+        most_seeds: The maximum number of seeds.
         higher_is_better: Whether a higher value of the metric is better.
         worst: The value that replaces the metric of a diverged run.
-        resolution: The change of the metric if the result of a single test sample changes, or 0 if the metric does not
-            count samples.
+        resolution: The change of the metric for one more correct test sample; 0 if the metric does not count samples.
         metric: The name of the metric.
     """
 
@@ -123,16 +113,13 @@ class Rules:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuned keys and the arms of each cell.
-
-    An arm is a cell with one combination of the tuned values. If there are no arms, nothing is tuned.
+    """The tuned keys and the arms of each cell. Without arms, nothing is tuned.
 
     Attributes:
-        keys: The values to try, keyed by the tuned key.
+        keys: The values to try for each tuned key.
         seeds: The tuning seeds.
-        arms: The names of each cell's arms, keyed by the cell's name, in the order in which the values are listed. Only
-            arms have runs. The cell's name is not the name of any arm.
-        values: The values of the tuned keys, keyed by the arm's name and then by the tuned key.
+        arms: The arms of each cell, in the order of the values. Only arms have runs, and no arm has the name of a cell.
+        values: The values of the tuned keys for each arm.
     """
 
     keys: Mapping[str, list[Any]] = field(default_factory=dict)
@@ -144,10 +131,9 @@ class Tuning:
         return bool(self.arms)
 
     def chosen(self, ended: EndedRuns, *, higher_is_better: bool) -> dict[str, str]:
-        """Return the names of the chosen arms, keyed by the cell's name.
+        """Return the chosen arm of each cell whose choice is possible.
 
-        A cell is included if each of its arms has ended on all tuning seeds or was given up. A cell with a single arm
-        needs no runs and is always included.
+        All arms must have ended on all tuning seeds or have been given up. A single arm needs no runs.
         """
         return {
             cell: arms[choose([self.measured(arm, ended) for arm in arms], higher_is_better=higher_is_better)]
@@ -156,15 +142,12 @@ class Tuning:
         }
 
     def measured(self, arm: str, ended: EndedRuns) -> list[float]:
-        """Return the metric of an arm's runs on the tuning seeds. The value is NaN for runs that diverged or failed."""
+        """Return an arm's metric on the tuning seeds. NaN for runs that diverged or failed."""
         values = dict.fromkeys(ended.failures.get(arm, {}), math.nan) | ended.values.get(arm, {})
         return [values[seed] for seed in self.seeds if seed in values]
 
     def missing(self, cell: str, ended: EndedRuns) -> list[tuple[RunKey, ...]]:
-        """Return the runs that are still needed to choose the cell's arm, grouped by seed.
-
-        Each group holds the missing runs of all arms on one tuning seed.
-        """
+        """Return the runs, by seed, that the cell's choice still needs."""
         arms = self.arms.get(cell, ())
         if len(arms) < 2:
             return []
@@ -173,14 +156,19 @@ class Tuning:
         return [turn for turn in turns if turn]
 
     def runs(self, cell: str) -> int:
-        """Return the total number of runs that the choice of the cell's arm needs."""
+        """Return the number of runs that the cell's choice needs in total."""
         arms = len(self.arms.get(cell, ()))
         return arms * len(self.seeds) if arms > 1 else 0
 
-    def edges(self, arm: str) -> Iterator[tuple[str, str]]:
-        """Yield (key, "largest") or (key, "smallest") for each value of the arm that is at an end of the values tried.
+    def runs_ended(self, ended: EndedRuns) -> int:
+        """Return the number of runs on tuning seeds that have ended."""
+        arms = (arm for arms in self.arms.values() if len(arms) > 1 for arm in arms)
+        return sum(ended.has((arm, seed)) for arm in arms for seed in self.seeds)
 
-        Keys whose values are not numbers, or that have only one value, are left out.
+    def edges(self, arm: str) -> Iterator[tuple[str, str]]:
+        """Yield (key, "largest" or "smallest") for each value at an end of the values tried.
+
+        Keys with one value or with values that are not numbers are left out.
         """
         return edges(self.values.get(arm, {}), self.keys)
 
@@ -196,8 +184,8 @@ class LadderState:
     Attributes:
         ladder: The ladder.
         widths: The verdict on each width, most bits first.
-        exhausted: The names of the candidates that get no further pairs.
-        failures: The numbers of failed runs, keyed by the candidate's name.
+        exhausted: The candidates that get no further pairs.
+        failures: The number of failed runs of each candidate.
     """
 
     ladder: Ladder
@@ -212,7 +200,7 @@ class LadderState:
 
     @property
     def answer(self) -> tuple[Candidate, Judgement] | None:
-        """The certified candidate with the fewest bits and its judgement, or None if no candidate is certified."""
+        """The certified candidate with the fewest bits and its judgement, if any."""
         found = None
         for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
             if width.certified is not None:
@@ -221,14 +209,13 @@ class LadderState:
 
     @property
     def frontier(self) -> int | None:
-        """The index of the width that is tested now, or None if the start and all narrower widths are certified.
+        """The index of the width that is tested now; None if all widths from the start on are certified.
 
         A candidate is in question if it is open and may get further pairs.
 
-        - If the start is certified, this is the widest of the narrower widths that are not certified.
-        - If the start is not certified, go from the start to wider widths until a width is certified or has a candidate
-          in question. If a candidate is in question, this is its width. If the width is certified, this is the next
-          narrower width. If there is neither, the index is 0.
+        - If the start is certified, this is the first narrower width that is not.
+        - Otherwise, go from the start to wider widths. At a width with a candidate in question, this is that width. At
+        a certified width, this is the next narrower one. If there is neither, this is 0.
         """
         start, certified = self.ladder.start, [width.certified is not None for width in self.widths]
         if certified[start]:
@@ -242,7 +229,7 @@ class LadderState:
 
     @property
     def in_question(self) -> list[tuple[Candidate, Judgement]]:
-        """The open candidates at the frontier that may get further pairs, the most likely to be good enough first."""
+        """The candidates in question at the frontier, most promising first."""
         return [] if self.frontier is None else self._questionable(self.frontier)
 
     def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
@@ -255,7 +242,7 @@ class LadderState:
 
     @property
     def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate that gets the next pairs and its judgement, or None if the ladder needs no further run."""
+        """The candidate that gets the next pairs, and its judgement. None if the ladder is over."""
         return next(iter(self.in_question), None)
 
 
@@ -268,15 +255,8 @@ def ladder_states(
 ) -> list[LadderState]:
     """Return each ladder with the verdicts on its candidates.
 
-    If a candidate's arm is chosen, the candidate in the result has the name of that arm. The ledger is not changed: the
-    caller adds the hypotheses of the returned widths.
-
-    Args:
-        ladders: The ladders of the search. Tuned candidates have the names of their cells.
-        ended: The runs that have ended.
-        rules: The inputs of the test.
-        tuning: The tuned keys and the arms.
-        ledger: The hypotheses that were tested before.
+    Candidates of `ladders` have the names of their cells, and those of the result have the names of their chosen arms.
+    The caller adds the hypotheses to the ledger.
     """
     chosen = tuning.chosen(ended, higher_is_better=rules.higher_is_better)
     asked = [_as_asked(ladder) for ladder in ladders]
@@ -307,7 +287,7 @@ def _as_asked(ladder: Ladder) -> AskedLadder:
 
 
 def renamed(ladder: Ladder, names: Mapping[str, str]) -> Ladder:
-    """Return the ladder with other names of cells. `names` holds the new names, keyed by the present ones."""
+    """Return the ladder with new names of cells, keyed by the present names."""
 
     def of(candidate: Candidate) -> Candidate:
         name, baseline = candidate.name, candidate.baseline
@@ -318,10 +298,7 @@ def renamed(ladder: Ladder, names: Mapping[str, str]) -> Ladder:
 
 
 def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Compared]:
-    """Return the values and failures to compare, keyed by the candidate's name.
-
-    Seeds that are in no pair are left out: the tuning seeds and the seed from which the start was predicted.
-    """
+    """Return the values and failures to compare for each candidate. Seeds that are in no pair are left out."""
     aside = {*tuning.seeds, *([] if ladder.aside is None else [ladder.aside])}
     candidates = itertools.chain(*ladder.widths)
     return {each.name: ended.compared(each.name, each.baseline, aside) for each in candidates}
@@ -332,12 +309,8 @@ def _pair(
 ) -> PairedLadder:
     """Return the pairs of a ladder for the test.
 
-    Args:
-        asked: The ladder with the names of the tuned cells, under which the ledger stores its hypotheses.
-        ladder: The same ladder with the names of the chosen arms, under which the runs are stored.
-        compared: The values and failures to compare, keyed by the candidate's name in `ladder`.
-        ended: The runs that have ended.
-        rules: The inputs of the test.
+    `asked` has the names of cells, under which the ledger stores hypotheses. `ladder` has the names of chosen arms,
+    under which runs are stored.
     """
     seeds = ladder.seeds(rules.most_seeds)
     gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in ladder.widths]
@@ -348,10 +321,10 @@ def _pair(
 def _exhausted(
     ladder: Ladder, widths: Sequence[Width], ended: EndedRuns, seeds: Sequence[int]
 ) -> Iterator[str]:
-    """Yield the names of the candidates that get no further pairs.
+    """Yield the candidates that get no further pairs.
 
-    Such a candidate is certified or refuted, has used all seeds, or was given up after failures of its own runs or of
-    its baseline's runs.
+    They are certified or refuted, have used all seeds, or were given up because their runs or their baseline's runs
+    failed.
     """
     for candidates, width in zip(ladder.widths, widths, strict=True):
         for candidate, judgement in zip(candidates, width.judgements, strict=True):
@@ -362,7 +335,7 @@ def _exhausted(
 
 
 def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) -> int:
-    """Count the seeds, in their order, until one has not ended for the candidate or for the baseline."""
+    """Count the seeds, in order, up to the first that has not ended for both candidate and baseline."""
     both = (ended.has((candidate.name, seed)) and ended.has((candidate.baseline, seed)) for seed in seeds)
     return sum(1 for _ in itertools.takewhile(bool, both))
 
@@ -370,7 +343,7 @@ def counted_seeds(candidate: Candidate, ended: EndedRuns, seeds: Sequence[int]) 
 def _gaps(
     candidate: Candidate, found: Compared, ended: EndedRuns, rules: Rules, seeds: Sequence[int]
 ) -> list[float]:
-    """Return the differences of the candidate's pairs on the seeds that `counted_seeds` counts."""
+    """Return the differences of the candidate's pairs on the counted seeds."""
     counted = {*seeds[: counted_seeds(candidate, ended, seeds)]}
 
     def of(values: Mapping[int, float]) -> Mapping[int, float]:

@@ -1,8 +1,8 @@
-"""The loop of a search: start runs, wait for results, and choose the next runs.
+"""Run a search: start runs, wait for results, and choose the next runs.
 
-On this machine, the search chooses the next runs after each run that ends. On a cluster, it chooses them after each
-round of runs. A search stores only the run folders and the sweep's list of runs. If it is stopped in any way, the same
-command reads them and continues. Runs that another command has made in this sweep count, too.
+On this machine, the next runs are chosen whenever a run ends. On a cluster, they are chosen after each round of runs.
+If a search is stopped, the same command continues it, because it reads the run folders and the sweep's list of runs.
+Runs that other commands made in this sweep count, too.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,14 @@ from cpdrun.record import EXPECTED_RUNS, Ending
 from cpdrun.record.run_end import failure_in
 from cpdrun.search.ladders import LadderState
 from cpdrun.search.plan import forecast_cost
-from cpdrun.search.results import Results, sweep_record
+from cpdrun.search.results import Results, observed_runs, sweep_record
 from cpdrun.search.schedule import wanted_runs
 from cpdrun.stats.ended_runs import RunKey
 from cpdrun.stats.failures import Failure
 from cpdrun.sweep import write_manifest, write_question
 from cpdrun.whatif.baseline_runs import with_observation
 
-# The number of times that a run is tried again after a signal has killed its process, which is seldom the run's fault.
-KILL_RETRIES = 2
+KILL_RETRIES = 2  # retries of a run whose process a signal has killed, which is seldom the run's fault
 
 
 class RunQueue:
@@ -33,21 +32,17 @@ class RunQueue:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        # The runs in flight, and the runs that sweep.yaml lists, keyed by the name of the run.
+        # Keyed by run name. sweep.yaml lists `_listed`.
         self._in_flight: dict[str, RunKey] = {}
         self._listed: dict[str, RunKey] = {}
-        # The runs that failed in an earlier search. Each is tried once more, and counts as failed until it ends well.
+        # A run that failed in an earlier search is tried once more, and counts as failed until then.
         self._to_retry = results.failures
 
     def wanted(self, most: int | None, *, ahead: bool) -> list[RunKey]:
-        """Return the runs to start next, within the budget.
+        """Return the runs to start next within the budget, with at most `most` in flight.
 
-        Runs that failed in an earlier search come first. After them, the most useful runs come first.
-
-        Args:
-            most: The largest number of runs in flight, including the returned runs. If it is None, the number is not
-                limited.
-            ahead: Whether to include runs that only keep idle cores busy.
+        Failed runs of earlier searches come first, then the most useful. `ahead` includes runs that only keep idle
+        cores busy.
         """
         results, in_flight = self.results, set(self._in_flight.values())
         states = results.answerable_states()
@@ -61,9 +56,9 @@ class RunQueue:
         return found
 
     def next_jobs(self, most: int | None, *, ahead: bool) -> list[Job]:
-        """Return the next runs as jobs, list them in sweep.yaml, and count them as in flight."""
+        """Return the next runs as jobs. This lists them in sweep.yaml and counts them as in flight."""
         question, keys = self.results.question, self.wanted(most, ahead=ahead)
-        observed = self.results.observed_runs
+        observed = observed_runs(self.results)
         runs = [question.cells[name][seed] for name, seed in keys]
         runs = [
             with_observation(run) if key in observed else run for run, key in zip(runs, keys, strict=True)
@@ -78,15 +73,15 @@ class RunQueue:
         return [Job(question.directory.run(run.name), run.config, run.overrides) for run in runs]
 
     def _record(self) -> dict[str, Any]:
-        """Return the `search` block of sweep.yaml, with the total number of runs that the search is likely to need."""
+        """Return the `search` section of sweep.yaml, with the expected total number of runs."""
         further = forecast_cost(self.results, None).runs
         total = {} if further is None else {EXPECTED_RUNS: self.results.runs + further}
         return sweep_record(self.results) | total
 
     def take(self, event: Event) -> None:
-        """Record the result or the failure of a run of this search that has ended.
+        """Record the result or the failure of a run that has ended.
 
-        A run that was preempted has neither a result nor a failure, so it may be started again.
+        A preempted run has neither, so it may be started again.
         """
         assert event.outcome is not None
         key = self._in_flight.pop(event.job.run.name)
@@ -114,20 +109,10 @@ def search(
     cancelled_before: int | None,
     on_end: Callable[[list[LadderState]], None],
 ) -> list[Summary]:
-    """Start the most useful runs until no further run can decide a candidate, or until the budget is spent.
+    """Start the most useful runs until nothing is left to decide, or the budget is spent.
 
-    An interruption also ends the search, and so does a failed round with the option `fail_fast`. Errors of
-    `Session.launch` are passed on.
-
-    Args:
-        session: The session that launches the runs.
-        results: The results so far. They are updated.
-        launcher: The config of the launcher.
-        options: The options of the launch.
-        display: The display of the runs.
-        cancelled_before: The value of the sweep's `cancellation` when the command was typed. Only a later cancellation
-            stops the search.
-        on_end: A function that is called after each run that ends, with the verdicts that follow.
+    The search also stops after an interruption, after a failed round with the option `fail_fast`, or if the sweep's
+    cancellation differs from `cancelled_before`. `on_end` is called with the verdicts after each run that ends.
 
     Returns:
         One summary for each round of runs. On this machine, there is one round.
@@ -151,15 +136,15 @@ def search(
             session.launch(directory, first.jobs, launcher, options, display, cancelled_before, more=more)
         )
         stopped = summaries[-1].interrupted or (summaries[-1].failed and options.fail_fast)
-        if stopped or most is not None:  # On this machine, `more` has already started all further runs.
+        if stopped or most is not None:  # on this machine, `more` has started all further runs
             break
     if results.question.tuning:
-        write_question(directory, sweep_record(results))  # sweep.yaml now includes the chosen values.
+        write_question(directory, sweep_record(results))  # adds the chosen values
     return summaries
 
 
 def parallel_runs(results: Results, launcher: dict[str, Any], options: LaunchOptions) -> int | None:
-    """Return the number of runs that are trained at the same time, at least 1, or None if a scheduler decides it."""
+    """Return how many runs train at the same time. None if a scheduler decides it."""
     cell = next(iter(results.question.cells.values()))
     run = cell[0]
     job = Job(results.question.directory.run(run.name), run.config, run.overrides)

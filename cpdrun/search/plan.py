@@ -1,11 +1,7 @@
-"""The next runs of a search, the candidates that they help to decide, and the likely cost of the whole search.
+"""Plan the next runs of a search, and forecast its cost.
 
-`cpdrun search --plan` shows the next runs. The choice of a run depends on all results before it, so the plan holds only
-until further runs have ended. The budget of a plan limits further runs and does not count runs that have ended.
-
-The evidence so far would certify (or refute) a candidate at a certain confidence, in percent. This confidence takes
-the candidate's share of the error probability into account (`cpdrun.stats.evidence`). When it reaches the confidence of
-the search, the candidate is certified (or refuted).
+The choice of a run depends on all results before it, so a plan is valid only until further runs end. The budget of a
+plan limits further runs and does not count runs that have ended.
 """
 
 import math
@@ -25,7 +21,7 @@ from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import deviation
 from cpdrun.study.answers import finite
 
-# A forecast shows the cost for these multiples of the margin.
+# The multiples of the margin for which a forecast shows the cost.
 TOLERANCES = (0.5, 1.0, 2.0)
 
 SecondsOf = Literal["runs of this cell", "other runs of the sweep"]
@@ -39,14 +35,14 @@ class NextRun:
         run: The name of the run.
         cell: The label of the candidate, or the name of the baseline.
         seed: The seed.
-        is_baseline: Whether the run is a run of the baseline.
-        candidates: The labels of the candidates for which the run gives evidence.
-        seconds: The expected wall time in seconds, or None if no run has ended.
-        seconds_of: The runs from which `seconds` is estimated, or None if no run has ended.
-        core_seconds: The expected wall time multiplied by the number of cores, or None if no run has ended.
-        ahead: Whether the run is started only to keep idle cores busy.
-        fits: Whether the run is within the budget, or None if this is unknown or if no budget was given.
-        overrides: The overrides of the run.
+        is_baseline: Whether this is a run of the baseline.
+        candidates: The labels of the candidates that the run helps to decide.
+        seconds: The expected wall time in seconds; None if no run has ended.
+        seconds_of: The runs from which `seconds` is estimated; None if no run has ended.
+        core_seconds: The expected wall time times the number of cores; None if no run has ended.
+        ahead: Whether the run only keeps idle cores busy.
+        fits: Whether the run is within the budget; None if unknown or without a budget.
+        overrides: The command-line overrides of the run.
     """
 
     run: str
@@ -64,22 +60,23 @@ class NextRun:
 
 @dataclass(frozen=True)
 class NextCandidate:
-    """The state of a candidate now, and its expected state after the next runs, which give evidence for it.
+    """A candidate now, and as expected after the next runs.
 
     Attributes:
         candidate: The label of the candidate.
         bits: The bit width.
         verdict: The verdict so far.
         pairs: The number of pairs so far.
-        difference: The mean difference so far, or None without pairs.
-        low: The lower end of the confidence interval of the difference, or None if the interval has no lower end.
-        high: The upper end of the confidence interval of the difference, or None if the interval has no upper end.
-        sure_certified: The confidence, in percent, at which the evidence so far would certify the candidate.
+        difference: The mean difference so far; None without pairs.
+        low: The lower end of the confidence interval of the difference; None if it has no lower end.
+        high: The upper end of the confidence interval of the difference; None if it has no upper end.
+        sure_certified: The confidence, in percent, at which the evidence so far would certify the candidate. It takes
+            the candidate's share of the error probability into account.
         sure_refuted: The confidence, in percent, at which the evidence so far would refute the candidate.
-        more: The number of further pairs that are likely to decide the candidate, or None if it is unknown.
-        more_range: The ends of the range in which that number lies in 80 % of searches, or None if `more` is None.
-        pairs_after: The number of pairs after the next runs within the budget have ended.
-        likely_settled: Whether those runs are likely to decide the candidate, or None if `more` is unknown.
+        more: The number of further pairs that will likely decide the candidate; None if unknown.
+        more_range: The range that contains this number in 80 % of searches; None if `more` is None.
+        pairs_after: The number of pairs after the next runs within the budget.
+        likely_settled: Whether those runs will likely decide the candidate; None if `more` is unknown.
     """
 
     candidate: str
@@ -104,14 +101,14 @@ class SearchPlan:
     Attributes:
         sweep: The folder of the sweep.
         metric: The name of the metric.
-        tolerance: The margin in the unit in which the metric is shown, or None while it is unknown.
+        tolerance: The margin in the displayed unit; None while it is unknown.
         confidence: The confidence in percent.
-        budget: The limit of further runs, or None.
+        budget: The limit of further runs, if any.
         done: The number of runs that have ended.
-        fit: The number of planned runs within the budget. A run counts if it is unknown whether it fits.
-        runs: The planned runs, the most useful first.
-        candidates: The candidates for which the planned runs give evidence.
-        command: The command that starts the runs within the budget, or None if there are none.
+        fit: The number of planned runs within the budget, or for which this is unknown.
+        runs: The planned runs, most useful first.
+        candidates: The candidates that the planned runs help to decide.
+        command: The command that starts the runs within the budget; None if there are none.
     """
 
     sweep: str
@@ -127,15 +124,13 @@ class SearchPlan:
 
 
 def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> SearchPlan:
-    """Return the runs that a search would start now, the most useful first.
+    """Return the runs that a search would start now, most useful first.
 
-    Args:
-        results: The results so far.
-        budget: The limit of further runs, or None.
-        words: The overrides from the command line, for `SearchPlan.command`.
+    `words` are the command-line overrides, for `SearchPlan.command`.
     """
     states = results.answerable_states()
-    needed, every = (_wanted(results, states, ahead=ahead) for ahead in (False, True))
+    inputs = states, results.ended, set[RunKey](), results.rules(), results.question.tuning
+    needed, every = (list(wanted_runs(*inputs, ahead=ahead)) for ahead in (False, True))
     seconds = {name: _seconds(results, name) for name in {name for name, _ in every}}
     runs = [_next_run(results, states, key, {*every}, seconds[key[0]], key not in needed) for key in every]
     runs = list(_within(runs, budget))
@@ -143,7 +138,7 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
     labels = {label for run in runs for label in run.candidates}
     rows = (row for state in states for row in state)
     command = None
-    if coming:  # `cpdrun search --budget` counts the runs that have ended, too.
+    if coming:  # `cpdrun search --budget` also counts the runs that have ended
         command = f"{shlex.join(['cpdrun', 'search', *words])} --budget {results.runs + len(coming)}"
     return SearchPlan(
         sweep=str(results.directory.path),
@@ -157,11 +152,6 @@ def plan_runs(results: Results, budget: Budget | None, words: Sequence[str]) -> 
         candidates=[_next_candidate(results, *row, coming) for row in rows if row[0].label in labels],
         command=command,
     )
-
-
-def _wanted(results: Results, states: Sequence[LadderState], *, ahead: bool) -> list[RunKey]:
-    tuning = results.question.tuning
-    return list(wanted_runs(states, results.ended, set(), results.rules(), tuning, ahead=ahead))
 
 
 def _next_run(
@@ -196,12 +186,10 @@ def _next_run(
 def _evidence_on(
     results: Results, states: Sequence[LadderState], key: RunKey, listed: set[RunKey]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates for which a run gives evidence.
+    """Return the candidates that a run belongs to, and those that a baseline run helps to decide.
 
-    Returns:
-        Two lists. The first has the candidates whose cell contains the run. The second has candidates whose baseline
-        contains the run. From each ladder, these are the candidates with a planned or ended run of the same seed. If a
-        ladder has no such candidate, the active candidate takes their place.
+    The latter are the candidates of each ladder with a planned or ended run of the same seed, or else the active
+    candidate.
     """
     name, seed = key
     cells = {arm: cell for cell, arms in results.question.tuning.arms.items() for arm in arms}
@@ -217,9 +205,9 @@ def _evidence_on(
 
 
 def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | None]:
-    """Return the expected wall time of a cell's run in seconds, and the runs from which it is estimated.
+    """Return the expected seconds of a cell's run, and their source.
 
-    The time is the median over the cell's own runs. If none of them has ended, it is the median over all runs.
+    This is the median over the cell's own runs, or over all runs if none of them has ended.
     """
     done = [results.run((name, seed)).result() for seed in results.cells[name]]
     own = [result.wall_seconds for result in done if result is not None and result.wall_seconds is not None]
@@ -230,7 +218,7 @@ def _seconds(results: Results, name: str) -> tuple[float | None, SecondsOf | Non
 
 
 def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]:
-    """Yield copies of the runs with the attribute `fits` set."""
+    """Yield the runs with `fits` set."""
     spent = 0.0
     for count, run in enumerate(runs, 1):
         fits = None
@@ -265,9 +253,9 @@ def _next_candidate(
 
 
 def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, float]:
-    """Return two confidences: those at which the evidence so far would certify and would refute a candidate.
+    """Return the confidences, in percent, that the evidence so far supports.
 
-    Both are in percent, at least 0 and below 100.
+    The first is for certifying the candidate, and the second for refuting it. They are at least 0 and below 100.
     """
     alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
     sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
@@ -293,8 +281,8 @@ class Noise:
     """The noise of a paired difference.
 
     Attributes:
-        deviation: The standard deviation of a paired difference, in the unit in which the metric is stored.
-        source: The origin of the estimate: pairs of candidates, or the baseline's runs.
+        deviation: The standard deviation of a paired difference, in the metric's stored unit.
+        source: The origin of the estimate.
         count: The number of candidates or baseline runs in the estimate.
     """
 
@@ -309,14 +297,13 @@ class CostForecast:
 
     Attributes:
         tuning_runs: The number of tuning runs that are still needed.
-        noise: The noise of a paired difference, or None if it is unknown. Without it, the attributes below are unknown,
-            too: `pairs` is empty, and `runs` and `seconds` are None.
-        pairs: For each multiple of the margin in TOLERANCES, the number of pairs that are likely to decide a width with
-            a single format, or None if more than `most_pairs` pairs are needed.
-        most_pairs: The largest number of pairs that is considered.
-        runs: The number of runs that are still needed, including tuning runs, or None if `search.most_seeds` pairs are
-            likely to be too few.
-        seconds: The time in seconds until all those runs have ended, or None if it is unknown.
+        noise: The noise of a paired difference. If it is unknown, `pairs` is empty, and `runs` and `seconds` are None.
+        pairs: For each multiple of the margin in TOLERANCES, the number of pairs that will likely decide a width with
+            one format; None if it exceeds `most_pairs`.
+        most_pairs: The maximum number of pairs that is considered.
+        runs: The number of runs that are still needed, including tuning; None if `search.most_seeds` pairs are likely
+            too few.
+        seconds: The seconds until all those runs have ended; None if unknown.
     """
 
     tuning_runs: int
@@ -330,13 +317,7 @@ class CostForecast:
 def forecast_cost(
     results: Results, slots: int | None, states: list[LadderState] | None = None
 ) -> CostForecast:
-    """Return the likely cost of the search from now on.
-
-    Args:
-        results: The results so far.
-        slots: The number of runs that are trained at the same time, or None if it is unknown.
-        states: The verdicts so far. If None, they are computed from `results`.
-    """
+    """Forecast the cost of the search from now on, with `slots` runs at the same time."""
     states = results.states() if states is None else states
     noise, most = _noise(results, states), 10 * results.question.settings.most_seeds
     if noise is None:
@@ -351,11 +332,11 @@ def forecast_cost(
 
 
 def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
-    """Return the noise of a paired difference, or None if it is unknown.
+    """Return the noise of a paired difference, if known.
 
-    The noise is the pooled standard deviation over the candidates that have at least two pairs and are not refuted. If
-    there is no such candidate, it is sqrt(2) times the standard deviation of a baseline's runs. That estimate is rough,
-    because it ignores that the runs of a pair share a seed.
+    This is the pooled standard deviation over candidates with two pairs or more that are not refuted. If there are
+    none, it is sqrt(2) times the deviation of a baseline's runs, a rough estimate that ignores the common seed of a
+    pair.
     """
     known = [
         (judgement.pairs - 1, judgement.deviation)
@@ -377,8 +358,8 @@ def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
 def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
     """Return the number of tuning runs that are still needed.
 
-    The forecast assumes that each ladder tunes its baseline, its active candidate, and the first format of each
-    narrower width. If the ladder has moved to widths above its start, no narrower width is counted.
+    Each ladder is assumed to tune its baseline, its active candidate, and the first format of each narrower width,
+    unless it has moved above its start.
     """
     tuning, cells = results.question.tuning, set[str]()
     for state in states:
@@ -391,10 +372,10 @@ def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
 
 
 def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) -> int | None:
-    """Return the number of runs that are still needed, or None if `search.most_seeds` pairs are likely to be too few.
+    """Return the number of runs that are still needed.
 
-    The forecast assumes that the first format of each width is as good as the baseline. At the narrowest width, if the
-    ladder has several widths, it instead assumes that FIRST_PAIRS pairs decide each format.
+    None if `search.most_seeds` pairs are likely too few. The first format of each width is assumed to be as good as the
+    baseline. At the narrowest of several widths, FIRST_PAIRS pairs are assumed to decide each format.
     """
     rules, runs, longest = results.rules(), _tuning_runs(results, states), 0
     for state in states:
@@ -417,9 +398,9 @@ def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) 
 def _pairs(
     states: Sequence[LadderState], results: Results, factor: float, noise: float, most: int
 ) -> int | None:
-    """Return the number of pairs that decide a width with a single format, if the margin is multiplied by `factor`.
+    """Return the number of pairs that decide a width with one format if the margin is multiplied by `factor`.
 
-    Return None if more than `most` pairs are needed.
+    None if more than `most` pairs are needed.
     """
     _, error = states[0].widths[states[0].ladder.start].judgements[0].errors
     return _needed(factor * results.tolerance / results.metric.scale, noise, (error, error), most)

@@ -1,17 +1,12 @@
-"""Turn the axes of an experiment into ladders of candidates and plan the runs of every cell.
+"""Plan the candidates, baselines, and runs of a search.
 
-The question of a search is the set of its candidates, their baselines, and the settings of the search. A cell is a
-combination of values of all axes except the seed. A ladder holds the candidates that differ only in their number format
-(the value on the axis of bits), from most bits to fewest.
+A cell is a combination of values of all axes except the seed. The axis of bits is the axis whose values name formats:
+`format` if the experiment has it, otherwise another axis such as precision.weights, or a config group such as
+precision. Cells that differ only on this axis form a ladder, and so does each case of an experiment with `case`. The
+question of a search is the set of its candidates, their baselines, and its settings.
 
-The axis of bits is `format` if the experiment has that axis. Otherwise it is an axis whose values all name formats,
-such as precision.weights, or count bits, or are choices of a config group that names formats, such as precision. If the
-experiment has `case`, each case is a ladder of its own. Each combination of the other axes, such as aps or world_size,
-has a ladder of its own.
-
-In a candidate's baseline, the keys of `search.baseline` have the values given there, and all other axes have the
-candidate's values. If keys are tuned, each cell is replaced by its arms: one cell for each combination of the tuned
-values.
+A candidate's baseline is the cell with the values of `search.baseline`, and with the candidate's values on all other
+axes. With tuned keys, each cell is replaced by its arms: one cell for each combination of the tuned values.
 """
 
 import json
@@ -37,25 +32,24 @@ from cpdrun.study.search_results import Cell
 from cpdrun.sweep import Plan, PlannedRun, plan
 
 BASELINE = "search.baseline"
-# A search compares the values of these keys, so they cannot be tuned.
+# These keys are compared, so they cannot be tuned.
 COMPARED_KEYS = ("format", "aps", "world_size", "case")
 
 
 @dataclass(frozen=True)
 class Question:
-    """The ladders of a search, its settings, and the planned runs of every cell.
+    """The ladders, settings, and planned runs of a search.
 
     Attributes:
         directory: The folder of the sweep.
-        settings: The settings in the `search:` block.
+        settings: The settings in the `search:` section.
         axis: The axis of bits.
-        baseline_values: The values that define the baseline, keyed by the config keys that run records use.
+        baseline_values: The values that define the baseline, keyed as in run records.
         ladders: The ladders of candidates.
-        cells: The planned runs of each cell, keyed by the cell's name and then by the seed. If keys are tuned, the
-            cells are the arms.
-        axes: The values of each axis, keyed by the axis.
+        cells: The planned runs of each cell, keyed by name and seed. With tuned keys, the cells are the arms.
+        axes: The values of each axis.
         typed: The overrides that the user typed.
-        tuning: The tuned keys and the arms of each cell. It is empty if nothing is tuned.
+        tuning: The tuned keys and the arms of each cell.
     """
 
     directory: SweepDir
@@ -69,30 +63,30 @@ class Question:
     tuning: Tuning = field(default_factory=Tuning)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return the config of a cell's run with seed 0. If the cell is tuned, use the first listed values."""
+        """Return the config of a cell's first run."""
         return self.first_run(name).config
 
     @property
     def baseline_name(self) -> str:
-        """The name of the baseline, such as `fp32`, `bf16`, the name of a case, or `fp32 with optim.lr 0.1`."""
+        """The name of the baseline, such as `fp32`, a case, or `fp32 with optim.lr 0.1`."""
         return self.axis.baseline_name
 
     def as_plan(self, runs: Sequence[PlannedRun]) -> Plan:
-        """Return a plan with only these runs, for writing sweep.yaml."""
+        """Return a plan with only these runs, for sweep.yaml."""
         return Plan(self.directory, self.typed, self.axes, list(runs))
 
     def first_run(self, name: str) -> PlannedRun:
-        """Return a cell's run with seed 0. If the cell is tuned, use the first listed values."""
+        """Return a cell's run with seed 0. A tuned cell uses the first listed values."""
         return self.cells[self.tuning.arms.get(name, (name,))[0]][0]
 
     @property
     def baseline_runs(self) -> dict[str, PlannedRun]:
-        """Each baseline's run with seed 0, keyed by the name of the baseline's cell."""
+        """The first run of each baseline, keyed by cell."""
         return {ladder.baseline: self.first_run(ladder.baseline) for ladder in self.ladders}
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings that sweep.yaml records, so that a report gives verdicts on the same comparison."""
+        """The settings that sweep.yaml records, so that a report judges the same comparison."""
         about = {key: getattr(self.settings, key) for key in ("tolerance", "confidence", "metric")}
         about |= {"baseline": self.axis.baseline}
         about |= (
@@ -107,16 +101,16 @@ class Question:
 
 
 def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool = True) -> Question:
-    """Read the axes of an experiment and return the question of its search.
+    """Return the question of an experiment's search.
 
     Args:
         texts: The overrides that the user typed, such as `format=e5m2,e4m3`.
-        config_dir: The user's config directory, or None.
+        config_dir: The user's config directory, if any.
         imports: Whether planning may import modules that the config names.
 
     Raises:
-        ConfigError: `sweep.plan` refuses the overrides, a seed was typed, the baseline is not a cell of the
-            experiment, or no candidate is left to compare with the baseline.
+        ConfigError: The overrides are wrong, a seed was typed, the baseline is not a cell of the experiment, or there
+            is no candidate.
     """
     keys = list(map(key_of, texts))
     if SEED in keys:
@@ -128,7 +122,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *_fixed_tuned_keys(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    # If keys are tuned, the search trains only the arms, which `_with_arms` plans. Here, one run a cell is enough.
+    # With tuned keys, only arms are trained, which `_with_arms` plans. One run of each cell is enough here.
     count = 1 if asked.tune else asked.most_seeds
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)
@@ -155,15 +149,9 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 def _candidates(
     axis: PlannedAxis, candidates: Plan, against: Plan, fixed: Sequence[str]
 ) -> dict[str, list[tuple[str, Candidate]]]:
-    """Return the candidates of each ladder, keyed by the ladder's label.
+    """Return the candidates of each ladder, with their values on the axis of bits.
 
-    Each item is a pair (value on the axis of bits, candidate).
-
-    Args:
-        axis: The axis of bits.
-        candidates: The runs of all cells.
-        against: The runs of the baselines.
-        fixed: The overrides that turn a cell into its baseline's cell, for messages.
+    `fixed` are the overrides that turn a cell into its baseline, for messages.
 
     Raises:
         ConfigError: A candidate has no baseline, or there is no candidate.
@@ -180,7 +168,7 @@ def _candidates(
                 f"{BASELINE}: the experiment has no run of {' '.join(fixed)} to compare {value} with"
             )
         if name in baselines or axis.is_baseline(run):
-            continue  # The baseline's own format is not a candidate, neither with nor without gradient scaling.
+            continue  # the baseline's format is no candidate, with or without gradient scaling
         label = _label(run, axis)
         if axis.key == CASE:
             label = named = ", ".join(filter(None, [str(value), label]))
@@ -198,19 +186,12 @@ def _candidates(
 
 
 def _is_only_of_candidates(key: str, against: Plan) -> bool:
-    """Return whether `key` is a recipe's ingredient that no baseline has.
-
-    Such a key cannot tell baselines apart, so it is not used to find the baseline of a candidate.
-    """
+    """Return True for a recipe's ingredient that no baseline has. Such a key cannot identify a baseline."""
     return key.split(".")[0] == INGREDIENTS and not any(has_key(run.config, key) for run in against.runs)
 
 
 def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
-    """Check that the direction of the metric is known, if the experiment runs a script.
-
-    Raises:
-        ConfigError: The script's metric has no direction, because neither its name nor an override gives one.
-    """
+    """Raise ConfigError if a script's metric has no known direction."""
     if name is not None and is_script(config) and direction_of(name, config[SCRIPT]["direction"]) is None:
         raise ConfigError(
             f"search.metric={name}: the direction of this metric is unknown. Type script.direction.{name}=min or "
@@ -219,7 +200,7 @@ def _check_metric(name: str | None, config: Mapping[str, Any]) -> None:
 
 
 def _cells(runs: Sequence[PlannedRun]) -> dict[str, Cell]:
-    """Group runs into cells. Return the runs keyed by the cell's name in the ledger and then by the seed."""
+    """Group runs into cells, keyed by the cell's name and the seed."""
     found: dict[tuple[str, ...], Cell] = {}
     for run in runs:
         point = tuple(text for text in run.overrides if text.split("=")[0] != SEED)
@@ -232,10 +213,9 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
 
 
 def _label(run: PlannedRun, axis: PlannedAxis) -> str:
-    """Return a label with the values that all candidates of a ladder share, such as `with APS, workers 8`.
+    """Return the label of a run's ladder, such as `with APS, workers 8`.
 
-    If the axis of bits is not `format`, the label begins with its name, as in `of weights`. For a case, the label has
-    only the values of the other axes.
+    If the axis of bits is not `format`, the label begins with its name, as in `of weights`.
     """
     scaled = "with APS" if run.config[APS] else "without APS"
     is_of_scaling = axis.key == FORMAT or APS in axis.varies or SCALING in axis.varies
@@ -251,9 +231,8 @@ def _label(run: PlannedRun, axis: PlannedAxis) -> str:
 def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ...], ...]:
     """Group candidates by bit width, most bits first.
 
-    Within a width, the format with the most exponent bits comes first, because it has the widest range. If the
-    candidates are choices of a config group, the choice that rounds less comes first. This order is used
-    unless a prediction (`cpdrun.whatif.baseline_runs`) gives another one.
+    Without a prediction, the format with the widest range comes first within a width, and the choice of a config group
+    that rounds the least.
     """
     widths: dict[float, list[Candidate]] = {}
     for _, candidate in sorted(found, key=lambda pair: formats.widest_first(pair[0])):
@@ -266,8 +245,6 @@ def _widths(found: Sequence[tuple[str, Candidate]]) -> tuple[tuple[Candidate, ..
 
 def _fixed_tuned_keys(asked: Settings, first: Plan, texts: Sequence[str]) -> list[str]:
     """Return overrides that set each tuned key to its first value.
-
-    With these overrides, the axes can be read as if nothing was tuned.
 
     Raises:
         ConfigError: A key cannot be tuned, or `search.most_seeds` exceeds FIRST_SEED.
@@ -305,13 +282,8 @@ def _with_arms(
 ) -> Question:
     """Return the question with each cell replaced by its arms.
 
-    Args:
-        question: The question without tuning.
-        untuned: The runs with seed 0 from which the question was made.
-        words: The plans that contain those runs. For each plan, whether it is the baselines' plan, and its overrides
-            without tuned keys and seeds.
-        config_dir: The user's config directory, or None.
-        imports: Whether planning may import modules that the config names.
+    `untuned` are the runs with seed 0 from which the question was made. `words` has, for each plan of those runs,
+    whether it is the baselines' and its overrides without tuned keys and seeds.
     """
     asked, tune = question.settings, question.settings.tune
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + asked.tune_seeds))
@@ -350,7 +322,7 @@ def _untuned_point(run: PlannedRun, tune: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tuned_values(run: PlannedRun, tune: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return a run's values of the tuned keys, in the form in which `search.tune` lists them."""
+    """Return a run's values of the tuned keys, as `search.tune` lists them."""
     typed = {key_of(text): text.partition("=")[2] for text in run.overrides}
     return {
         key: next(value for value in values if typed_form(value) == typed[key])
@@ -359,7 +331,7 @@ def _tuned_values(run: PlannedRun, tune: Mapping[str, Sequence[Any]]) -> dict[st
 
 
 def key_of(text: str) -> str:
-    """Return the key of an override, such as data.size for `+data.size=3`."""
+    """Return the key of an override. Example: data.size for `+data.size=3`."""
     return text.split("=")[0].lstrip("+~")
 
 

@@ -1,7 +1,6 @@
-"""Choose the runs to start next, the most useful first.
+"""Choose the runs to start next, most useful first. The functions are pure.
 
-A run is useful if the pair to which it belongs helps to certify or refute a candidate. The functions are pure: they
-take and return names and numbers.
+A run is useful if its pair helps to certify or refute a candidate.
 """
 
 import itertools
@@ -12,7 +11,7 @@ from cpdrun.search.ladders import EVEN, UNTUNED, Candidate, Ladder, LadderState,
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
 from cpdrun.stats.evidence import Judgement
 
-# The fewest pairs that can decide a candidate. If there are enough cores, these pairs run at the same time.
+# The fewest pairs that can decide a candidate, which may run at the same time.
 FIRST_PAIRS = 3
 
 
@@ -25,27 +24,20 @@ def wanted_runs(
     *,
     ahead: bool = True,
 ) -> Iterator[RunKey]:
-    """Yield the runs to start next, the most useful first, each run once.
+    """Yield the runs to start next, most useful first, each run once.
 
-    Ladders take turns, pair by pair. Each ladder has one active candidate, which gets the next pairs. First come the
-    pairs that this candidate is likely to need: FIRST_PAIRS, and then as many as the results so far suggest.
+    Ladders take turns, pair by pair. Each has one active candidate. Its pairs come first: FIRST_PAIRS, then as many as
+    the results so far suggest.
 
-    Further runs only keep cores busy that would be idle. These runs are the first pairs of the next narrower format,
-    and further seeds of the active candidate. If the active candidate looks bad, another format of the same width takes
-    the place of the narrower format. If there is none, a format of the next wider width does. A candidate looks bad if
-    it is worse than the baseline by more than the margin, averaged over its pairs. With fewer than two pairs, it looks
-    bad if it is predicted to fail.
+    With `ahead`, further runs keep idle cores busy: the first pairs of the next narrower format, and further seeds of
+    the active candidate. If the active candidate looks bad, another format of the same width replaces the narrower one,
+    or else a format of the next wider width. A candidate looks bad if its mean difference is worse than the margin or,
+    with fewer than two pairs, if it is predicted to fail.
 
-    If keys are tuned, a cell runs its arms on the tuning seeds first. This starts only when the ladder has reached the
-    cell, because tuning a narrower format ahead of time would be wasted if the active candidate is refuted.
+    With tuned keys, a cell first runs its arms on the tuning seeds, but only when the ladder has reached the cell.
+    Tuning a narrower format ahead of time would be wasted if the active candidate is refuted.
 
-    Args:
-        states: The verdicts on all ladders.
-        ended: The runs that have ended. They are not yielded.
-        asked: The runs that are in flight. They are not yielded.
-        rules: The inputs of the test.
-        tuning: The tuned keys and the arms.
-        ahead: Whether to include the runs that only keep idle cores busy.
+    Runs that have ended or are in flight (`asked`) are not yielded.
     """
     seen = set(asked)
     needed = [list(_needed(state, ended, rules, tuning)) for state in states]
@@ -73,9 +65,9 @@ def _needed(
         return
     seeds = state.ladder.seeds(rules.most_seeds)
     counted = counted_seeds(candidate, ended, seeds)
-    # Some seeds have ended without a pair. Each of them is replaced by a further seed.
+    # A further seed replaces each seed that has ended without a pair.
     skipped = counted - judgement.pairs
-    # Request only half of the likely number of pairs, because the estimate changes with every pair.
+    # The estimate changes with every pair, so request only half of the likely number.
     more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
@@ -87,8 +79,8 @@ def _further(
 ) -> Iterator[tuple[RunKey, ...]]:
     """Yield the runs that only keep idle cores busy.
 
-    The number of seeds of the active candidate is limited to twice the number that has ended, plus FIRST_PAIRS, because
-    idle cores are no reason to waste compute.
+    The active candidate gets at most as many further seeds as it already has, plus FIRST_PAIRS, because idle cores are
+    no reason to waste compute.
     """
     ladder, frontier = state.ladder, state.frontier
     if state.active is None or frontier is None or not ladder.may_try(frontier):
@@ -108,11 +100,10 @@ def _further(
 
 
 def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[Candidate]:
-    """Return the candidates of the width that is likely to be tested after the width at the index `frontier`.
+    """Return the candidates that will likely be tested after `frontier`.
 
-    If the present width looks bad and is not below the start, the next wider width is likely. If the present width does
-    not look bad and is not above the start, the next narrower width is likely. Otherwise, or if the ladder ends there,
-    the result is empty.
+    This is the next wider width if the present one looks bad and is not below the start, or the next narrower width if
+    it looks good and is not above the start.
     """
     if looks_bad:
         following = frontier - 1 if frontier <= ladder.start else -1
@@ -133,9 +124,9 @@ def _is_tuned(candidate: Candidate, tuning: Tuning) -> bool:
 
 
 def _of_baseline(candidate: Candidate, tuning: Tuning) -> Iterator[tuple[RunKey, ...]]:
-    """Yield the baseline's runs for the first pairs, unless the baseline itself is still being tuned.
+    """Yield the baseline's runs for the first pairs, unless it is still being tuned.
 
-    These runs are needed for any values that tuning chooses for the candidate.
+    They are needed for any values that tuning chooses for the candidate.
     """
     if candidate.baseline not in tuning.arms:
         yield from (((candidate.baseline, seed),) for seed in range(FIRST_PAIRS))

@@ -1,4 +1,4 @@
-"""Read and check the settings of a search (the `search:` block) and of `search --allocate` (the `screen:` block).
+"""Read and check the config sections `search:` and `screen:`.
 
 The file conf/any_run.yaml documents the keys and their defaults.
 """
@@ -19,8 +19,7 @@ from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LARGEST
 
 MARGIN_KEY = "search.tolerance"
-# With fewer seeds, no candidate can be certified or refuted.
-FEWEST_SEEDS = 3
+FEWEST_SEEDS = 3  # fewer seeds cannot decide a candidate
 PREDICTED, WIDEST = "predicted", "widest"
 _CORE_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min)")
 
@@ -37,11 +36,11 @@ Level = dict[str, Any]
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit of a search. Runs that have ended count toward it.
+    """The limit of a search, including runs that have ended.
 
     Attributes:
-        runs: The largest number of runs, or None if their number is not limited.
-        core_hours: The largest core time in hours, or None if the core time is not limited.
+        runs: The maximum number of runs, if limited.
+        core_hours: The maximum core time in hours, if limited.
     """
 
     runs: int | None = None
@@ -53,19 +52,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in the `search:` block.
+    """The settings in the `search:` section.
 
     Attributes:
-        tolerance: The margin, as a number in the unit in which the metric is shown or as text such as "2%". None means
-            the default.
+        tolerance: The margin: a number in the displayed unit, or text such as "2%". None means the default.
         confidence: The confidence in percent.
-        most_seeds: The largest number of seeds that the pairs of a candidate may use.
-        budget: The limit of the search, or None.
-        baseline: The values that define the baseline's cell, keyed by config key.
-        metric: The name of the metric that is compared, or None for the metric by which the runs are judged.
-        tune: The values to choose from, keyed by the tuned key. It is empty if nothing is tuned.
+        most_seeds: The maximum number of seeds for the pairs of a candidate.
+        budget: The limit of the search, if any.
+        baseline: The values that define the baseline's cell.
+        metric: The metric that is compared. The default is the metric by which the runs are judged.
+        tune: The values to choose from, for each tuned key.
         tune_seeds: The number of tuning seeds.
-        start: PREDICTED or WIDEST, which decides the width at which ladders start.
+        start: PREDICTED or WIDEST: the width at which ladders start.
     """
 
     tolerance: Typed | None
@@ -86,20 +84,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class ScreenSettings:
-    """The settings in the `screen:` block.
+    """The settings in the `screen:` section.
 
     Attributes:
         roles: The roles that are screened.
-        low: The low levels, keyed by role. Each level has fewer bits than the level before it.
-        high: The high level, keyed by role.
-        groups: The patterns of module names in each group, keyed by the group's name, or None for the default groups.
-        most_factors: The largest number of factors.
+        low: The low levels of each role, most bits first.
+        high: The high level of each role.
+        groups: The patterns of module names in each group; None for the default groups.
+        most_factors: The maximum number of factors.
         foldover: Whether the design is folded over (`cpdrun.stats.screening`).
         seeds: The number of seeds for each row of the design.
         confidence: The confidence in percent.
-        tolerance: The margin, as a number in the unit in which the metric is shown or as text such as "2%". None means
-            the default.
-        metric: The name of the metric, or None for the metric by which the runs are judged.
+        tolerance: The margin: a number in the displayed unit, or text such as "2%". None means the default.
+        metric: The metric. The default is the metric by which the runs are judged.
         cost: The cost to minimize: WIRE or OPERATIONS.
         uniform: The levels that are used in all layers for comparison with the allocation.
     """
@@ -121,22 +118,22 @@ class ScreenSettings:
     def drawn(self) -> range:
         """The seeds of the screen.
 
-        Searches use other seeds for their pairs, so the runs that test an allocation did not influence its choice.
+        Searches use other seeds for their pairs, so that the runs which test an allocation did not influence it.
         """
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def level(self, role: str, number: int) -> Level:
-        """Return the level with this number for a role: 0 is the high level, and 1, 2 ... are the low levels."""
+        """Return a role's level: 0 is high, and 1, 2 ... are the low levels."""
         return self.low[role][number - 1] if number else self.high[role]
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds, which is the largest number of low levels of any role."""
+        """The maximum number of rounds."""
         return max(len(self.low[role]) for role in self.roles)
 
 
 def settings(block: Mapping[str, Any]) -> Settings:
-    """Return the checked settings of a `search:` block.
+    """Read the `search:` section.
 
     Raises:
         ConfigError: A key is unknown or a value is not allowed.
@@ -156,12 +153,10 @@ def settings(block: Mapping[str, Any]) -> Settings:
 
 
 def budget(value: Any) -> Budget | None:
-    """Return the budget, or None if `value` is None.
-
-    `40` is a number of runs. `12h` and `90min` are core times.
+    """Read a budget, such as `40` (runs) or `12h` (core time).
 
     Raises:
-        ConfigError: The value is neither a number of runs nor a core time.
+        ConfigError: The value is neither.
     """
     if value is None:
         return None
@@ -208,9 +203,7 @@ def _start(value: Any) -> str:
 
 
 def screen_settings(block: Mapping[str, Any], search: Mapping[str, Any]) -> ScreenSettings:
-    """Return the checked settings of a `screen:` block.
-
-    If the block sets no margin or no metric, those of the `search:` block are used.
+    """Read the `screen:` section. The `search:` section gives the default margin and metric.
 
     Raises:
         ConfigError: A key is unknown or a value is not allowed.
@@ -275,7 +268,7 @@ def _levels(key: str, block: Mapping[str, Any], roles: Sequence[str]) -> dict[st
 
 
 def _ladders(block: Any, roles: Sequence[str]) -> dict[str, tuple[Level, ...]]:
-    """Return the low levels, keyed by role. A role has at least one low level. Levels go from most bits to fewest."""
+    """Return the low levels of each role, most bits first."""
     first = {key: value[0] if isinstance(value, list) and value else value for key, value in block.items()}
     found: dict[str, tuple[Level, ...]] = {
         role: (level,) for role, level in _levels("low", first, roles).items()
@@ -353,9 +346,11 @@ def _cost(value: Any, roles: Sequence[str]) -> str:
         )
     cost = value or (WIRE if of_wire else OPERATIONS)
     if cost == WIRE and not of_wire:
-        _refuse("screen.cost", value, f"no role changes it: {GRADIENT} is not among screen.roles")
+        _refuse("screen.cost", value, f"no role changes this cost: {GRADIENT} is not among screen.roles")
     if cost == OPERATIONS and not of_products:
-        _refuse("screen.cost", value, f"no role changes it: screen.roles has none of {', '.join(PRODUCTS)}")
+        _refuse(
+            "screen.cost", value, f"no role changes this cost: screen.roles has none of {', '.join(PRODUCTS)}"
+        )
     return cost
 
 
@@ -386,7 +381,7 @@ def _whole(key: str, value: Any, least: int, most: int | None = None) -> int:
 def _confidence(block: str, value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 50 <= value < 100):
-        _refuse(f"{block}.confidence", value, "must be per cent, from 50 to below 100")
+        _refuse(f"{block}.confidence", value, "must be a percentage, from 50 to below 100")
     return value
 
 

@@ -47,7 +47,7 @@ def sweeps_and_runs(**_: Any) -> list[str]:
 
 
 def formats(**_: Any) -> list[str]:
-    from custom_fp.facts import listed
+    from custom_fp.properties import listed
 
     return [fmt.name for fmt in listed()]
 

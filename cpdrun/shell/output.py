@@ -9,7 +9,7 @@ docs/json.md describes the documents, and `cpdrun.shell.document` generates thei
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,11 @@ class Output:
             self._words.print(visible_line(line), soft_wrap=True, markup=False, highlight=False)
         else:
             print(visible_line(line), file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def print_lines(self, lines: Iterable[str]) -> None:
+        """Print lines of the answer on the console, where a closed pipe does not end the command."""
+        for line in lines:
+            self.console.print(line, soft_wrap=True, markup=False)
 
     def note(self, line: str, kind: str = "note") -> None:
         """Print "KIND: LINE" as progress, and add the line to `notes`."""

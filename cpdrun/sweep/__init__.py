@@ -1,8 +1,15 @@
-"""The planning of a sweep, before any run starts.
+"""Plan the runs of a sweep, and describe it before it starts.
 
-`request` and `runs` determine the runs, and `manifest` records them in sweep.yaml. `run_states`, `requirements`,
-`ignored_settings`, and `dry_run` tell the user what is already done, what is missing, which settings have no effect,
-and what would run.
+    request           Reads the axes, cases, and exclusions that the user asks for.
+    runs              Combines the axes into runs.
+    manifest          Records the runs in sweep.yaml.
+    run_states        Finds the runs that are done, changed, or unreadable.
+    requirements      Finds missing data folders.
+    ignored_settings  Finds settings without effect.
+    shared_config     Describes the settings of the runs.
+    dry_run           Prints all of this.
+
+Planning writes nothing, and trains nothing.
 """
 
 from cpdrun.shell.callable_package import is_function_too

@@ -1,4 +1,4 @@
-"""The output of `cpdrun sweep --dry-run`: a description of the runs that would be trained.
+"""Describe the runs that a sweep would train, for `cpdrun sweep --dry-run`.
 
 Nothing is started, and no module that a configuration names is imported.
 """
@@ -31,7 +31,7 @@ from cpdrun.sweep.run_states import RunStates
 from cpdrun.sweep.runs import Plan, PlannedRun
 from cpdrun.sweep.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 
-# How the table and the forecast name the states of runs that would be trained.
+# The displayed states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
 
 
@@ -42,10 +42,7 @@ def print_dry_run(
     options: LaunchOptions,
     config_dir: Path | None,
 ) -> None:
-    """Print the description of a sweep, followed by the table of its runs.
-
-    If the table has more rows than the terminal has lines, a pager shows it.
-    """
+    """Print the description of a sweep and the table of its runs. A pager shows a long table."""
     console = Terminal()
     for line in (
         *_purpose(sweep.runs[0].config["exp"], config_dir),
@@ -73,12 +70,7 @@ def print_dry_run(
 
 
 def print_config(run: PlannedRun, of: int) -> None:
-    """Print the config of a run as yaml on stdout, as it will be stored in config.yaml in the run's folder.
-
-    Args:
-        run: The first run of the sweep.
-        of: The number of runs of the sweep.
-    """
+    """Print a run's config as yaml on stdout, as config.yaml will store it."""
     print(f"# {visible_line(run.name)}, the first of {of}")
     print(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), end="")
 
@@ -89,12 +81,12 @@ class SweepRun:
 
     Attributes:
         name: The name of the run.
-        state: Its state, or null if its record cannot be read.
+        state: Its state; null if its record cannot be read.
         to_run: Whether the command trains it.
-        problem: What is wrong with its record, or null if nothing is.
-        overrides: The overrides that produce the run when typed on the command line.
-        status: How the run ended if it is done: finished, diverged, or did not learn. Null for other runs.
-        metrics: The metrics of the run if it is done. Empty for other runs.
+        problem: What is wrong with its record; null if nothing is.
+        overrides: The command-line overrides that produce the run.
+        status: How a run that is done ended: finished, diverged, or did not learn. Null for other runs.
+        metrics: The metrics of a run that is done. Empty for other runs.
     """
 
     name: str
@@ -115,10 +107,10 @@ class SweepDescription:
         plan: The axes and the number of runs as text.
         done: The number of runs that are done.
         to_run: The number of runs that the command trains.
-        seconds: The expected time in seconds to train these runs. None if no run has ended.
+        seconds: The expected seconds to train them. None if no run has ended.
         missing: The data folders that do not exist.
         scripts: The scripts that the launcher would write, keyed by path.
-        problem: Why the launcher would refuse the runs. None if it would not.
+        problem: Why the launcher would refuse the runs, if it would.
         runs: The runs of the sweep.
     """
 
@@ -136,7 +128,7 @@ class SweepDescription:
 def describe_sweep(
     sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> SweepDescription:
-    """Return the description of a sweep as a part of a JSON document."""
+    """Return the description of a sweep for a JSON document."""
     wanted = {run.name for run in to_run}
     runs = [
         SweepRun(
@@ -165,13 +157,13 @@ def describe_sweep(
 
 
 def _result(sweep: Plan, run: PlannedRun, found: RunStates) -> tuple[str | None, dict[str, float | None]]:
-    """Return the status and the metrics of a run, or None and an empty dictionary if the run is not done."""
+    """Return the status and the metrics of a run that is done. For other runs, return None and {}."""
     done = sweep.directory.run(run.name).result() if found.states.get(run.name) is State.DONE else None
     return (None, {}) if done is None else (str(done.status), dict(done.metrics))
 
 
 def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
-    """Yield the lines of the comment at the top of the experiment's yaml, except for commands."""
+    """Yield the comment at the top of the experiment's yaml, without commands."""
     if exp is None:
         return
     folders: list[Any] = [config_dir] if config_dir is not None else []
@@ -188,18 +180,15 @@ def _purpose(exp: str | None, config_dir: Path | None) -> Iterator[str]:
 def _forecast(
     sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> Iterator[str]:
-    """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`.
-
-    The time is estimated from the finished runs in the sweep's folder.
-    """
+    """Yield a line such as `2 new, 1 to be resumed; about 10 s with 2 at once`."""
     if not to_run:
         return
-    counts = Counter(WORDS.get(state, str(state)) for state in _states(found, to_run))
+    counts = Counter(WORDS.get(state, str(state)) for state in (found.states[run.name] for run in to_run))
     counted = ", ".join(f"{count} {word}" for word, count in counts.items())
     slots = _at_once(sweep, to_run, options)
     seconds = estimate_seconds(sweep.directory.runs(), len(to_run), slots or 1)
     if seconds is None:
-        yield f"{counted}; the time is known when one of them is done"
+        yield f"{counted}; the time is unknown until a run is done"
     else:
         at_once = f"with {slots} at once" if slots else "of computing in total"
         yield f"{counted}; about {duration(seconds)} {at_once}"
@@ -208,7 +197,7 @@ def _forecast(
 def _at_once(sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions) -> int | None:
     """Return the number of ranks that run at the same time.
 
-    If no run would be trained, or if a scheduler or the user's own executor decides the number, return None.
+    None if nothing would be trained, or if a scheduler or the user's own executor decides.
     """
     if not to_run or own_class(launcher := to_run[0].config["launcher"]) is None:
         return None
@@ -232,7 +221,7 @@ def _missing_folders(sweep: Plan) -> list[str]:
 
 
 def _not_looked_at(sweep: Plan) -> Iterator[str]:
-    """Yield a line that names the user's own classes and formats, which a dry run does not import or check."""
+    """Yield a line that names the user's own classes and formats. A dry run does not import them."""
     targets = {
         f"{key}={value}": None
         for run in sweep.runs
@@ -241,16 +230,13 @@ def _not_looked_at(sweep: Plan) -> Iterator[str]:
     }
     formats = {f"format={run.config['format']}": None for run in sweep.runs if is_own(run.config["format"])}
     if names := [*targets, *formats]:
-        yield f"not imported or checked by a dry run, because they are your own: {', '.join(names)}"
+        yield f"a dry run neither imports nor checks your own code: {', '.join(names)}"
 
 
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """Return the scripts that the launcher would write, keyed by path, and the reason if it would refuse the runs.
-
-    If the launcher would accept the runs, the reason is None.
-    """
+    """Return the scripts that the launcher would write, and why it would refuse the runs, if so."""
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]
@@ -261,10 +247,10 @@ def _scripts(
 
 
 def _table(sweep: Plan, found: RunStates, to_run: Sequence[PlannedRun]) -> Table:
-    """Return the table with one row per run: the values of the axes, the state, and the name of the run."""
+    """Return a table with the axes, the state, and the name of each run."""
     keys = [key for key in sweep.axes if key != CASE or has_key(sweep.runs[0].config, CASE)]
     if sweep.baselines and "aps" not in keys:
-        keys.append("aps")  # because the added baselines have another value than the other runs
+        keys.append("aps")  # the added baselines have another value
     sent = any(state is State.DONE for state in found.states.values())
     wanted = {run.name for run in to_run}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -302,7 +288,3 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     return (
         class_name(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else shown(value)
     )
-
-
-def _states(found: RunStates, runs: Sequence[PlannedRun]) -> list[State]:
-    return [found.states[run.name] for run in runs]

@@ -1,7 +1,7 @@
-"""Rules that find settings without an effect on any run of a sweep.
+"""Find settings that have no effect on any run of a sweep.
 
-The user gets a line about each such setting before anything starts, whether it was set on the command line, by an axis,
-by a case, or in the experiment's file.
+Before anything starts, the user gets a line about each setting that was typed or set by an axis, a case, or the
+experiment's file, but has no effect.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +17,10 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class EffectRule:
-    """A rule that says in which runs some keys have an effect.
+    """A rule that decides which runs some keys, or all keys of a group, affect.
 
-    Attributes:
-        keys: The keys of the rule. The name of a group stands for all its keys.
-        used: The function that returns whether the keys have an effect on the run with the given config.
-        why: The reason why the keys have no effect, for the user. `{kinds}` is replaced by the names of the
-            classes that the runs have in `section`.
-        section: The section of the config whose classes the reason names.
+    `why` is the reason for the user if they affect none. Its `{kinds}` becomes the class names of `section` in the
+    runs.
     """
 
     keys: tuple[str, ...]
@@ -33,39 +29,39 @@ class EffectRule:
     section: str = "sync"
 
     def covers(self, key: str) -> bool:
-        """Return whether the rule is about the given key or group."""
+        """Return True if the rule is about the given key or group."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
     def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
-        """Return the line that tells the user that the given keys have no effect on runs with these configs."""
+        """Return the line which says that the given keys have no effect."""
         kinds = sorted({config[self.section]["_target_"].rsplit(".", 1)[-1] for config in configs})
         verb = "has" if len(given) == 1 else "have"
         return f"{' and '.join(given)} {verb} no effect: {self.why.format(kinds=', '.join(kinds))}"
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
-    """Return a function that tells whether a config's section uses a group, as in `sync: {topology: ${topology}}`."""
+    """Return a function that checks if a section uses a group. Example: `sync: {topology: ${topology}}`."""
     return lambda config: config[group] in config[section].values()
 
 
 def _rounds(*keys: str) -> Callable[[Config], bool]:
-    """Return a function that tells whether one of these keys of `precision` selects fewer bits than fp32.
+    """Return a function that checks if any of these keys of `precision` rounds.
 
-    If `precision` has none of the keys, or has rules for some of the layers, the function returns True as well.
+    It also returns True if `precision` has none of the keys, or has rules for some layers.
     """
 
     def rounds(config: Config) -> bool:
         given = [config["precision"][key] for key in keys if key in config["precision"]]
-        rules = config["precision"].get("rules")  # These rules set the precision of some layers.
+        rules = config["precision"].get("rules")
         return bool(rules) or not given or any(value not in (FP32, None) for value in given)
 
     return rounds
 
 
 def _sums_in_format(config: Config) -> bool:
-    """Return whether workers sum gradients in the run's format.
+    """Return True if workers sum gradients in the run's format.
 
-    Otherwise, they sum compressed messages in float32. sync=local supports both. With compressor=rounded, it sums in
+    Otherwise, they sum compressed messages in float32. sync=local supports both; with compressor=rounded, it sums in
     the run's format.
     """
     if "inner_steps" not in config["sync"]:
@@ -74,7 +70,7 @@ def _sums_in_format(config: Config) -> bool:
 
 
 def _sends_less(config: Config) -> bool:
-    """Return whether workers send fewer bytes than if they sent all gradients in float32."""
+    """Return True if workers send fewer bytes than all gradients in float32."""
     compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
     return config["format"] != FP32 or compresses
 
@@ -194,19 +190,17 @@ RULES = (
 
 
 def ignored_settings(keys: Iterable[str], configs: Sequence[Config]) -> Iterator[str]:
-    """Yield a line for each rule whose keys were given but have no effect on any run.
+    """Yield a line for each rule whose given keys affect no run.
 
-    Args:
-        keys: The keys and groups that were given a value, such as `compressor` or `norm.groups`.
-        configs: The resolved configs of all runs of the sweep.
+    Keys may be groups, as in `compressor` or `norm.groups`.
     """
-    keys = [key for key in dict.fromkeys(keys) if _is_of_rule(key) or any(has_key(c, key) for c in configs)]
+    # The configs of runs without scaling have no keys of a scaling rule.
+    keys = [
+        key
+        for key in dict.fromkeys(keys)
+        if key.startswith("scaling.") or any(has_key(config, key) for config in configs)
+    ]
     for rule in RULES:
         given = [key for key in keys if rule.covers(key)]
         if given and not any(rule.used(config) for config in configs):
             yield rule.line(given, configs)
-
-
-def _is_of_rule(key: str) -> bool:
-    """Return whether the key belongs to a scaling rule. The configs of runs without scaling do not have such keys."""
-    return key.startswith("scaling.")

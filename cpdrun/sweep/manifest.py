@@ -1,7 +1,7 @@
-"""Reading and writing of sweep.yaml, the manifest in a sweep's folder.
+"""Read and write sweep.yaml, the manifest in a sweep's folder.
 
-The manifest contains the overrides and axes of the sweep, the names of its runs, and the settings of the last search,
-such as its baseline and margin. The code calls these settings the question.
+The manifest contains the overrides, the axes, the names of the runs, and the question: the settings of the last search,
+such as its baseline and margin.
 """
 
 import platform
@@ -33,15 +33,15 @@ LEDGER = "ledger"
 
 
 def read_ledger(directory: SweepDir) -> Ledger:
-    """Return the ledger, which lists the hypotheses that were tested in a sweep's folder.
+    """Return the ledger of the hypotheses that were tested in a sweep's folder.
 
-    The ledger is empty if the manifest has no hypotheses or cannot be read.
+    It is empty if the manifest has no hypotheses or cannot be read.
     """
     return _ledger(read_search(directory))
 
 
 def write_ledger(directory: SweepDir, hypotheses: Collection[Hypothesis]) -> None:
-    """Add hypotheses to the ledger in sweep.yaml. If the folder lists no runs, do nothing.
+    """Add hypotheses to the ledger in sweep.yaml, unless the folder lists no runs.
 
     Raises:
         OSError: The folder cannot be written.
@@ -65,26 +65,25 @@ def _ledger(block: Mapping[str, Any]) -> Ledger:
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
     """Write sweep.yaml with the overrides, axes, and runs of a sweep.
 
-    If the existing file already lists all runs, only the settings of the last search are updated. Runs that another
-    command has created in the same folder stay listed. The settings of the last search stay, too, because a report uses
-    them. If this sweep was given some of these settings, they replace the former values.
+    Runs that another command has created in the folder stay listed. So do the settings of the last search, which a
+    report uses, except those that this sweep was given. If the file already lists all runs, only these settings are
+    updated.
 
     Args:
         sweep: The planned sweep.
-        search: The settings of the search that starts these runs, or None if no search does. They replace the settings
-            of the last search.
+        search: The settings of the search that starts these runs, if any. They replace those of the last search.
 
     Raises:
         OSError: The folder cannot be written.
         ConfigError: cpdrun did not write the existing sweep.yaml.
     """
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
-    with locked(sweep.directory.lock):  # Two commands at the same time must keep each other's runs.
+    with locked(sweep.directory.lock):  # simultaneous commands must keep each other's runs
         _add_to_manifest(sweep, search)
 
 
 def write_question(directory: SweepDir, search: Mapping[str, Any]) -> None:
-    """Replace the settings of the last search in sweep.yaml. If the folder lists no runs, do nothing.
+    """Replace the settings of the last search in sweep.yaml, unless the folder lists no runs.
 
     Raises:
         OSError: The folder cannot be written.
@@ -100,10 +99,10 @@ def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str,
 
 
 def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a search, with the entries that earlier searches in the same folder have left.
+    """Add what earlier searches in the same folder left to a search's settings.
 
-    These entries are the ledger of tested hypotheses, and the seeds on which tuned values were chosen. Such seeds must
-    not be used in pairs.
+    This is the ledger of tested hypotheses, and the seeds on which tuned values were chosen, which must not be in
+    pairs.
     """
     if not isinstance(before, Mapping):
         return dict(search)
@@ -120,10 +119,9 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the last search, updated by the settings that the sweep was given.
+    """Update the settings of the last search with the sweep's own.
 
-    If the settings come from a search, its baseline is not updated, because the cells of the search and their shares of
-    the error probability depend on the baseline.
+    The baseline of a search is kept, because its cells and their shares of the error probability depend on it.
     """
     is_of_search = "baseline" in asked
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
@@ -134,7 +132,7 @@ def _seeds(value: object) -> list[int]:
 
 
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
-    """Write sweep.yaml as described in `write_manifest`. The caller holds the lock of the sweep."""
+    """Implement `write_manifest`. The caller holds the sweep's lock."""
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
     there = read_manifest(sweep.directory) if before else {}
@@ -169,10 +167,10 @@ def _write(directory: SweepDir, manifest: Mapping[str, Any]) -> None:
 
 
 def listed(directory: SweepDir) -> list[str]:
-    """Return the names of the runs in the folder's sweep.yaml. If the file is missing or empty, return an empty list.
+    """Return the names of the runs in the folder's sweep.yaml, if it exists.
 
     Raises:
-        ConfigError: The file cannot be read, was written by a newer version, or was not written by cpdrun.
+        ConfigError: The file cannot be read, or another program or a newer version wrote it.
     """
     path = directory.manifest
     try:
@@ -189,5 +187,7 @@ def listed(directory: SweepDir) -> list[str]:
         return []
     runs = manifest.get("runs") if isinstance(manifest, Mapping) else None
     if not isinstance(runs, list):
-        raise ConfigError(f"{path} is not cpdrun's: move it away, or choose another folder with name=NAME")
+        raise ConfigError(
+            f"{path} was not written by cpdrun: move it away, or choose another folder with name=NAME"
+        )
     return [str(name) for name in runs]

@@ -1,4 +1,4 @@
-"""Reading and checking of the axes, cases, and exclusions that an experiment and the command line ask for.
+"""Read and check the axes, cases, and exclusions of a sweep.
 
 An experiment's yaml has a section such as:
 
@@ -9,8 +9,8 @@ sweep:
   exclude:
     - {format: fp32, aps: true}  # drops the runs that have all of these values
 
-If the product of the axes has far more runs than needed, `cases` lists named combinations of values instead. All cases
-together form one more axis, `case`. A report compares them with the case named fp32.
+`cases` lists named combinations of values instead of their product. Together, they form one more axis, `case`. A report
+compares them with the case named fp32.
 
 sweep:
   cases:
@@ -34,39 +34,35 @@ from cpdrun.config.scaling import with_short_form
 from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
 
 Axes = dict[str, list[Any]]
-# A case, as the values that it sets, keyed by config key.
+# The values that a case sets, keyed by config key.
 Case = Mapping[str, Any]
-# An exclusion, as values keyed by config key. Runs that have all of these values are dropped.
+# An exclusion: runs with all of these values are dropped.
 Rule = Mapping[str, Any]
 
 CASE = "case"
-# Keys of cpdrun's own training loop. Users may type them for a script by mistake.
+# Keys of cpdrun's own training loop, which a script does not have.
 NOT_OF_SCRIPTS = (
     *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
     *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
 )
-# The section with the settings of `cpdrun search`. It is not part of any run's config.
-SEARCH = "search"
-# The section with the settings of `cpdrun search --allocate`. It is not part of any run's config.
-SCREEN = "screen"
-# The prefix of a config key that the search tunes, as in `search.tune.optim.lr`.
-TUNE = "search.tune."
-# The prefix of a key or group whose value selects the baseline, as in `search.baseline.format`.
-BASELINE = "search.baseline."
+# The settings of `cpdrun search` and `cpdrun search --allocate`, which are not part of any run's config.
+SEARCH, SCREEN = "search", "screen"
+TUNE = "search.tune."  # as in `search.tune.optim.lr`
+BASELINE = "search.baseline."  # as in `search.baseline.format`
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The checked request for a sweep, before the axes are combined into runs.
+    """The checked request for a sweep, before its axes are combined into runs.
 
     Single values from the command line override the experiment's body and cases. Axes override both.
 
     Attributes:
         typed: The overrides from the command line.
-        choices: The choices of the groups for which the command line gives a single value, keyed by group.
+        choices: The choices of groups with a single value on the command line.
         cases: The experiment's cases, keyed by name.
-        axes: The values of each axis, keyed by axis. The last axis varies fastest.
-        exclusions: The exclusions. If a run matches any of them, it is dropped.
+        axes: The values of each axis. The last axis varies fastest.
+        exclusions: The exclusions. A run is dropped if it matches any of them.
     """
 
     typed: list[Typed]
@@ -77,7 +73,7 @@ class SweepRequest:
 
     @property
     def experiment(self) -> str | None:
-        """The name of the experiment, or None if no experiment was chosen."""
+        """The name of the experiment, if one was chosen."""
         return self.choices.get(EXPERIMENT)
 
     def count(self) -> int:
@@ -85,7 +81,7 @@ class SweepRequest:
         return math.prod(len(values) for values in self.axes.values())
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """Yield each combination of the axes' values. The last axis varies fastest."""
+        """Yield each combination of the axes' values."""
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
@@ -96,8 +92,8 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
     Args:
         composer: The composer of the configuration.
         texts: The overrides as typed.
-        of_baseline: Whether the overrides describe a baseline. If so, ingredients that the baseline's recipe does not
-            have are ignored, because they belong to the recipes of the candidates.
+        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe lacks are then ignored,
+            because they belong to the candidates' recipes.
 
     Raises:
         ConfigError: A key, a choice, or a case is unknown, an axis is not allowed, or there are too many runs.
@@ -136,11 +132,7 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
 def _require_known_keys(
     composer: Composer, request: SweepRequest, base: Mapping[str, Any], *, is_script: bool
 ) -> None:
-    """Check the keys of the axes, the exclusions, and the cases.
-
-    Raises:
-        ConfigError: A key is not in the config.
-    """
+    """Raise ConfigError if axes, exclusions, or cases have unknown keys."""
     groups = composer.groups()
     known = {*groups, *(t.key for t in request.typed if t.adds)}
     places = [("sweep", request.axes, base), ("sweep.exclude", itertools.chain(*request.exclusions), base)]
@@ -151,7 +143,7 @@ def _require_known_keys(
     for place, keys, of_place in places:
         for key in keys:
             if not isinstance(key, str):
-                raise ConfigError(f"{place}: {key!r} is no key; a key is text")
+                raise ConfigError(f"{place}: the key {key!r} must be text")
             if key not in known and not has_key(of_place, key) and not (is_script and is_open(key)):
                 raise ConfigError(
                     f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
@@ -159,11 +151,11 @@ def _require_known_keys(
 
 
 def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
-    """Return whether the overrides, or the experiment that they name, ask for runs of a user's script.
+    """Return True if the runs are those of a user's script.
 
     Raises:
-        ConfigError: The overrides name a script, but the experiment is for cpdrun's own training loop, or the
-            experiment's `script` is not a section.
+        ConfigError: A script was typed, but the experiment is for cpdrun's own training loop, or its `script` is not a
+            section.
     """
     typed = [text for text in texts if is_of_script(text)]
     named = [text.partition("=")[2] for text in texts if text.startswith(f"{EXPERIMENT}=")]
@@ -177,7 +169,7 @@ def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
         )
     if typed and section is None and (foreign := [key for key in body if key in NOT_OF_SCRIPTS]):
         raise ConfigError(
-            f"exp={named[-1]} is of cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
+            f"exp={named[-1]} is for cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
             f"or {EXPERIMENT}={named[-1]}"
         )
     return bool(typed) or section is not None
@@ -188,17 +180,14 @@ def _is_ingredient_of_others(key: Any, base: Mapping[str, Any]) -> bool:
 
 
 def is_of_question(key: str) -> bool:
-    """Return whether a key is a setting of `cpdrun search` or `cpdrun search --allocate`.
-
-    Such settings do not change any run.
-    """
+    """Return True for settings of `cpdrun search`, which do not change any run."""
     return key.split(".")[0] in (SEARCH, SCREEN)
 
 
 def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the choices of the groups that have a single value on the command line, keyed by group.
+    """Return the choices of groups with a single value on the command line.
 
-    Groups with several values are axes, which `_axes` handles.
+    `_axes` handles groups with several values.
     """
     choices = {}
     for t in typed:
@@ -218,11 +207,7 @@ def _known(base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> list[str
 
 
 def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    """Check the key of an override.
-
-    Raises:
-        ConfigError: The key is neither a group nor a key of the config, and the override does not add it.
-    """
+    """Raise ConfigError if an override has an unknown key."""
     if t.adds or t.key in groups or has_key(base, t.key) or t.key.startswith(TUNE):
         return
     known = _known(base, groups)
@@ -234,7 +219,7 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     section = t.key.split(".")[0]
     if t.key == SHORT_FORMS["metric"]:
         raise ConfigError(
-            "metric=NAME says which metric of a script decides, and there is no script. For an experiment, type "
+            "metric=NAME chooses the metric of a script, but there is no script. For an experiment, type "
             "search.metric=NAME"
         )
     near = did_you_mean(t.key, known)
@@ -251,11 +236,7 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
 
 
 def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
-    """Check the key of an override for the runs of a script.
-
-    Raises:
-        ConfigError: The key is unknown or belongs to cpdrun's own training loop.
-    """
+    """Raise ConfigError if runs of a script do not have the key."""
     if is_open(t.key):
         return
     section = t.key.split(".")[0]
@@ -273,7 +254,6 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
 
 
 def _cases(block: Any) -> dict[str, Case]:
-    """Return the experiment's cases, keyed by name."""
     cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
     if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
         raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
@@ -283,8 +263,8 @@ def _cases(block: Any) -> dict[str, Case]:
 def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:
     """Return the axes and the experiment's exclusions.
 
-    If the command line gives an axis, it replaces the experiment's axis with the same key. If there is none, the axis
-    is added after the experiment's axes. If the command line gives a single value for a key, the key is not an axis.
+    A typed axis replaces the experiment's axis of the same key, or comes after the others. A key with a single typed
+    value is not an axis.
     """
     if not isinstance(block, Mapping):
         raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
@@ -317,7 +297,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
 
 
 def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
-    """Restrict the axis `case` to the typed cases, as in `case=a,b`. A single case forms an axis, too."""
+    """Restrict the axis `case` to the typed cases. A single case forms an axis, too."""
     names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
     for name in names:
         if name not in cases:

@@ -1,7 +1,6 @@
-"""Checks for data folders that do not exist, and suggestions of smaller experiments that do not need them.
+"""Find missing data folders, and suggest smaller experiments that do not need them.
 
-No code of the run is executed. The contents of the folders, and whether a model accepts them, are checked before the
-start in train/preflight/look.py.
+No code of the run is executed. train/preflight/look.py checks the contents of the folders before the start.
 """
 
 from collections.abc import Mapping
@@ -12,17 +11,13 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 
-# The suffix in the name of the smaller version of an experiment. This version compares the same formats at a smaller
-# size.
-SMALLER = "_small"
-# An experiment that needs no data folder.
+SMALLER = "_small"  # the suffix of an experiment that compares the same formats at a smaller size
 NEEDS_NOTHING = "exp=digits_bits"
-# Keys of folders that cpdrun creates itself.
-WRITTEN_BY_US = ("cache_dir",)
+WRITTEN_BY_US = ("cache_dir",)  # cpdrun creates these folders itself
 
 
 def missing_folders(config: Mapping[str, Any]) -> list[str]:
-    """Return an override such as `data.data_dir=data/imagenet` for each data folder that does not exist."""
+    """Return an override such as `data.data_dir=data/imagenet` for each missing data folder."""
     data = config.get("data")
     return [
         f"data.{key}={value}"
@@ -32,11 +27,10 @@ def missing_folders(config: Mapping[str, Any]) -> list[str]:
 
 
 def smaller_experiment(exp: str | None, config_dir: Path | None) -> str:
-    """Return which experiment to run instead, such as `exp=resnet50_bits_small needs no data folder`.
+    """Return a suggestion such as `exp=resnet50_bits_small needs no data folder`.
 
-    The suggestion is the experiment whose name has the suffix `_small`. If there is no such experiment, the suggestion
-    is `exp=digits_bits`, which needs no data folder. If the experiment with the suffix needs folders that do not exist
-    either, the text names both experiments.
+    The suggestion is the experiment with the suffix `_small`. If there is none, or if it needs missing folders as well,
+    `exp=digits_bits` is suggested.
     """
     name = f"{exp}{SMALLER}"
     try:

@@ -1,7 +1,6 @@
-"""The state of a plan's runs in the sweep's folder.
+"""Find the state of a plan's runs in the sweep's folder.
 
-Some runs may be done. Others may have an unreadable record, a config that was edited by hand, or code or data that has
-changed since training.
+Runs may be done or unreadable. Their config may have been edited by hand, or code or data may have changed since.
 """
 
 from collections import Counter
@@ -29,12 +28,11 @@ class RunStates:
     """The state of a plan's runs.
 
     Attributes:
-        states: The state of each run whose folder can be read, keyed by the run's name.
-        odd: The problem of each run whose folder or record cannot be read, keyed by the run's name.
-        edited: The names of runs whose config.yaml does not match the hash in their name.
-        changed: The parts of code and data that have changed since a done run was trained, keyed by the run's name.
-            Runs without a change are left out.
-        processors: The number of done runs, keyed by the kind of processor that trained them.
+        states: The state of each readable run, keyed by its name.
+        odd: The problem of each run whose folder or record cannot be read.
+        edited: The runs whose config.yaml does not match the hash in their name.
+        changed: The parts of code and data that changed since a run was trained, for each such run.
+        processors: The number of done runs for each kind of processor.
     """
 
     states: dict[str, State] = field(default_factory=dict)
@@ -44,21 +42,16 @@ class RunStates:
     processors: Counter = field(default_factory=Counter)
 
     def count(self, state: State) -> int:
-        """Return the number of runs in the given state."""
         return sum(found is state for found in self.states.values())
 
     def changed_line(self) -> str:
-        """Return a line with the number of done runs whose code or data has changed, and the changed parts."""
+        """Return a line about the done runs whose code or data has changed."""
         names = list(dict.fromkeys(name for names in self.changed.values() for name in names))
         runs = f"{len(self.changed)} done run{'s' if len(self.changed) > 1 else ''}"
         return f"{runs} used other code or data than now ({_few(names)}). --rerun changed trains them again"
 
     def notes(self, *, here: bool) -> list[str]:
-        """Return notes that the user should read before more runs are trained.
-
-        Args:
-            here: Whether the next runs would be trained on this machine.
-        """
+        """Return notes to read before more runs are trained, on this machine (`here`) or elsewhere."""
         notes = []
         if self.edited:
             count = f"{len(self.edited)} run{'s' if len(self.edited) > 1 else ''}"
@@ -79,10 +72,7 @@ class RunStates:
 
 
 def run_states(sweep: Plan) -> RunStates:
-    """Return the state of all runs of a sweep.
-
-    If the folder of a run cannot be read, the problem is recorded in `odd`, and the other runs are still examined.
-    """
+    """Return the state of all runs of a sweep."""
     found = RunStates()
     done = []
     for planned in sweep.runs:
@@ -106,10 +96,7 @@ def run_states(sweep: Plan) -> RunStates:
 
 
 def _look_at_config(run: RunDir, found: RunStates) -> None:
-    """Record a run as edited if its config.yaml does not match the hash in its name.
-
-    If the run has no config.yaml, nothing is recorded.
-    """
+    """Record a run as edited if its config does not match its name."""
     try:
         config = read_config(run)
         same = isinstance(config, Mapping) and identity_hash(config) == hash_in(run.name)

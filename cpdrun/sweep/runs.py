@@ -1,7 +1,6 @@
-"""Planning of the runs of a sweep.
+"""Plan the runs of a sweep.
 
-A run is planned for each combination of the axes' values. Runs that match an exclusion are dropped, and so are runs
-with the same config as another run. `request.py` reads and checks the request.
+A run is planned for each combination of the axes' values, except excluded runs and duplicates.
 """
 
 import contextlib
@@ -29,8 +28,7 @@ from cpdrun.record import SweepDir
 from cpdrun.sweep.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 
 BASELINE = "fp32"
-# Planning more runs than this takes seconds.
-MANY = 5_000
+MANY = 5_000  # planning more runs takes seconds
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        name: The name of the run's folder. It depends only on the config, unless a former version of cpdrun has already
-            created the folder under another name.
+        name: The name of the run's folder, which depends only on the config. A folder that a former version created
+            under another name keeps it.
         config: The resolved config.
-        overrides: The overrides that produce the config when typed.
+        overrides: The command-line overrides that produce the config.
     """
 
     name: str
@@ -49,7 +47,7 @@ class PlannedRun:
     overrides: list[str]
 
 
-# Settings of a search that a report uses, too.
+# The settings of a search that a report shares.
 REPORTED = ("tolerance", "confidence", "metric")
 BASELINE_KEY = "baseline"
 
@@ -61,16 +59,15 @@ class Plan:
     Attributes:
         directory: The sweep's folder.
         typed: The overrides as typed.
-        axes: The values of each axis, keyed by axis.
+        axes: The values of each axis.
         runs: The runs. Added baselines come first.
-        excluded: For each exclusion that matches any runs, its description and the number of these runs.
-        baselines: The number of fp32 runs without APS that were added in place of excluded fp32 runs with APS, so that
-            the other runs have a baseline.
-        duplicates: The number of runs that were dropped because another run has the same config.
-        given: The keys and groups that were given a value on the command line, by an axis, by a case, or in
-            the experiment's file.
-        search: The section `search` of the config, with the settings of `cpdrun search`.
-        screen: The section `screen` of the config, with the settings of `cpdrun search --allocate`.
+        excluded: The description of each exclusion that matches runs, and their number.
+        baselines: The number of added baselines: fp32 runs without APS, for excluded fp32 runs with APS.
+        duplicates: The number of dropped runs with the same config as another.
+        given: The keys and groups that were given a value on the command line, by an axis, by a case, or in the
+            experiment's file.
+        search: The config section `search` (`cpdrun search`).
+        screen: The config section `screen` (`cpdrun search --allocate`).
         left_out: A note for each setting of the experiment that does not apply to the chosen groups.
     """
 
@@ -88,19 +85,19 @@ class Plan:
 
     @property
     def question(self) -> dict[str, Any]:
-        """The settings of `search` that were given a value and that a report uses, too.
+        """The given settings of `search` that a report shares.
 
-        They are stored in sweep.yaml, so that a search and a report give the same answer for these runs.
+        sweep.yaml stores them, so that a search and a report agree on these runs.
         """
         values = {key: self.search.get(key) for key in REPORTED if f"{SEARCH}.{key}" in self.given}
         values["baseline_values"] = self._baseline()
         return {key: value for key, value in values.items() if value is not None}
 
     def _baseline(self) -> dict[str, Any] | None:
-        """Return the values of search.baseline that were given, or None if there are none.
+        """Return the given values of search.baseline, if any.
 
-        If one of the keys is a group or is not in the config, return None as well. A report could not find the baseline
-        by such a key, because a run's record does not contain the choice of a group as it was typed.
+        None if a key is a group or not in the config, because records lack such keys and a report could not find the
+        baseline.
         """
         given = {
             key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
@@ -116,7 +113,7 @@ class Plan:
     def describe(self) -> str:
         """Return how the number of runs results from the axes.
 
-        An example is `format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`.
+        Example: `format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`.
         """
         if not self.axes and not self.excluded:
             return "1 run"
@@ -140,16 +137,15 @@ def plan(
     on_many: Callable[[int], None] | None = None,
     of_baseline: bool = False,
 ) -> Plan:
-    """Return the plan of the runs that the overrides ask for. Nothing is written to disk.
+    """Plan the runs that the overrides ask for, without writing anything.
 
     Args:
         texts: The overrides as typed.
         config_dir: A folder of the user's own yaml files, searched before conf/.
-        imports: Whether modules that the configuration names may be imported. Without imports, the user's own formats
-            are not checked.
-        on_many: A function that is called with the number of runs if planning them takes seconds.
-        of_baseline: Whether the runs are those of a baseline. If so, ingredients that the baseline's recipe does not
-            have are ignored.
+        imports: Whether modules that the configuration names may be imported. If not, the user's own formats are not
+            checked.
+        on_many: Called with the number of runs if planning takes seconds.
+        of_baseline: Whether the runs are those of a baseline. Ingredients that its recipe lacks are then ignored.
 
     Raises:
         ConfigError: The overrides or the experiment are wrong, or no run is left.
@@ -162,10 +158,9 @@ def plan(
 
 
 def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_baseline: bool) -> Plan:
-    """Plan a run for each combination of the axes' values, and return the plan.
+    """Plan a run for each combination of the axes' values.
 
-    Excluded runs and duplicates are dropped. If an excluded run has the format fp32 and APS, the same run without APS
-    is added as a baseline, unless this run is excluded, too.
+    For an excluded run with fp32 and APS, the same run without APS is added as a baseline, unless it is excluded, too.
     """
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
@@ -210,10 +205,7 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
 
 
 def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedRun]]:
-    """Return the sweep's folder and its runs.
-
-    If a folder with the hash of a run already exists, the run gets the name of this folder.
-    """
+    """Return the sweep's folder and its runs. Runs take the names of existing folders with the same hash."""
     config = next(reversed(list(runs.values()))).config
     directory = SweepDir(Path(config["results_dir"]) / config["name"])
     folders = directory.names_by_hash()
@@ -229,10 +221,10 @@ def _config(
     point: Mapping[str, Any],
     of_baseline: bool,
 ) -> dict[str, Any]:
-    """Return the unresolved config of one point, which is one combination of the axes' values.
+    """Return the unresolved config of one combination of the axes' values.
 
-    First, the choices of groups are applied to the defaults and the experiment. Then single values are set. In both
-    steps, the case comes first, then the command line, and then the point. Later values override earlier ones.
+    First, groups are chosen, then single values are set. In both steps, the case comes first, then the command line,
+    then the axes. Later values override earlier ones.
     """
     case = request.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
@@ -254,27 +246,25 @@ def _config(
     config.pop(SCREEN, None)
     spell_out(config, composer, choices)
     recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
-    with contextlib.suppress(ValueError, KeyError):  # `validate` reports what is wrong with the format
+    with contextlib.suppress(ValueError, KeyError):  # `validate` reports a wrong format
         if not is_own(config["format"]):
-            # Records have one name for each format. For example, e8m23 is fp32.
+            # Records use one name for each format: e8m23 becomes fp32.
             config["format"] = parse_format(config["format"]).name
     return config
 
 
 def _given(composer: Composer, request: SweepRequest) -> list[str]:
-    """Return every key and group that the command line, an axis, a case, or the experiment's file sets."""
+    """Return all keys and groups that the user or the experiment sets."""
     of_cases = [key for case in request.cases.values() for key in case]
     body = [] if request.experiment is None else composer.set_by(request.experiment)
     return [*(t.key for t in request.typed), *request.axes, *of_cases, *body]
 
 
 def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str, Any]:
-    """Return the block `search:` or `screen:` of the config, with the values typed on the command line.
-
-    The configs of the runs do not contain this block, because it does not affect training.
+    """Return the config section `search` or `screen`, with typed values.
 
     Raises:
-        ConfigError: A key of the block has several values, or none.
+        ConfigError: A key of the section has several values, or none.
     """
     config = composer.compose(request.choices)
     for t in request.typed:
@@ -282,13 +272,13 @@ def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str
             _set_tuned(config, t)
         elif t.key.split(".")[0] == block:
             if t.is_axis or not t.values:
-                raise ConfigError(f"{t.text!r}: a {block} has one value of each of its keys")
+                raise ConfigError(f"{t.text!r} must have one value, because a {block} has no axes")
             set_key(config, t.key, t.values[0])
     return config.get(block) or {}
 
 
 def _set_tuned(config: dict[str, Any], t: Typed) -> None:
-    """Replace, in place, the values of a tuned key by the typed values, as in `search.tune.optim.lr=.05,.1`."""
+    """Set the values of a tuned key in place, as in `search.tune.optim.lr=.05,.1`."""
     block = config[SEARCH]
     if isinstance(block["tune"] or {}, Mapping):
         key, tune = t.key.removeprefix(TUNE), dict(flatten(block["tune"] or {}))
@@ -301,7 +291,7 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
     """Set a key of the config in place.
 
     Raises:
-        ConfigError: The value has another type than the value in the yaml file.
+        ConfigError: The value has another type than that in the yaml file.
     """
     if has_key(config, key):
         check_kind(key, value, get_key(config, key))
@@ -309,17 +299,14 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _is_section_choice(config: Mapping[str, Any], t: Typed) -> bool:
-    """Return whether an override chooses a section, such as `model=convnet`.
-
-    The config already contains such a choice. In contrast, `format=e4m3` sets a value.
-    """
+    """Return True if an override chooses a section, such as `model=convnet`."""
     return isinstance(config.get(t.key), Mapping) and isinstance(t.values[0], str)
 
 
 def _planned(
     config: dict[str, Any], request: SweepRequest, point: Mapping[str, Any], imports: bool
 ) -> PlannedRun:
-    """Resolve and validate the config of one point, and return the run with its name and overrides."""
+    """Resolve and validate a config, and return the planned run."""
     config["exp"] = request.experiment
     named = script.stem(config[script.SCRIPT]) if _names_a_script(config) else "adhoc"
     config["name"] = config.get("name") or request.experiment or named
@@ -343,13 +330,13 @@ def _names_a_script(config: Mapping[str, Any]) -> bool:
 
 
 def _matches(rule: Rule, config: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Return whether a run has all values of an exclusion, either in its config or as values on the axes."""
+    """Return True if a run has all values of an exclusion. The values are in its config or on the axes."""
     values = {**point, **dict(flatten(config))}
     return all(key in values and values[key] == value for key, value in rule.items())
 
 
 def _described(rule: Rule) -> str:
-    """Return a description of an exclusion, such as `fp32 with APS` for {format: fp32, aps: true}."""
+    """Return a description of an exclusion. Example: `fp32 with APS` for {format: fp32, aps: true}."""
     words = []
     for key, value in rule.items():
         if key == "aps":
@@ -360,9 +347,9 @@ def _described(rule: Rule) -> str:
 
 
 def find_initial_weights(config: dict[str, Any]) -> None:
-    """Make `init_from` an absolute path, and set `init_sha256` to the SHA-256 digest of the file's contents.
+    """Make `init_from` absolute and set `init_sha256`, in place.
 
-    The path must be absolute because the run may be started in another folder. `config` is changed in place.
+    The path must be absolute because the run may be started in another folder.
 
     Raises:
         ConfigError: The file cannot be read, or the config has another digest.
@@ -375,15 +362,14 @@ def find_initial_weights(config: dict[str, Any]) -> None:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"init_from={config['init_from']}: {path} cannot be read: {reason}") from None
     if config["init_sha256"] not in (None, digest):
-        raise ConfigError(f"init_sha256={config['init_sha256']}: {path} has {digest}")
+        raise ConfigError(
+            f"init_sha256={config['init_sha256']} does not match: {path} has the digest {digest}"
+        )
     config["init_from"], config["init_sha256"] = str(path), digest
 
 
 @cache
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Return the SHA-256 digest of a file. The result is cached, so all runs of a sweep read the file once.
-
-    Size and modification time are part of the cache key, so that a file that has changed is read again.
-    """
+    """Return a file's SHA-256 digest, cached until its size or modification time changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

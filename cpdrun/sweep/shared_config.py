@@ -1,4 +1,4 @@
-"""Lines of a dry run that describe the settings of a sweep's runs and how much a worker sends."""
+"""Describe the settings of a sweep's runs, for a dry run."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,26 +14,19 @@ from cpdrun.config.script import FILES, SCRIPT, direction_of, is_script, judged_
 from cpdrun.shell.sanitize import visible
 from cpdrun.sweep.runs import Plan
 
-# The parts of a run with settings of their own. `scaling` is shown only if a run uses APS.
+# `scaling`, the last part, is shown only if a run uses APS.
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
-# Settings of the machine, which do not belong to a part.
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
-# Settings that are shown only if they are set or vary.
+# These are shown only if they are set or vary.
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
-# The prefix of the paths of cpdrun's own classes.
-OURS = "cpdrun."
-# If a setting has more values than this, the description shows "(varies)" instead of the values.
-MOST_SHOWN = 4
-# Classes of `sync` for which the number of bytes that a worker sends is known.
+OURS = "cpdrun."  # the prefix of cpdrun's own classes
+MOST_SHOWN = 4  # a setting with more values is shown as "(varies)"
+# The syncs for which the bytes that a worker sends are known.
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def recipe_lines(sweep: Plan) -> Iterator[str]:
-    """Yield the lines that describe the first run with the settings of its parts.
-
-    If a setting varies and has at most MOST_SHOWN values, all of them are shown. The table of the runs has the values
-    of each run.
-    """
+    """Yield the lines that describe the first run. Settings that vary show their values."""
     config = sweep.runs[0].config
     varies = _varying(sweep)
 
@@ -70,7 +63,7 @@ def _part_lines(
     varies: Mapping[str, list[str]],
     value: Callable[[str], str],
 ) -> Iterator[str]:
-    """Yield a line for each part with its class and settings. If the class varies, the line lists the classes."""
+    """Yield a line for each part with its class and settings."""
     for part in parts:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
         if classes := varies.get(f"{part}._target_"):
@@ -84,7 +77,7 @@ def _part_lines(
 def _script_lines(
     config: Mapping[str, Any], varies: Mapping[str, list[str]], value: Callable[[str], str]
 ) -> Iterator[str]:
-    """Yield the command of a script's first run, the sources of its metrics, and the settings for rounding."""
+    """Yield the lines that describe a script's first run."""
     script = config[SCRIPT]
     command = ["python", *script["path"].split(), *words(config, Path("RUN_DIR"))]
     front = f"{script['launch_with']} " if script["launch_with"] else ""
@@ -109,9 +102,8 @@ def _script_lines(
 def bytes_lines(sweep: Plan) -> Iterator[str]:
     """Yield a line with the megabytes that a worker sends per step for a million gradients.
 
-    With N workers and a format of k bits, reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each
-    gradient. If a run has one worker or synchronizes gradients in another way, there is no line. The user's own formats
-    are left out.
+    Reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each gradient. There is no line if a run has
+    one worker or another kind of sync. The user's own formats are left out.
     """
     configs = [run.config for run in sweep.runs]
     if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):
@@ -129,7 +121,7 @@ def bytes_lines(sweep: Plan) -> Iterator[str]:
 
 
 def _varying(sweep: Plan) -> dict[str, list[str]]:
-    """Return the distinct values of each key that differs between runs, as shown to the user, keyed by key."""
+    """Return the displayed values of each key that differs between runs."""
     found: dict[str, dict[str, None]] = {}
     for run in sweep.runs:
         for key, value in flatten(run.config):
@@ -138,7 +130,7 @@ def _varying(sweep: Plan) -> dict[str, list[str]]:
 
 
 def class_name(target: str) -> str:
-    """Return the name of the class for cpdrun's own classes, and the whole path for any other class."""
+    """Return the class name of cpdrun's own classes. Other classes show the whole path."""
     return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
 
 

@@ -1,10 +1,10 @@
-"""Find or plan the baseline runs from which candidates are predicted, and forecast the candidates.
+"""Select the baseline runs to observe, and forecast the candidates of an experiment.
 
-A prediction needs the gradients of each worker before anything is rounded or summed. Therefore, baselines that differ
-only in how gradients are summed and sent (such as format, APS, order, and rounding) share one observed run. Baselines
-with another number of workers, model, or batch size need a separate observed run.
+A prediction needs each worker's gradients before anything is rounded or summed. Baselines that differ only in how
+gradients are summed and sent (`KEYS_OF_SUMS`) have the same such gradients, so one observed run serves all of them.
+Baselines with another model, batch size, or number of workers each need their own.
 
-A ladder consists of the candidates of one facet that share a gradient scaling, from most bits to fewest.
+A ladder is the list of formats, widest first, that an experiment compares under one gradient scaling.
 """
 
 import json
@@ -24,24 +24,23 @@ from cpdrun.sweep import PlannedRun
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
-# The number of observed steps, which are spread over the run. Observing a step takes as long as 0.8 to 2 training steps
-# (scripts/bench_observe.py). In runs of at least 320 steps, observing 16 steps adds at most 10 % to the time. In the
-# shortest experiments of this project, which have 96 steps, it adds 13 %, about two seconds.
+# The number of steps to observe. Observing a step takes as long as 0.8 to 2 training steps (scripts/bench_observe.py).
+# This adds at most 10 % to a run of 320 steps, and 13 % to the shortest experiments, which have 96 steps.
 STEPS = 16
 OBSERVE = "observe"
-# The keys that determine how gradients are summed and sent. They do not change the gradients of a single worker.
+# These keys determine how gradients are summed and sent. The gradients of a single worker do not depend on them.
 KEYS_OF_SUMS = ("format", "aps", "scaling", "sync", "full_precision", "compressor", "topology")
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """An observed run that represents one or more baselines with the same gradients.
+    """A run to observe, and the baselines that it serves.
 
     Attributes:
-        run: The planned run, with the setting that observes it.
-        sweep: The folder of the sweep in which the run is stored.
-        serves: The names of the baseline cells that the run represents.
-        note: The reason why a trained run has to be trained again, or "".
+        run: The planned run, with the setting `observe`.
+        sweep: The sweep directory that contains the run.
+        serves: The cell names of the baselines with the same gradients.
+        note: Why a run that was trained must be trained again, or "".
     """
 
     run: PlannedRun
@@ -51,24 +50,17 @@ class BaselineRun:
 
     @property
     def folder(self) -> RunDir:
-        """The folder of the run."""
         return self.sweep.find(self.run.name)
 
     @property
     def is_there(self) -> bool:
-        """Whether the run was observed and ended with a result."""
+        """True if the run was observed and has a result."""
         return _is_there(self.folder)
 
 
 @dataclass(frozen=True)
 class SubjectLadder:
-    """A ladder whose candidates are to be forecast. They differ only in their format.
-
-    Attributes:
-        label: The label of the ladder.
-        baseline: The name of the baseline's cell.
-        subjects: The candidates.
-    """
+    """A ladder of candidates to forecast, with the cell name of its baseline."""
 
     label: str
     baseline: str
@@ -78,15 +70,15 @@ class SubjectLadder:
 def find_baseline_runs(
     directory: SweepDir, baselines: Mapping[str, PlannedRun], steps: int | None = None
 ) -> list[BaselineRun]:
-    """Return one run to observe for each group of baselines whose workers have the same gradients.
+    """Select a run to observe for each group of baselines.
 
-    The run is the first run of one of the baselines, preferably one that was observed already. If it was trained
-    without being observed, it is planned again in the folder of predictions.
+    Baselines with the same gradients share a run. A run that was already observed is preferred. If the run was trained
+    without observation, it is planned again in the sweep's directory of predictions.
 
     Args:
-        directory: The folder of the sweep.
-        baselines: The first run of each baseline, keyed by the name of the baseline's cell.
-        steps: If given, a separate run of this number of steps is planned in the folder of predictions instead.
+        directory: The directory of the sweep.
+        baselines: The first run of each baseline, keyed by its cell name.
+        steps: The number of steps of a shorter run to train for the prediction. None uses the baseline itself.
 
     Raises:
         ConfigError: A baseline runs a script.
@@ -104,8 +96,7 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
     runs, names = list(served.values()), tuple(served)
     if is_script(runs[0].config):
         raise ConfigError(
-            "a script's run is observed only if you ask for it: cpdrun sweep script=... observe=16, then cpdrun "
-            "predict RUN for that run"
+            "a script is observed only on request. Run cpdrun sweep script=... observe=16, and then cpdrun predict RUN"
         )
     own = directory.prediction
     if steps is not None:
@@ -118,13 +109,9 @@ def _baseline_run(directory: SweepDir, served: Mapping[str, PlannedRun], steps: 
 
 
 def with_observation(run: PlannedRun, further: Mapping[str, Any] | None = None) -> PlannedRun:
-    """Return a planned run with the setting that observes it. Observing changes neither its name nor its results.
+    """Return the planned run with observation turned on. Its name and results stay the same.
 
-    A run of a script is returned unchanged.
-
-    Args:
-        run: The planned run.
-        further: Further values to set in the config. They make it another run, which gets another name.
+    Values in `further` change the config and the name. Runs of scripts are returned unchanged.
     """
     if is_script(run.config):
         return run
@@ -141,14 +128,9 @@ def forecast_ladders(
     strictness: float,
     outcomes: Mapping[str, Outcome] | None = None,
 ) -> list[LadderForecast]:
-    """Return a forecast for each ladder, computed from runs that were observed already.
+    """Forecast the candidates of each ladder from the observed baseline runs.
 
-    Args:
-        directory: The folder of the sweep, which caches the effects.
-        chains: The ladders.
-        found: The observed runs of the ladders' baselines.
-        strictness: The strictness of the margin.
-        outcomes: The outcomes of the trained candidates keyed by name, from `trained_outcomes`.
+    `outcomes` are those of trained candidates (`trained_outcomes`). The sweep directory caches the effects.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -170,9 +152,9 @@ def forecast_ladders(
 
 
 def typed_names(subjects: Iterable[Subject]) -> set[str]:
-    """Return the names of formats and classes outside of cpdrun in the subjects' configs.
+    """Return the formats and classes outside of cpdrun that the subjects' configs name.
 
-    Call this function only for configs that the user typed, because it permits importing these names.
+    The returned names may be imported. Call this function only for configs that the user typed.
     """
     return {name for subject in subjects for name in foreign_names(subject.config)}
 
@@ -180,16 +162,16 @@ def typed_names(subjects: Iterable[Subject]) -> set[str]:
 def trained_outcomes(
     gaps: Mapping[str, Sequence[float]], tolerance: float, scale: float
 ) -> dict[str, Outcome]:
-    """Return the outcome of each trained candidate, keyed by name, in the unit in which the metric is shown.
+    """Return the outcome of each trained candidate.
 
-    A candidate without pairs, or with a difference that is not finite, is left out. The usual spread of a pair is the
-    median of the standard deviations of candidates with several pairs. If there are none, it is the margin.
+    The usual spread of a pair is the median standard deviation of the candidates with several pairs, or the margin if
+    there are none.
 
     Args:
-        gaps: The differences from the baseline in the metric's stored unit, keyed by candidate and listed by pair.
-            Positive is better.
-        tolerance: The margin in the metric's stored unit. If it is not positive, the result is empty.
-        scale: The factor that converts the stored unit into the shown unit.
+        gaps: The difference from the baseline for each pair of each candidate, in the metric's stored unit. Positive is
+            better. Candidates with no or infinite differences are left out.
+        tolerance: The margin in the metric's stored unit. If it is not positive, no outcome is returned.
+        scale: The factor from the stored unit to the displayed unit, which the outcomes use.
     """
     trained = {name: of for name, of in gaps.items() if of and all(map(math.isfinite, of))}
     if not tolerance > 0:
@@ -206,10 +188,7 @@ def _is_there(run: RunDir) -> bool:
 
 
 def _gradients_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs whose workers have the same gradients.
-
-    Settings of how gradients are summed and sent do not affect the key.
-    """
+    """Return a key that is equal for runs with the same gradients."""
     made = {
         key: value
         for key, value in flatten(config)

@@ -1,7 +1,4 @@
-"""List changes of a configuration that may reduce rounding errors.
-
-Each change contains the overrides for the command line and the configuration that results from them.
-"""
+"""List changes of a configuration that may reduce rounding errors."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +18,10 @@ from cpdrun.whatif.damage import GRADIENT, PRECISION_KEYS, UPDATE
 
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 CHAINS = ("rank", "ring")
-# For each role, its operand in the rules of `precision`.
+# Precision rules use another name for activations.
 OPERANDS = {"weight": "weight", "activation": "input", "output_gradient": "output_gradient"}
 WIDE = "bf16"
-_ALL = ["*", "MultiheadAttention"]  # the pattern by which recipes name every layer with a matrix product
+_ALL = ["*", "MultiheadAttention"]  # matches every layer with a matrix product
 
 
 @dataclass(frozen=True)
@@ -32,10 +29,10 @@ class Change:
     """A change of a configuration.
 
     Attributes:
-        description: A short description of the change.
-        words: The overrides for the command line, as key=value. If the change adds a rule, a description of that rule.
+        description: A short description for the user.
+        words: The command-line overrides, such as "sync.order=tree". For an added rule, a description of the rule.
         config: The changed configuration.
-        role: The role whose error the change reduces: gradient, weight, activation, output_gradient, or update.
+        role: The role whose error should shrink: gradient, weight, activation, output_gradient, or update.
     """
 
     description: str
@@ -47,12 +44,8 @@ class Change:
 def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Change]:
     """Return changes of how the workers' gradients are summed.
 
-    If gradients are summed in fp32 or by another method than an all-reduce, or if there is only one worker, the list is
-    empty.
-
-    Args:
-        config: The configuration of the run.
-        layers: The names of the layers with the largest errors. One change leaves the first two of them in fp32.
+    There are none with one worker, with sums in fp32, or if the sync is not an all-reduce. One change keeps the first
+    two of `layers` in fp32.
     """
     sync = config.get("sync") or {}
     fmt = formats.parse(config["format"])
@@ -76,10 +69,10 @@ def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> li
 
 
 def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
-    """Return changes of what a worker rounds in its own computation.
+    """Return changes of the formats that a worker uses in its own computation.
 
-    If the precision has rules, the changes put each role, the first layer, or the last layer in bf16. Otherwise, they
-    put each role in bf16, scale each tensor, or make weight updates more precise.
+    With precision rules, each change puts one role, the first layer, or the last layer in bf16. Without rules, the
+    changes put one role in bf16, scale each tensor, or make weight updates more precise.
     """
     precision = config.get("precision") or {}
     if precision.get("rules"):
@@ -101,7 +94,7 @@ def changes_of_products(config: Mapping[str, Any]) -> list[Change]:
 
 
 def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return changes that each insert one rule before a recipe's rules. For each operand, the first match applies."""
+    """Return changes that each insert a bf16 rule, which takes precedence."""
     found: list[Any] = []
     roles = list(OPERANDS.values())
     for role, operand in OPERANDS.items():
@@ -120,9 +113,9 @@ def _of_rules(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> 
 
 
 def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any]) -> Change | None:
-    """Return the change that sets the given values in a configuration.
+    """Return a copy of a configuration with new values, as a `Change`.
 
-    If the configuration lacks a key, or if the change makes it invalid, return None.
+    Returns None if the configuration lacks a key or if the result is invalid.
     """
     made = copy.deepcopy(dict(config))
     for key, value in values.items():
@@ -134,7 +127,7 @@ def change(config: Mapping[str, Any], description: str, values: Mapping[str, Any
     if values.get("aps"):
         made[SCALING] = copy.deepcopy(_aps())
     problem = _problem(made)
-    # The config itself may be invalid, if an earlier version of cpdrun recorded it. That is no problem of the change.
+    # A config from an earlier version of cpdrun may already be invalid. That does not rule out the change.
     if problem and problem != _problem(config):
         return None
     words = tuple(f"{key}={typed_form(get_key(made, key))}" for key in values)
@@ -150,16 +143,13 @@ def _problem(config: Mapping[str, Any]) -> str:
 
 
 def _orders(sync: Mapping[str, Any]) -> list[str]:
-    """Return the reduction orders that have fewer rounded additions in series than the order in use."""
+    """Return the reduction orders with fewer consecutive rounded additions than the current order."""
     order = sync.get("order")
     return ["hierarchical", "tree"] if order in CHAINS else ["tree"] if order == "hierarchical" else []
 
 
 def _formats(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and a description of similar formats.
-
-    Formats with the same number of bits come first, then those with one bit more.
-    """
+    """Yield similar formats as (name, description): equally wide ones, then those with one more bit."""
     fmt = formats.parse(name)
     if is_own(name) or fmt is None or fmt.exponent_bits is None or fmt.has_scales:
         return
@@ -176,7 +166,7 @@ def _formats(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _aps() -> dict[str, Any]:
-    # These modules import Hydra, which takes 0.2 s. A report on a sweep does not need it.
+    # Importing Hydra takes 0.2 s, which a report on a sweep can save.
     from cpdrun.config.compose import Composer
     from cpdrun.config.scaling import SHORT_FOR
 

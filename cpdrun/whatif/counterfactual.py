@@ -1,15 +1,12 @@
-"""Compute the effects of a run's configuration, and of changes of it, on observed tensors.
+"""Simulate a run's configuration, and changes of it, on observed tensors.
 
-The effects are computed by a process that has torch (`cpdrun.whatif.effects`).
+`cpdrun.whatif.effects` computes the effects in a process that has torch. The error of the sum of gradients is split
+into three parts by removing two causes, one after the other:
 
-The error of the sum of gradients has three parts. To determine them, two causes of errors are removed, one after the
-other:
-
-    range      The reduction of the error if the format gets 8 exponent bits and keeps its mantissa bits, so that
-               practically no value underflows or overflows.
-    additions  The further reduction of the error if partial sums are not rounded either. Only the values that are sent
-               and the final sum are rounded.
-    mantissa   The error that remains.
+    range      The reduction of the error with 8 exponent bits and the same mantissa bits, so that practically no value
+               underflows or overflows.
+    additions  The further reduction if partial sums are not rounded either. Only sent values and the final sum are.
+    mantissa   The remaining error.
 """
 
 import math
@@ -27,23 +24,23 @@ from cpdrun.whatif.damage import GRADIENT, UPDATE, number, strictness
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import Forecast, Subject, what_if
 
+# The names of the simulated configurations: the run's own, and those with one and with both causes removed.
 OWN, RANGE, ADDITIONS = "as it is", "without limits of range", "and without rounded additions"
-USUAL_TOLERANCE = 0.5  # the margin in percentage points of accuracy if there is no other
+USUAL_TOLERANCE = 0.5  # the default margin, in percentage points of accuracy
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")
 Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The effects of a run's own configuration and of its changes on observed tensors.
+    """The effects of a run's configuration and of its changes on observed tensors.
 
     Attributes:
-        observed: The run whose tensors were observed.
+        observed: The observed run.
         own: The forecast for the run's own configuration.
-        changes: The changes whose effects could be computed, with their forecasts.
-        parts: The parts of the error of the sum of gradients, keyed by cause (see the module's docstring). Empty if
-            they are unknown.
-        uncovered: A phrase for each part of the configuration that the effects do not cover.
+        changes: The changes that could be simulated, with their forecasts.
+        parts: The parts of the error of the sum of gradients (see the module), keyed by name. Empty if unknown.
+        uncovered: A phrase for each part of the configuration that the simulation does not cover.
     """
 
     observed: RunDir
@@ -54,19 +51,18 @@ class Counterfactual:
 
     @property
     def role(self) -> str:
-        """The role whose tensors have the largest damage (see `damage`)."""
-        return max(ROLES, key=lambda role: damage(self.own, role))
+        """The role whose tensors have the largest damage."""
+        return max(ROLES, key=lambda role: role_damage(self.own, role))
 
 
 def observed_run_for(
     study: Study | None, run: RunDir, comparison: RunComparison, config: Mapping[str, Any]
 ) -> RunDir | None:
-    """Return the observed run on whose tensors to compute the effects of a run's configuration.
+    """Select the observed run on whose tensors a configuration is simulated.
 
-    The candidates are, in this order: the baseline run with which the run is compared, the observed runs of earlier
-    predictions, and the other baseline runs. The first one that was observed and has the same kind of gradients is
-    returned. If there is none, return the run itself if it was observed; otherwise None. The run itself comes last
-    because its own rounding has changed its tensors.
+    The baseline run of the comparison is preferred, then observed runs of earlier predictions, then other baseline
+    runs. They must have the same model, data, and workers. The run itself comes last, because its own rounding changed
+    its tensors. Returns None if no such run was observed.
     """
     first = [comparison.baseline] if comparison.baseline is not None else []
     others = (
@@ -80,16 +76,9 @@ def observed_run_for(
 def compute_counterfactual(
     observed: RunDir, config: Mapping[str, Any], changes: Sequence[Change], run: RunDir, strict: float
 ) -> Counterfactual | None:
-    """Compute the effects of a configuration and of its changes on the tensors of an observed run.
+    """Simulate a configuration and its changes on the tensors of an observed run.
 
-    If the configuration has no effects on these tensors, for example because it cannot be simulated, return None.
-
-    Args:
-        observed: The observed run.
-        config: The configuration of the run to diagnose.
-        changes: Changes of that configuration.
-        run: The run to diagnose. Its sweep caches the effects.
-        strict: The strictness of the margin, from `strictness_for`.
+    The sweep of `run`, which is diagnosed, caches the effects. Returns None if the configuration cannot be simulated.
 
     Raises:
         NoEffectsError: The effects cannot be computed.
@@ -105,11 +94,11 @@ def compute_counterfactual(
     return Counterfactual(observed, known[OWN], changed, _parts(known), uncovered)
 
 
-def damage(forecast: Forecast, role: str) -> float:
-    """Return the damage to the tensors of a role, a number in [0, 1].
+def role_damage(forecast: Forecast, role: str) -> float:
+    """Return the damage to the tensors of a role, in [0, 1].
 
-    For updates, this is the share of updates that leave the weight unchanged. For other roles, it is 1 minus the cosine
-    between the exact and the rounded tensor. If the effects on the role are unknown, the damage is 0.
+    For updates, this is the share that leaves the weight unchanged. For other roles, it is 1 minus the cosine between
+    the exact and the rounded tensor. Unknown damage is 0.
     """
     figures = forecast.figures(role)
     if role == UPDATE:
@@ -121,15 +110,10 @@ def damage(forecast: Forecast, role: str) -> float:
 
 
 def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str, Figures]]:
-    """Return the layers with the largest errors, worst layer first, each with the statistics of its errors.
+    """Return the `most` layers with the largest errors, worst first, with their statistics.
 
-    Gradients are compared by `sum_error`, updates by `update_lost`, and other roles by `snr_db`. If this statistic is
-    unknown for a layer, the layer is left out.
-
-    Args:
-        forecast: The forecast with the effects.
-        role: The role of the tensors.
-        most: The largest number of layers to return.
+    Layers are compared by `sum_error` for gradients, `update_lost` for updates, and `snr_db` for other roles. Layers
+    without this statistic are left out.
     """
     key, sign = {GRADIENT: ("sum_error", -1), UPDATE: ("update_lost", -1)}.get(role, ("snr_db", 1))
     known = [each for each in forecast.layers(role).items() if math.isfinite(number(each[1], key))]
@@ -137,7 +121,7 @@ def worst_layers(forecast: Forecast, role: str, most: int = 3) -> list[tuple[str
 
 
 def strictness_for(study: Study | None, comparison: RunComparison) -> float:
-    """Return the strictness of the study's margin. Without a margin, use that of USUAL_TOLERANCE."""
+    """Return the strictness of the study's margin. The default margin is USUAL_TOLERANCE."""
     if study is None:
         return strictness(Metric("test_accuracy"), USUAL_TOLERANCE)
     classes = comparison.group.num_classes if comparison.group is not None else math.nan
@@ -145,9 +129,9 @@ def strictness_for(study: Study | None, comparison: RunComparison) -> float:
 
 
 def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the configs that remove causes of errors in the sum of gradients, keyed by RANGE and ADDITIONS.
+    """Return the configs that remove causes of error, keyed by RANGE and ADDITIONS.
 
-    If the format has scales or no exponent bits, or if there is only one worker, return no configs.
+    There are none if the format has scales or no exponent bits, or if there is only one worker.
     """
     fmt = formats.parse(config["format"])
     if fmt is None or fmt.exponent_bits is None or fmt.has_scales or config["world_size"] < 2:
@@ -159,9 +143,9 @@ def _undone(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
-    """Return the parts of the error of the sum of gradients; empty if they are unknown.
+    """Split the error of the sum of gradients; empty if unknown.
 
-    A part may be negative, because errors may cancel each other. It then counts as 0.
+    Errors may cancel, which makes a part negative. It then counts as 0.
     """
     errors = [
         number(forecasts[name].figures(GRADIENT), "sum_error")
@@ -175,7 +159,7 @@ def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
-    """Return whether a run has the same settings as `config` for gradients, such as workers, model, and data."""
+    """Return True if a run has the same model, data, and workers."""
     try:
         other = read_config(one)
     except (OSError, ValueError):

@@ -1,21 +1,18 @@
-"""Compute the two features of a prediction: a format's damage in the layers and in the forward pass.
+"""Reduce rounding errors to two features: damage in the layers and forward.
 
-Both features depend only on the effects (`cpdrun.whatif.simulate.effects`), not on the outcome of training. A feature
-is log10(d / (1 - d)), where d = 1 - cosine is the share of a tensor's direction that is lost. If a tensor vanished
-completely, d = 1.
+A feature is log10(d / (1 - d)), where d = 1 - cosine is the share of a tensor's direction that rounding destroys. d = 1
+for a tensor that vanishes completely.
 
-The cosine of a role is an unweighted mean over layers. A layer whose gradients vanish is no longer trained, even if its
-gradients are small compared with those of other layers. The errors of different roles are treated as independent, so
-the cosines of the roles are multiplied.
+- `layers` covers the summed gradients, the output gradients, the activations, and the weights. A weight's gradient is
+  linear in each of them.
+- `forward` covers the weights and activations again. They count twice because their errors change the function that is
+  trained and tested, and no later step makes up for that.
 
-- `layers` covers the workers' summed gradients, the output gradients, the activations, and the weights. The gradient of
-  a weight is linear in each of them.
-- `forward` covers the weights and the activations again. They count twice, because their errors change the function
-  that is trained and tested, and no later step compensates for that.
+The cosine of a role is an unweighted mean over layers, because a layer whose gradients vanish is no longer trained, no
+matter how small its gradients are. The cosines of the roles are multiplied, as if their errors were independent.
 
-If the effects lack a cosine, or if it is not finite, it counts as no damage. `uncovered_parts` lists the parts of a
-config for which the effects are missing. The features are always finite: d is limited to [SMALLEST_SHARE,
-LARGEST_SHARE], so a feature is limited to about [-4, 3].
+A missing or infinite cosine counts as no damage; `uncovered_parts` reports it. d is limited to [SMALLEST_SHARE,
+LARGEST_SHARE], which limits a feature to about [-4, 3].
 """
 
 import math
@@ -28,11 +25,11 @@ from cpdrun.study.metric import Metric, guess
 
 SMALLEST_SHARE = 1e-4
 LARGEST_SHARE = 0.999
-UNKNOWN_MARGIN = 0.02  # the assumed margin, as a share of the metric's range, if the margin is unknown
+UNKNOWN_MARGIN = 0.02  # the assumed margin if it is unknown, as a share of the metric's range
 GRADIENT, UPDATE = "gradient", "update"
 FORWARD = ("weight", "activation")
 PRODUCTS = (*FORWARD, "output_gradient")
-# For each role, its key in `precision`.
+# The keys of `precision` that set the formats of the roles.
 PRECISION_KEYS = {"weight": "weights", "activation": "activations", "output_gradient": "errors"}
 EMULATED_SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.AllReduceSync", "cpdrun.comm.sync.decoded")
 
@@ -41,7 +38,7 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Damage:
-    """The damage of one candidate, as log10(d / (1 - d)), where d is the lost share of a tensor's direction.
+    """The damage of one candidate, as log10(d / (1 - d)) (see the module).
 
     Attributes:
         layers: The damage in the layers.
@@ -57,7 +54,7 @@ class Damage:
 
 
 def damage(effects: Mapping[str, Any]) -> Damage:
-    """Return the damage of a candidate, given its effects."""
+    """Return the damage of a candidate from its effects."""
     return Damage(
         layers=_log_odds(_combined(_lost_direction(effects, role) for role in (GRADIENT, *PRODUCTS))),
         forward=_log_odds(_combined(_lost_direction(effects, role) for role in FORWARD)),
@@ -65,23 +62,17 @@ def damage(effects: Mapping[str, Any]) -> Damage:
 
 
 def number(figures: Mapping[str, Any], name: str, default: float = math.nan) -> float:
-    """Return the statistic with the given name, or `default` if it is missing, null, or not finite."""
+    """Return a statistic, or `default` if it is missing, null, or not finite."""
     value = figures.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> float:
-    """Return the strictness of a margin: -log10(margin / range of the metric).
+    """Return -log10(margin / range of the metric), the strictness of a margin.
 
-    The range extends from the metric's value for random guessing to its perfect value. For a metric that is a fraction,
-    the range is 1.
-
-    Args:
-        metric: The metric that decides whether a candidate is good enough.
-        tolerance: The margin, in the unit in which the metric is shown. If the margin is not known yet, pass NaN. Then
-            it is assumed to be the share UNKNOWN_MARGIN of the range.
-        classes: The number of classes of the task, which determines the value for random guessing. If that value is
-            unknown, the range is 1.
+    The range extends from random guessing with `classes` classes to a perfect value. It is 1 for a fraction, and if the
+    value of random guessing is unknown. `tolerance` is the margin in the displayed unit; NaN means UNKNOWN_MARGIN of
+    the range.
     """
     if math.isnan(tolerance):
         return -math.log10(UNKNOWN_MARGIN)
@@ -90,10 +81,7 @@ def strictness(metric: Metric, tolerance: float, classes: float = math.nan) -> f
 
 
 def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the statistics that a table shows, keyed by name.
-
-    They describe the errors of the exchanged gradients and the share of lost updates. Undefined statistics are None.
-    """
+    """Return the statistics that tables show: gradient errors and lost updates. Undefined statistics are None."""
     gradient = _figures(effects, GRADIENT)
     keys = ("underflow", "saturation", "snr_db", "bias", "cosine", "sum_error", "growth")
     lost = _figures(effects, UPDATE).get("update_lost", gradient.get("update_lost"))
@@ -101,9 +89,9 @@ def shown_effects(effects: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a phrase for each part of the config that its effects do not cover.
+    """Yield the parts of the config that were not simulated, as phrases.
 
-    If the effects contain such phrases, these are yielded. Otherwise, the phrases are derived from the config.
+    The phrases come from the effects if they contain any, otherwise from the config.
     """
     if parts := effects.get("uncovered"):
         yield from parts
@@ -123,7 +111,7 @@ def uncovered_parts(effects: Mapping[str, Any], config: Mapping[str, Any]) -> It
 
 
 def _rounded_roles(config: Mapping[str, Any]) -> set[str]:
-    """Return the roles that the config's precision rounds, either with a format or with a rule."""
+    """Return the roles that the config's precision rounds."""
     precision = config.get("precision")
     if not isinstance(precision, Mapping):
         return set()
@@ -145,19 +133,15 @@ def _figures(effects: Mapping[str, Any], role: str) -> Figures:
 
 
 def _has_vanished(figures: Figures) -> bool:
-    """Return whether rounding turned all values of a nonzero tensor into zeros.
+    """Return True if rounding turned a nonzero tensor into zeros.
 
-    Then the cosine is undefined, but the signal-to-noise ratio is defined. For a tensor that was zero before rounding,
-    both are undefined.
+    The cosine is then undefined, but the signal-to-noise ratio is not. A tensor of zeros has neither.
     """
     return "cosine" in figures and figures["cosine"] is None and figures.get("snr_db", 0.0) is not None
 
 
 def _lost_direction(effects: Mapping[str, Any], role: str) -> float:
-    """Return the mean of 1 - cosine over a role's layers.
-
-    If the effects contain no layers, return 1 - cosine of the whole role.
-    """
+    """Return the mean of 1 - cosine over a role's layers. Without layers, return 1 - cosine of the whole role."""
     layers = (_role(effects, role).get("layers") or {}).values()
     cosines = [
         number(figures, "cosine", 0.0 if _has_vanished(figures) else 1.0)

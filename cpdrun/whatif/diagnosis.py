@@ -1,8 +1,7 @@
-"""Diagnose why a run is worse than its baseline, and find changes of its configuration that would make it better.
+"""Diagnose why a run is worse than its baseline, and find fixes.
 
-The diagnosis uses the records of the run's sweep and the tensors that a run of the sweep observed. The effect of a
-change is measured in a finished run, computed on observed tensors, or estimated from recorded exponents.
-`cpdrun.report.diagnosis` renders the diagnosis.
+The effect of a change is measured in a finished run, simulated on observed tensors, or estimated from recorded
+exponents. `cpdrun.report.diagnosis` renders the diagnosis.
 """
 
 import math
@@ -38,8 +37,8 @@ from cpdrun.whatif.changes import Change, changes_of_products, changes_of_sums
 from cpdrun.whatif.counterfactual import (
     Counterfactual,
     compute_counterfactual,
-    damage,
     observed_run_for,
+    role_damage,
     strictness_for,
 )
 from cpdrun.whatif.damage import GRADIENT, UPDATE, number
@@ -48,13 +47,12 @@ from cpdrun.whatif.forecast import Forecast
 
 MEASURED, OBSERVED, ESTIMATED = "measured", "observed", "estimated"
 MAX_FIXES = 8
-# A change counts as a fix only if it reduces the damage by more than MIN_DAMAGE_GAIN or the logit of the chance of
-# failing by more than MIN_LOGIT_GAIN.
+# A fix must reduce the damage or the logit of the chance of failing by more than this.
 MIN_DAMAGE_GAIN = 0.02
 MIN_LOGIT_GAIN = 0.1
-SMALLEST_GAIN = 1e-6  # the gain of a fix that is sorted last
-# With an estimated fix, the format represents at least this many of the powers of two that a layer's gradients span.
-# e3m0 with APS represents two of them for the gradients of 8 workers, and its result equals that of fp32.
+SMALLEST_GAIN = 1e-6  # sorts a fix last
+# With an estimated fix, the format must represent this many of the powers of two that a layer's gradients span. With 8
+# workers, e3m0 with APS represents two of them and trains as well as fp32.
 MIN_BINADES = 2
 REPRESENTED = "powers of two represented of those that a layer's gradients span"
 IN_SERIES = "rounded additions in series"
@@ -62,25 +60,24 @@ _ALONE = RunComparison(RunVerdict.OPEN, math.nan, None, math.nan, same_seed=Fals
 
 
 class CannotDiagnoseError(UserError):
-    """The run cannot be diagnosed, because it has not begun or its record cannot be read."""
+    """The run has not begun, or its record cannot be read."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change of the configuration that reduces the gap to the baseline or the errors that cause it.
+    """A change of the configuration that reduces the gap to the baseline.
 
     Attributes:
-        words: The overrides for the command line, as key=value.
-        basis: How the effect of the change is known: `measured` in a finished run with the same seed, `observed`
-            (computed on the tensors that a run observed), or `estimated` from the exponents that the run recorded.
-        figure: The name of the statistic that improves. It is a share, a ratio, or a count.
-        before: The value of the statistic without the change; NaN if unknown.
-        after: The value of the statistic with the change; NaN if unknown.
+        words: The command-line overrides, such as "aps=true".
+        basis: How the effect is known: `measured` in a finished run with the same seed, `observed` (simulated on
+            observed tensors), or `estimated` from recorded exponents.
+        figure: The statistic that improves: a share, a ratio, or a count.
+        before: The statistic without the change; NaN if unknown.
+        after: The statistic with the change; NaN if unknown.
         neighbor: The finished run with the change, for a measured fix.
         change: The change, for an observed or estimated fix.
-        forecast: The forecast for the changed configuration, for an observed fix.
-        span: The number of powers of two that a layer's gradients span, for an estimated fix that lets the format
-            represent more of them.
+        forecast: The forecast with the change, for an observed fix.
+        span: The number of powers of two that a layer's gradients span, for an estimated fix of the format's range.
     """
 
     words: tuple[str, ...]
@@ -96,20 +93,19 @@ class Fix:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The diagnosis of a run: its comparison with the baseline, the causes of a gap, and changes that reduce it.
+    """A run's comparison with its baseline, the causes of a gap, and fixes.
 
     Attributes:
         run: The run.
         config: The configuration of the run.
         state: The state of the run.
         result: The result of the run; None if there is none.
-        study: The study of the run's sweep; None if no run has finished or the runs cannot be compared.
+        study: The study of the sweep; None if no run has finished or the runs cannot be compared.
         comparison: The comparison of the run with its baseline.
         reason: The main cause of errors in the sums of gradients.
-        counterfactual: The effects of the configuration, and of changes of it, on observed tensors; None if they are
-            unknown.
-        problem: The reason why the effects could not be computed although a run was observed, or "".
-        fixes: The changes that reduce the gap or the errors that cause it, best first.
+        counterfactual: The simulated effects of the configuration and of its changes; None if unknown.
+        problem: Why the simulation failed, or "".
+        fixes: The fixes, best first.
     """
 
     run: RunDir
@@ -129,7 +125,7 @@ class Diagnosis:
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Return the diagnosis of a run.
+    """Diagnose a run.
 
     Raises:
         CannotDiagnoseError: The run has not begun, or its record cannot be read.
@@ -139,7 +135,7 @@ def diagnose(run: RunDir) -> Diagnosis:
     study = _read_study(run.sweep)
     comparison = compare_run(study, run) if study is not None else _ALONE
     counterfactual, problem = _counterfactual(study, run, comparison, config, reason)
-    fixes = [] if study is None else measured_fixes(_neighbors(study, run, comparison), reason)
+    fixes = _measured_fixes(study, run, comparison, reason)
     fixes += _computed_fixes(config, reason, counterfactual, {fix.words for fix in fixes})
     is_worse = comparison.verdict is RunVerdict.WORSE
     if not is_worse and (comparison.verdict is not RunVerdict.OPEN or is_script(config)):
@@ -171,19 +167,23 @@ def _read(run: RunDir) -> tuple[dict[str, Any], State]:
 
 
 def _read_study(sweep: SweepDir) -> Study | None:
-    """Return the study of a sweep, or None if no run has ended or the runs cannot be compared."""
+    """Return the study of a sweep, if its runs can be compared."""
     try:
         return read_study([sweep])
     except ReportError:
         return None
 
 
-def _neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list[Neighbor]:
-    """Return the neighbors that are better than the run; none for a baseline."""
-    if comparison.verdict is RunVerdict.BASELINE:
+def _measured_fixes(study: Study | None, run: RunDir, comparison: RunComparison, reason: Reason) -> list[Fix]:
+    """Return a fix for each neighbor that is better than the run."""
+    if study is None or comparison.verdict is RunVerdict.BASELINE:
         return []
-    found = find_neighbors(study, run, comparison)
-    return [one for one in found if is_improvement(study, comparison, one)]
+    before = reason.statistics.sum_error
+    return [
+        Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
+        for one in find_neighbors(study, run, comparison)
+        if is_improvement(study, comparison, one)
+    ]
 
 
 def _computed_fixes(
@@ -192,26 +192,23 @@ def _computed_fixes(
     counterfactual: Counterfactual | None,
     measured: set[tuple[str, ...]],
 ) -> list[Fix]:
-    """Return fixes that no finished run has measured.
-
-    If the effects of changes on observed tensors are known, the fixes follow from them. Otherwise, they are estimated.
-    """
+    """Return fixes that no finished run has measured: simulated if possible, otherwise estimated."""
     if counterfactual is not None:
-        return [fix for fix in observed_fixes(counterfactual) if fix.words not in measured]
+        return [fix for fix in _observed_fixes(counterfactual) if fix.words not in measured]
     if not reason.statistics.layers or is_script(config):
         return []
     changes = [change for change in changes_of_sums(config) if change.words not in measured]
-    return estimated_fixes(reason, config, changes)
+    return _estimated_fixes(reason, config, changes)
 
 
 def _counterfactual(
     study: Study | None, run: RunDir, comparison: RunComparison, config: dict[str, Any], reason: Reason
 ) -> tuple[Counterfactual | None, str]:
-    """Compute the effects of a run's configuration, and of changes of it, on observed tensors.
+    """Simulate the run's configuration and changes of it on observed tensors.
 
     Returns:
-        The effects, and the error message if their computation failed, otherwise "". The effects of a baseline are
-        None, and so are those of a run if no run was observed.
+        The effects, or None for a baseline and if no run was observed. Then the error message if the simulation failed,
+        or "".
     """
     if comparison.verdict is RunVerdict.BASELINE:
         return None, ""
@@ -227,9 +224,9 @@ def _counterfactual(
 
 
 def _layers_to_spare(reason: Reason) -> list[str]:
-    """Return the layers for which fp32 is tried: the two with the largest errors.
+    """Return the two layers with the largest errors, to try them in fp32.
 
-    If all layers have equal errors, return the first and the last layer.
+    If all errors are equal, return the first and the last layer.
     """
     layers = reason.statistics.layers
     if len({(one.sum_error, one.underflow) for one in layers}) == 1:
@@ -238,67 +235,51 @@ def _layers_to_spare(reason: Reason) -> list[str]:
     return [one.name for one in reason.worst[:2]]
 
 
-def measured_fixes(neighbors: Sequence[Neighbor], reason: Reason) -> list[Fix]:
-    """Return each neighbor as a measured fix. All neighbors must be better than the run."""
-    before = reason.statistics.sum_error
-    return [
-        Fix(tuple(one.words), MEASURED, "sum_error", before, one.statistics.sum_error, neighbor=one)
-        for one in neighbors
-    ]
-
-
-def observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
-    """Return the changes that reduce the damage to observed tensors or the chance of failing, best first."""
+def _observed_fixes(counterfactual: Counterfactual) -> list[Fix]:
+    """Return the simulated changes that are improvements, best first."""
     own = counterfactual.own
     gains = [(_gain(own, *changed), *changed) for changed in counterfactual.changes]
     better = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])
     return [_observed_fix(own, change, forecast) for _, change, forecast in better]
 
 
-def estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
-    """Return the changes that reduce errors according to the recorded exponents, best first.
-
-    Args:
-        reason: The main cause of errors in the sums of gradients.
-        config: The unchanged configuration.
-        changes: The changes to estimate.
-    """
+def _estimated_fixes(reason: Reason, config: Mapping[str, Any], changes: Sequence[Change]) -> list[Fix]:
+    """Return the changes that are improvements by the recorded exponents, best first."""
     fixes = [fix for change in changes for fix in _estimate(reason, config, change)]
     return sorted(fixes, key=_ratio, reverse=True)
 
 
 def is_error_feedback(change: Change) -> bool:
-    """Return whether a change turns on error feedback, which improves only later steps."""
+    """Return True if the change turns on error feedback."""
     return any(word.startswith("sync.error_feedback") for word in change.words)
 
 
 def is_unbiased(change: Change) -> bool:
-    """Return whether a change turns on stochastic rounding of sums, whose errors average out over steps."""
+    """Return True if the change turns on stochastic rounding of sums."""
     return "sync.rounding=stochastic" in change.words
 
 
 def gain_over_steps(own: Forecast, forecast: Forecast) -> float:
-    """Return the increase of `steps_cosine` from `own` to `forecast`.
+    """Return how much `steps_cosine` grows from `own` to `forecast`.
 
-    `steps_cosine` is the cosine between the computed and the exact gradients, each summed over all observed steps.
+    `steps_cosine` is the cosine between the computed and the exact gradients, each summed over the observed steps.
     """
     before, after = (number(each.figures(GRADIENT), "steps_cosine", 0.0) for each in (own, forecast))
     return after - before
 
 
 def _gain(own: Forecast, change: Change, forecast: Forecast) -> float:
-    """Return the gain of a change; 0 if it is too small for a fix.
+    """Return the gain of a change, or 0 if it is too small.
 
-    The gain is the reduction of the damage. For changes of gradients, it is the reduction of the damage or of the
-    forecast's logit, whichever is larger.
+    The gain is the reduction of the damage. For changes of gradients, the reduction of the logit counts if it is
+    larger.
     """
     if is_error_feedback(change):
-        # A run has more steps than were observed. Even if error feedback improves none of the observed steps, it may
-        # improve others, so it is kept as the last fix.
+        # Few steps were observed. Error feedback may improve others, so it stays as the last fix.
         gain = gain_over_steps(own, forecast)
-        return max(gain, SMALLEST_GAIN) if damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
+        return max(gain, SMALLEST_GAIN) if role_damage(own, GRADIENT) > MIN_DAMAGE_GAIN else 0.0
     of_forecast = own.logit - forecast.logit if change.role == GRADIENT else 0.0
-    gain = damage(own, change.role) - damage(forecast, change.role)
+    gain = role_damage(own, change.role) - role_damage(forecast, change.role)
     if is_unbiased(change):
         gain = max(gain, gain_over_steps(own, forecast))
     return max(of_forecast, gain) if gain > MIN_DAMAGE_GAIN or of_forecast > MIN_LOGIT_GAIN else 0.0
@@ -330,7 +311,7 @@ def _represented(reason: Reason, config: Mapping[str, Any]) -> tuple[float, floa
 
 
 def _ratio(fix: Fix) -> float:
-    """Return the factor by which a fix improves its statistic, or 0 if the factor is unknown."""
+    """Return the factor by which a fix improves its statistic; 0 if unknown."""
     if not (math.isfinite(fix.before) and math.isfinite(fix.after)):
         return 0.0
     low, high = sorted((fix.before, fix.after))

@@ -1,13 +1,12 @@
-"""Compute the effects of configurations on the tensors that a run observed, in a process that has torch.
+"""Simulate configurations on a run's observed tensors, in a process that has torch.
 
 The effects of a configuration are a dictionary:
 
     {"role": {role: {"all": figures, "layers": {layer: figures}}}, "uncovered": [phrase, ...]}
 
-The roles are gradient, weight, update, activation, and output_gradient. `figures` stands for a dictionary of
-statistics, such as underflow, snr_db, and cosine. `cpdrun.whatif.simulate.effects` explains each statistic. An
-undefined statistic is null. "uncovered" contains a phrase for each part of the configuration that the effects do not
-cover.
+The roles are gradient, weight, update, activation, and output_gradient. `figures` is a dictionary of error statistics,
+such as underflow, snr_db, and cosine, which `cpdrun.whatif.simulate.effects` defines. Undefined statistics are null.
+"uncovered" contains a phrase for each part of the configuration that was not simulated.
 """
 
 import hashlib
@@ -27,29 +26,25 @@ from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, r
 
 Effects = dict[str, Any]
 MODULE = "cpdrun.whatif.simulate.effects"
-MAX_EFFECTS_BYTES = 64 << 20  # a larger cache is ignored, and the effects are computed again
-MAX_ANSWER_BYTES = 1 << 30  # the largest accepted output of the computing process, which is trusted
-TRIES = 2  # a process that a signal killed is restarted once
+MAX_EFFECTS_BYTES = 64 << 20  # larger caches are ignored
+MAX_ANSWER_BYTES = 1 << 30  # the largest output of the process, which is trusted
+TRIES = 2  # a process that is killed by a signal is restarted once
 PACKAGE = Path(__file__).parent
 
 
 class NoEffectsError(UserError):
-    """The effects cannot be computed.
-
-    If the process that computes them failed, the message ends with the last line of its output.
-    """
+    """The effects cannot be computed. If the process failed, the message ends with the last line of its output."""
 
     exit_code = FAILED
 
 
 class DivergedError(UserError):
-    """The baseline diverged, so formats cannot be compared with it."""
+    """The baseline diverged, so no format can be compared with it."""
 
     exit_code = FAILED
 
 
 def is_observed(run: RunDir) -> bool:
-    """Return whether the run has an observation."""
     return run.observed.is_file()
 
 
@@ -70,25 +65,22 @@ def compute_effects(
     *,
     may_import: Collection[str] = (),
 ) -> dict[str, Effects]:
-    """Return the effects of each config on the tensors of an observed run, under the keys of `configs`.
-
-    The effects are cached in the folder of the sweep.
+    """Simulate configs on an observed run, and return the effects of each.
 
     Args:
-        run: An observed run.
+        run: The observed run.
         configs: Resolved configurations, keyed by any names. They may come from a record, so they are not trusted.
-        sweep: The sweep that caches the effects; None for the sweep of `run`.
-        may_import: The names of formats and classes outside of cpdrun that may be imported, because the user typed them
-            or named the directory that contains them. If a config names any other, the effects are not computed.
+        sweep: The sweep that caches the effects. The default is the sweep of `run`.
+        may_import: Formats and classes outside of cpdrun that may be imported, because the user typed their names or
+            the directory that contains them.
 
     Raises:
-        NoEffectsError: A config names something that may not be imported, or the process that computes failed.
+        NoEffectsError: A config names something else to import, or the process failed.
     """
     foreign = [name for each in configs.values() for name in foreign_names(each) if name not in may_import]
     if foreign:
         raise NoEffectsError(
-            f"{run.path} names {foreign[0]}, which is not part of cpdrun. A record is data, so nothing that it names "
-            "is imported"
+            f"{run.path} names {foreign[0]}, which is not part of cpdrun. Nothing that a record names is imported"
         )
     sweep = sweep or run.sweep
     cache = sweep.effects(_digest(run.observed))
@@ -107,12 +99,9 @@ def compute_effects(
 def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Effects]:
     """Compute the effects in a process that has torch.
 
-    A signal must not change the outcome: without effects, a search would start at another bit width and record that
-    width. Therefore, the process runs in its own session, where Ctrl-C in the terminal does not reach it. If a signal
-    kills it, it is started once more.
-
-    Raises:
-        NoEffectsError: The process failed.
+    A search without effects would start at another bit width and record it, so a signal must not change the outcome.
+    Therefore, the process runs in its own session, which Ctrl-C in the terminal does not reach, and is restarted once
+    if a signal kills it.
     """
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
@@ -142,9 +131,9 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _numbers_only(effects: Effects) -> Effects:
-    """Return effects without histograms and without the statistics of single steps.
+    """Remove histograms and statistics of single steps from effects.
 
-    For a config whose effects could not be computed, the result has no roles, and "uncovered" contains the error.
+    If the computation failed, the result has no roles, and "uncovered" contains the error.
     """
     roles = {}
     for role, found in effects.get("role", {}).items():
@@ -155,12 +144,11 @@ def _numbers_only(effects: Effects) -> Effects:
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return only those statistics that are numbers or null."""
     return {key: value for key, value in figures.items() if value is None or isinstance(value, int | float)}
 
 
 def _is_complete(effects: Any) -> bool:
-    """Return whether cached effects have the form that `_numbers_only` returns. The cache file is not trusted."""
+    """Return True if cached effects, which are not trusted, are well-formed."""
     if not isinstance(effects, dict) or not isinstance(effects.get("role"), dict):
         return False
     return isinstance(effects.get("uncovered"), list) and all(
@@ -175,7 +163,7 @@ def _is_complete(effects: Any) -> bool:
 
 
 def _digest(observed: Path) -> str:
-    """Return a digest of an observation and of the code that computes effects on it."""
+    """Return a digest of the observation and of the code that simulates."""
     digest = hashlib.sha256()
     with open_record(observed) as file:
         while block := file.read(1 << 20):

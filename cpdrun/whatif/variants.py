@@ -1,7 +1,7 @@
 """Forecast variants of one observed run, for `cpdrun predict RUN`.
 
-Variants differ from the run in their format, their gradient scaling, or other settings of how gradients are summed. A
-ladder consists of the variants that differ only in their format, from most bits to fewest.
+Variants differ from the run in their format, gradient scaling, or other settings of the sum of gradients. Those that
+differ only in their format form a ladder.
 """
 
 import itertools
@@ -32,26 +32,24 @@ USUAL: Mapping[str, list[Any]] = {
     FORMAT: ["fp16", "bf16", "e5m2", "e4m3", "e3m4", "e3m2", "e2m3", "e4m1", "e3m1", "e3m0", "e2m1"],
     APS: [False, True],
 }
-# The keys that may vary. The gradients of the single workers, which were observed, do not depend on them.
+# The keys that may vary, because the observed gradients of single workers do not depend on them.
 SUM_KEYS = (FORMAT, APS, SCALING, "sync", "full_precision")
-MAX_VARIANTS = 2_000  # the largest number of variants in one prediction
+MAX_VARIANTS = 2_000  # the maximum in one prediction
 TOLERANCE = "search.tolerance="
 
 
 def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderForecast], str]:
-    """Return forecasts for variants of an observed run, and the margin.
+    """Forecast variants of an observed run.
 
     If variants were trained in the same sweep with the same seed, their outcomes improve the forecasts.
 
     Args:
         run: The observed run.
-        words: The overrides from the command line, such as format=e4m3,e5m2. Each names a setting and the values that
-            it takes. Without a format, the formats in USUAL are used. Without aps and scaling, the values of aps in
-            USUAL are used. The override `search.tolerance=` sets the margin. Without it, the margin is the metric's
-            default.
+        words: Command-line overrides, such as "format=e4m3,e5m2". Without `format`, or without `aps` and `scaling`, the
+            values in USUAL are used. `search.tolerance=` sets the margin; its default is that of the metric.
 
     Returns:
-        One ladder for each combination of the settings other than the format, and the margin as text.
+        A ladder for each combination of the settings other than the format, and the margin as text.
 
     Raises:
         UserError: The run was not observed, or its config cannot be read.
@@ -59,9 +57,7 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderFor
         NoEffectsError: The effects cannot be computed.
     """
     if not is_observed(run):
-        raise UserError(
-            f"{run.path} was not observed. Train it with observe=16, as cpdrun predict exp=NAME does"
-        )
+        raise UserError(f"{run.path} was not observed. Train it again with observe=16")
     try:
         config = read_config(run)
     except (OSError, ValueError) as error:
@@ -84,16 +80,16 @@ def forecast_variants(run: RunDir, words: Sequence[str]) -> tuple[list[LadderFor
 
 
 def _metric(run: RunDir) -> Metric:
-    """Return the metric by which the run is compared with others. If the run recorded none, it is test accuracy."""
+    """Return the metric that the run is judged by. The default is test accuracy."""
     done = run.result()
     judge = (done.judge if done else None) or "test_accuracy"
     return Metric(judge, done.measures.get(judge) if done else None)
 
 
 def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Subject]) -> dict[str, Outcome]:
-    """Return the outcomes of the variants that were trained in the run's sweep, keyed by the subject's name.
+    """Return the outcomes of variants that were trained in the sweep.
 
-    Each outcome is based on one pair: the trained variant, and the run itself as the baseline.
+    An outcome is based on one pair: the trained variant and the observed run.
     """
     done = run.result()
     baseline = None if done is None else done.metrics.get(metric.name)
@@ -113,15 +109,9 @@ def _outcomes(run: RunDir, metric: Metric, margin: float, subjects: Sequence[Sub
 
 
 def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, float]:
-    """Return the margin, in the unit in which the metric is shown, and its strictness.
+    """Return the margin in the displayed unit, and its strictness. The last override wins.
 
-    A margin in percent refers to the run's own final value or improvement, because the run is the baseline of its
-    variants.
-
-    Args:
-        run: The observed run.
-        metric: The metric.
-        words: The overrides that set the margin. The last one applies.
+    A margin in percent refers to the observed run, which is the baseline of its variants.
     """
     done = run.result()
     classes = done.num_classes if done and isinstance(done.num_classes, int) else math.nan
@@ -137,12 +127,7 @@ def _margin(run: RunDir, metric: Metric, words: Sequence[str]) -> tuple[float, f
 
 
 def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """Yield (ladder label, subject) for each variant.
-
-    Args:
-        config: The configuration of the run.
-        words: The overrides from the command line.
-    """
+    """Yield the ladder label and the subject of each variant."""
     with Composer() as composer:
         typed = parse(words, composer.loader)
         for each in typed:
@@ -154,7 +139,9 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
             axes |= {APS: USUAL[APS]}
         count = math.prod(map(len, axes.values()))
         if count > MAX_VARIANTS:
-            raise ConfigError(f"{count:,} variants were named; one prediction takes at most {MAX_VARIANTS:,}")
+            raise ConfigError(
+                f"{count:,} variants are too many: one prediction takes at most {MAX_VARIANTS:,}"
+            )
         varies = [key for key, values in axes.items() if len(values) > 1 and key not in (FORMAT, APS)]
         for point_values in itertools.product(*axes.values()):
             point = dict(zip(axes, point_values, strict=True))
@@ -162,17 +149,13 @@ def _subjects(config: Mapping[str, Any], words: Sequence[str]) -> Iterator[tuple
 
 
 def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
-    """Check that a key may vary, and that its values are valid scaling rules if it is `scaling`.
-
-    Raises:
-        ConfigError: The key may not vary, is unknown, or has no value, or a scaling rule does not exist.
-    """
+    """Raise ConfigError if an override may not vary."""
     if typed.deletes or not typed.values:
         raise ConfigError(f"{typed.text!r} must name a value, such as format=e4m3")
     if typed.key.split(".")[0] not in SUM_KEYS:
         raise ConfigError(
-            f"{typed.key} changes the gradients that were observed. Only {', '.join(SUM_KEYS)} may vary for a run that "
-            "exists; for other keys use cpdrun predict exp=NAME"
+            f"{typed.key} cannot vary, because it changes the gradients that were observed. Only {', '.join(SUM_KEYS)} "
+            "can. For other keys, use cpdrun predict exp=NAME"
         )
     if typed.key == SCALING:
         choices = composer.groups()[SCALING]
@@ -188,13 +171,9 @@ def _check(config: Mapping[str, Any], typed: Typed, composer: Composer) -> None:
 def _variant(
     config: Mapping[str, Any], point: Mapping[str, Any], varies: Sequence[str], composer: Composer
 ) -> tuple[str, Subject]:
-    """Return (ladder label, subject) for one variant.
+    """Return the ladder label and the subject of one variant.
 
-    Args:
-        config: The configuration of the run.
-        point: The values in which the variant differs from the run, keyed by dotted key.
-        varies: The keys whose values the label shows.
-        composer: The composer of the project's configuration.
+    `point` has the values that differ from the run's config. The label shows those of the keys in `varies`.
     """
     made = copied(config)
     for key, value in point.items():
@@ -221,15 +200,7 @@ def _variant(
 
 
 def _rule(config: Mapping[str, Any], scaled: object) -> str | None:
-    """Return the name of the scaling rule for a variant, or None if the variant keeps the run's rule.
-
-    Args:
-        config: The configuration of the run.
-        scaled: The variant's value of `aps`.
-
-    Raises:
-        ConfigError: `scaled` is not a bool.
-    """
+    """Return the scaling rule for `aps=scaled`, or None to keep the run's rule."""
     if not isinstance(scaled, bool):
         raise ConfigError(f"aps={typed_form(scaled)}: must be true or false")
     if scaled == bool(config[APS]):

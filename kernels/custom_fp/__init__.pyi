@@ -1,13 +1,15 @@
 """What a checker reads of custom_fp/__init__.py, whose names are loaded when they are used (`_HOME` there)."""
 
 from custom_fp.accumulator import Accumulator as Accumulator
-from custom_fp.formats.affine import Affine as Affine
-from custom_fp.formats.block import BlockFormat as BlockFormat
-from custom_fp.formats.codebook import Codebook as Codebook
 from custom_fp.formats.names import is_own as is_own
 from custom_fp.formats.names import parse as parse
 from custom_fp.formats.protocol import NumberFormat as NumberFormat
 from custom_fp.formats.scalar import Format as Format
+from custom_fp.formats.scale import Scale as Scale
+from custom_fp.formats.scaled import Affine as Affine
+from custom_fp.formats.scaled import BlockFormat as BlockFormat
+from custom_fp.formats.scaled import Codebook as Codebook
+from custom_fp.formats.scaled import ScaledFormat as ScaledFormat
 from custom_fp.layers.modules import QuantConv1d as QuantConv1d
 from custom_fp.layers.modules import QuantConv2d as QuantConv2d
 from custom_fp.layers.modules import QuantConv3d as QuantConv3d
@@ -30,6 +32,6 @@ from custom_fp.ops import quantize_rows as quantize_rows
 from custom_fp.ops import scale_pow2 as scale_pow2
 from custom_fp.ops import unpack as unpack
 from custom_fp.recipe.apply import apply_recipe as apply_recipe
-from custom_fp.rule import Overflow as Overflow
-from custom_fp.rule import Rounding as Rounding
-from custom_fp.rule import Rule as Rule
+from custom_fp.rounding import Overflow as Overflow
+from custom_fp.rounding import Rounding as Rounding
+from custom_fp.rounding import Rule as Rule

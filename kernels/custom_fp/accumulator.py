@@ -22,14 +22,14 @@ from typing import Any, ClassVar
 
 from custom_fp.accumulators import block_scales, words
 from custom_fp.accumulators.machines import MACHINES
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
-from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.protocol import Backends, NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Overflow, Rounding, Rule
-from custom_fp.words import did_you_mean
+from custom_fp.rounding import Overflow, Rounding, Rule
+from custom_fp.suggestions import did_you_mean
 
 EXACT, FP32 = words.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
@@ -90,11 +90,12 @@ class Accumulator:
     block leaves of zero, rounded, is +0; elsewhere -0 is what IEEE 754 has for sums that round to nearest.
     """
 
-    BACKENDS: ClassVar = {
-        "cpu": "custom_fp.accumulators.native",
-        "cuda": "custom_fp.accumulators.on_cuda",
-        "any": "custom_fp.accumulators.reference",
-    }
+    BACKENDS: ClassVar = Backends(
+        "custom_fp.accumulators.reference",
+        "custom_fp.accumulators.native",
+        "custom_fp.accumulators.cuda",
+    )
+    backends: ClassVar = BACKENDS
 
     sum: Format | Tabulated | str = "fp32"
     product: Format | Tabulated | str | None = None
@@ -133,7 +134,7 @@ class Accumulator:
             given = (self.operands,) * 2 if one else tuple(self.operands)
             if len(given) != 2:
                 raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
-            fix("operands", tuple(_scalar("operands", name, kinds=Format | BlockFormat) for name in given))
+            fix("operands", tuple(_scalar("operands", name, kinds=Format | ScaledFormat) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:

@@ -1,7 +1,7 @@
 """Select the code that computes an operator: a backend for the tensor's device, or the reference implementation.
 
-`BACKENDS` of each format class maps device types to modules. The key "any" names the reference implementation, which
-runs if the device has no backend or if its backend is not installed.
+`backends` of a format names a module for each device type. `any` is the reference implementation, which runs if the
+device has no backend or if its backend is not installed.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Any
 
 import torch
 
-from custom_fp.formats.names import KINDS
-from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.names import KINDS, parse
+from custom_fp.formats.protocol import Backends
 from custom_fp.formats.scalar import Format
 
 
 @cache
-def function(operator: str, kind: type[NumberFormat], device: str) -> Callable[..., Any]:
-    """Return the function that computes an operator for a class of formats and a device type."""
-    return getattr(_backend(kind, device), operator)
+def function(operator: str, backends: Backends, device: str) -> Callable[..., Any]:
+    """Return the function that computes an operator for formats with the given backends on a device type."""
+    return getattr(_backend(backends, device), operator)
 
 
-@cache
-def check_knows(operator: str, kind: type[NumberFormat]) -> None:
-    """Raise ValueError if an operator is not defined for a class of formats."""
-    if not hasattr(_backend(kind, "any"), operator):
-        allowed = [k.LOOKS_LIKE for k in KINDS.values() if hasattr(_backend(k, "any"), operator)]
-        raise ValueError(f"{operator} is not defined for a {kind.__name__}; allowed: {', '.join(allowed)}")
+def check_knows(operator: str, fmt: Any) -> None:
+    """Raise ValueError if an operator is not defined for a format or an accumulator."""
+    if not hasattr(_backend(fmt.backends, "any"), operator):
+        examples = {kind.LOOKS_LIKE: parse(kind.EXAMPLES[0]).backends for kind in KINDS.values()}
+        allowed = [names for names, of in examples.items() if hasattr(_backend(of, "any"), operator)]
+        raise ValueError(
+            f"{operator} is not defined for a {type(fmt).__name__}; allowed: {', '.join(allowed)}"
+        )
 
 
 def backend(device: str | torch.device = "cpu") -> str:
@@ -48,7 +50,7 @@ def backend(device: str | torch.device = "cpu") -> str:
         raise ValueError(
             f"{device!r} is no device; allowed: torch's, such as 'cpu', 'cuda' or 'cuda:1'"
         ) from None
-    return _backend(Format, kind).__name__.rpartition(".")[2]
+    return _backend(Format.BACKENDS, kind).__name__.rpartition(".")[2]
 
 
 def instruction_set() -> str | None:
@@ -61,7 +63,7 @@ def instruction_set() -> str | None:
 
 def only_reference() -> None:
     """Use the reference implementation for everything that this process computes from now on."""
-    _built.update(dict.fromkeys(Format.BACKENDS, False), any=True)
+    _built.update(dict.fromkeys(Backends._fields, False), any=True)
     function.cache_clear()
     _backend.cache_clear()
 
@@ -70,9 +72,11 @@ _built: dict[str, bool] = {}  # device type -> whether its backend is used
 
 
 @cache
-def _backend(kind: type[NumberFormat], device: str) -> Any:
-    is_there = device in kind.BACKENDS and (device not in Format.BACKENDS or _is_built(device))
-    return _resolve(kind.BACKENDS[device if is_there else "any"])
+def _backend(backends: Backends, device: str) -> Any:
+    where: str | None = getattr(backends, device, None)
+    if where is None or not (device == "any" or _is_built(device)):
+        where = backends.any
+    return _resolve(where)
 
 
 def _is_built(device: str) -> bool:
@@ -96,7 +100,7 @@ def _found(device: str) -> bool:
         ValueError: The environment variable CUSTOM_FP_ISA names an instruction set that this processor lacks.
     """
     try:
-        _resolve(Format.BACKENDS[device])
+        _resolve(getattr(Format.BACKENDS, device))
     except ImportError as error:
         if isinstance(error.__cause__, ValueError):  # the extension exists and refuses CUSTOM_FP_ISA
             raise error.__cause__ from None

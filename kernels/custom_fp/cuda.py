@@ -1,56 +1,55 @@
-"""The CUDA backend: the kernels of custom_fp.cu, which compiled.py makes, launched by CuPy on torch's memory and
-torch's current stream.
+"""The CUDA backend of formats without scales: launches the kernels of csrc/custom_fp.cu, which nvrtc.py compiles.
 
-Same functions and same results as reference.py. Nothing is copied: kernels get the addresses of torch tensors.
+Its functions have the arguments and the results of reference.py. CuPy launches the kernels on torch's memory and on
+torch's current stream. Nothing is copied: kernels get the addresses of torch tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cupy
 import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp import compiled, reference
-from custom_fp.compiled import WAYS
+from custom_fp import nvrtc, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.formats.tabulated import Tabulated
+from custom_fp.nvrtc import MODES
+from custom_fp.rounding import Overflow, Rounding, Rule
+from custom_fp.tabulated.tables import table_of
 
+_TABLE_MODES = ("plain", "random")
 KERNELS = (
-    *(f"quantize_{rounding}_{size}" for rounding in WAYS for size in ("f32", "f64")),
-    *(f"{kind}_{rounding}" for kind in ("accumulate", "pack", "accumulate_packed") for rounding in WAYS),
-    *(f"scaled_{kind}_{rounding}" for kind in ("tiles", "runs", "whole") for rounding in WAYS),
-    *(f"{kind}_{size}" for kind in ("encode", "decode") for size in (1, 4, 8)),
+    *(f"quantize_{mode}_{size}" for mode in MODES for size in ("f32", "f64")),
+    *(f"table_quantize_{mode}_{size}" for mode in _TABLE_MODES for size in ("f32", "f64")),
     *(
-        "scale_f32",
-        "put_addresses",
-        "max_magnitude_f32",
-        "max_magnitude_f64",
-        "unpack",
-        "hadamard",
-        *(f"{kind}_{cut}" for kind in ("codebook", "affine") for cut in ("tiles", "runs", "whole")),
-        *("scaled_decode", "scaled_decode_runs"),
-        "matmul_plain",
-        "matmul_kahan",
+        f"{table}{kind}_{mode}"
+        for table, modes in (("", MODES), ("table_", _TABLE_MODES))
+        for kind in ("accumulate", "pack", "accumulate_packed")
+        for mode in modes
     ),
-    *(f"dot_{rounding}" for rounding in WAYS),
-    "add_at_once",
-    *(f"table_quantize_{size}{way}" for size in ("f32", "f64") for way in ("", "_drawn")),
-    *(
-        f"table_{kind}_{way}"
-        for kind in ("pack", "accumulate", "accumulate_packed")
-        for way in ("plain", "drawn")
-    ),
-    *("table_encode_1", "table_encode_4", "table_decode_1", "table_decode_4", "table_decode_8"),
-    *("table_unpack", "table_matmul"),
+    *(f"scaled_{kind}_{mode}" for kind in ("tiles", "runs", "whole") for mode in MODES),
+    *(f"{kind}_{size}" for kind in ("encode", "decode", "table_decode") for size in (1, 4, 8)),
+    *("table_encode_1", "table_encode_4", "unpack", "table_unpack"),
+    *("scale_f32", "put_addresses", "max_magnitude_f32", "max_magnitude_f64", "hadamard"),
+    *(f"{kind}_{size}" for kind in ("codebook", "affine") for size in ("tiles", "runs", "whole")),
+    *("scaled_decode", "scaled_decode_runs"),
+    *("matmul_plain", "matmul_kahan", "table_matmul"),
+    *(f"dot_{mode}" for mode in MODES),
+    "fused_sum",
 )
 _THREADS = 256
-FEW = 480  # tensors whose addresses a kernel takes with its arguments
+FEW = 480  # tensors whose addresses fit in a kernel's arguments
 _ADDRESSES = np.dtype([("first", np.uint64, FEW), ("table", np.uint64)])
-HADAMARD_TILE = 4096  # values in a thread block's memory, as hadamard.cuh has it
+HADAMARD_TILE = 4096  # values in a thread block's memory, as in hadamard.cuh
+NEAREST = Rule()
+
+
+# ---- launching -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> Non
     device = like.device.index
     stream = _Stream(torch.cuda.current_stream(like.device).cuda_stream)
     with cupy.cuda.Device(device):
-        compiled.kernel(name, device)(grid, (_THREADS,), args, stream=stream)
+        nvrtc.kernel(name, device)(grid, (_THREADS,), args, stream=stream)
 
 
 def address(tensor: Tensor) -> np.uint64:
@@ -76,8 +75,11 @@ def address(tensor: Tensor) -> np.uint64:
 
 
 def blocks(n: int, per_thread: int) -> tuple[int]:
-    """Blocks for n elements; kernels stride over what 2**12 blocks leave, three waves and more of any GPU: what a
-    thread works out first (a Rounder) then serves many elements: 33 PTX instructions an element of quantize, of 62."""
+    """Return the grid for n elements: at most 2**12 blocks, which is more than three waves on any GPU.
+
+    Kernels stride over the rest, so that what a thread computes first (a Rounder) serves many elements. For quantize
+    this takes 33 PTX instructions per element instead of 62.
+    """
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
 
@@ -107,61 +109,102 @@ def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
     return struct, table
 
 
-def _clamp(shift: int) -> np.int32:
-    """Past 400 in either direction every float32 result is the same."""
-    return np.int32(max(-400, min(400, shift)))
+# ---- arguments of kernels --------------------------------------------------------------------------------------------
 
 
-def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
-    n = x.numel()
-    if n == 0:
-        return
-    name = f"quantize_{way(rule, fmt)}_{'f64' if x.dtype is torch.float64 else 'f32'}"
-    grid = blocks(n, 8 if rule.is_stochastic else 4)
-    args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), *told(rule))
-    launch(name, x, grid, *args)
+def mode_name(rule: Rule, fmt: Format | None = None) -> str:
+    """Return the rounding in a kernel's name.
 
-
-def way(rule: Rule, fmt: Format | None = None) -> str:
-    """What a kernel's name says of a rule: three roundings have kernels to themselves, the others, and formats without
-    a sign or a -0, share one (`otherwise` in csrc/custom_fp.h). fmt None: one with both."""
+    Three roundings have kernels of their own. The other roundings, and formats without a sign or a -0, share the
+    kernels named "otherwise" (`template_of` in csrc/custom_fp.h). fmt None: a format that has both.
+    """
     is_plain = fmt is None or fmt.has_negative_zero
-    is_own = rule.is_stochastic or (rule.rounding in WAYS and is_plain)
-    return str(rule.rounding) if is_own and (rule.is_stochastic or not rule.propagates) else "otherwise"
+    has_kernels = rule.is_stochastic or (rule.rounding in MODES and is_plain and not rule.propagates)
+    return str(rule.rounding) if has_kernels else "otherwise"
 
 
-def told(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
-    """What a kernel is told: overflow and mode (`How` in csrc/custom_fp.cu), seed, offset, mask."""
+def rule_args(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
+    """Return a rule as kernels take it: mode and overflow (`RoundingMode` in csrc/custom_fp.cu), seed, offset, mask."""
     mode, overflow, seed, offset, mask = rule.flat
     return np.int32(mode << 8 | overflow), np.uint64(seed), np.uint64(offset), np.uint32(mask)
 
 
+@dataclass(frozen=True)
+class _Arguments:
+    """What the kernels of one format, rule and device are named and given."""
+
+    prefix: str
+    """The start of the kernels' names."""
+    mode: str
+    """The rounding in the kernels' names."""
+    format: tuple[Any, ...]
+    """The format without a rule: what encode, decode and unpack take."""
+    rounding: tuple[Any, ...]
+    """The format and how to round to it."""
+    random: tuple[Any, ...]
+    """Seed, offset and mask."""
+
+
+def _arguments(fmt: Format | Tabulated, like: Tensor, rule: Rule = NEAREST) -> _Arguments:
+    packed, *random = rule_args(rule)
+    if isinstance(fmt, Format):
+        spec = np.uint32(fmt.spec)
+        return _Arguments("", mode_name(rule, fmt), (spec,), (spec, packed), tuple(random))
+    device = str(like.device)
+    table = address(table_of(fmt, rule.rounding, rule.overflow, device))
+    nearest = address(table_of(fmt, Rounding.NEAREST_EVEN, Overflow.INFINITY, device))
+    mode = "random" if rule.is_stochastic else "plain"
+    return _Arguments("table_", mode, (nearest,), (table, nearest), tuple(random))
+
+
+def _shift(shift: int) -> np.int32:
+    """Clamp a shift. Past 400 in either direction every float32 result is the same."""
+    return np.int32(max(-400, min(400, shift)))
+
+
+def _is_wide(x: Tensor) -> bool:
+    return x.dtype is torch.float64
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+
+def quantize(x: Tensor, fmt: Format | Tabulated, rule: Rule, out: Tensor) -> None:
+    if n := x.numel():
+        a = _arguments(fmt, x, rule)
+        name = f"{a.prefix}quantize_{a.mode}_{'f64' if _is_wide(x) else 'f32'}"
+        grid = blocks(n, 8 if rule.is_stochastic else 4)
+        launch(name, x, grid, address(x), address(out), np.int64(n), *a.rounding, *a.random)
+
+
 def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
     n = x.numel()
-    if x.dtype is torch.float64:
+    if _is_wide(x):
         reference.scale_pow2(x, shift, out)
     elif n:
-        launch("scale_f32", x, blocks(n, 4), address(x), address(out), np.int64(n), _clamp(shift))
+        launch("scale_f32", x, blocks(n, 4), address(x), address(out), np.int64(n), _shift(shift))
 
 
 def max_exponent(x: Tensor) -> int | None:
     if x.numel() == 0:
         return None
     largest = torch.zeros((), dtype=torch.int64, device=x.device)
-    name = "max_magnitude_f64" if x.dtype is torch.float64 else "max_magnitude_f32"
+    name = "max_magnitude_f64" if _is_wide(x) else "max_magnitude_f32"
     launch(name, x, (min(blocks(x.numel(), 16)[0], 2048),), address(x), np.int64(x.numel()), address(largest))
     return reference.max_exponent(largest.view(torch.float64).cpu())
 
 
-def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
-    if any(tensor.dtype is torch.float64 for tensor in tensors):
+def accumulate(
+    tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule, out: Tensor
+) -> None:
+    if any(map(_is_wide, tensors)):
         reference.accumulate(tensors, fmt, kahan, rule, out)
-    elif out.numel():
-        _accumulate("accumulate", tensors, fmt, out.numel(), 8 if rule.is_stochastic else 4, kahan, rule, out)
+    elif n := out.numel():
+        _accumulate("accumulate", tensors, fmt, n, 8 if rule.is_stochastic else 4, kahan, rule, out)
 
 
 def accumulate_packed(
-    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
+    payloads: Sequence[Tensor], fmt: Format | Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
         _accumulate("accumulate_packed", payloads, fmt, n, 8, kahan, rule, out)
@@ -170,50 +213,50 @@ def accumulate_packed(
 def _accumulate(
     kernel: str,
     terms: Sequence[Tensor],
-    fmt: Format,
+    fmt: Format | Tabulated,
     n: int,
     per_thread: int,
     kahan: bool,
     rule: Rule,
     out: Tensor,
 ) -> None:
-    (struct, _table), (how, *random) = addresses(terms), told(rule)
-    args = (struct, np.int32(len(terms)), address(out), np.int64(n), np.uint32(fmt.spec))
-    launch(f"{kernel}_{way(rule, fmt)}", out, blocks(n, per_thread), *args, how, np.int32(kahan), *random)
+    struct, _table = addresses(terms)
+    a = _arguments(fmt, out, rule)
+    args = struct, np.int32(len(terms)), address(out), np.int64(n), *a.rounding, np.int32(kahan), *a.random
+    launch(f"{a.prefix}{kernel}_{a.mode}", out, blocks(n, per_thread), *args)
 
 
-def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
-    n = x.numel()
-    if x.dtype is torch.float64:
+def encode(x: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
+    if _is_wide(x):
         reference.encode(x, fmt, out)
-    elif n:
-        args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec))
-        launch(f"encode_{out.element_size()}", x, blocks(n, 4), *args)
+    elif n := x.numel():
+        a = _arguments(fmt, x)
+        name = f"{a.prefix}encode_{out.element_size()}"
+        launch(name, x, blocks(n, 4), address(x), address(out), np.int64(n), *a.format)
 
 
-def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
-    n = codes.numel()
-    if codes.element_size() == 2:
-        codes = codes.to(torch.int32)
-    if n:
-        args = (address(codes), address(out), np.int64(n), np.uint32(fmt.spec))
-        launch(f"decode_{codes.element_size()}", codes, blocks(n, 4), *args)
+def decode(codes: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
+    codes = codes.to(torch.int32) if codes.element_size() == 2 else codes
+    if n := codes.numel():
+        a = _arguments(fmt, codes)
+        name = f"{a.prefix}decode_{codes.element_size()}"
+        launch(name, codes, blocks(n, 4), address(codes), address(out), np.int64(n), *a.format)
 
 
-def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
-    n = x.numel()
-    if x.dtype is torch.float64:
+def pack(x: Tensor, fmt: Format | Tabulated, shift: int, rule: Rule, out: Tensor) -> None:
+    if _is_wide(x):
         reference.pack(x, fmt, shift, rule, out)
-    elif n:
-        args = (address(x), address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        launch(f"pack_{way(rule, fmt)}", x, blocks(n, 8), *args, *told(rule))
+    elif n := x.numel():
+        a = _arguments(fmt, x, rule)
+        args = address(x), address(out), np.int64(n), *a.rounding, _shift(shift), *a.random
+        launch(f"{a.prefix}pack_{a.mode}", x, blocks(n, 8), *args)
 
 
-def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
-    n = out.numel()
-    if n:
-        args = (address(data), address(out), np.int64(n), np.uint32(fmt.spec), _clamp(shift))
-        launch("unpack", data, blocks(n, 8), *args)
+def unpack(data: Tensor, fmt: Format | Tabulated, shift: int, out: Tensor) -> None:
+    if n := out.numel():
+        a = _arguments(fmt, data)
+        args = address(data), address(out), np.int64(n), *a.format, _shift(shift)
+        launch(f"{a.prefix}unpack", data, blocks(n, 8), *args)
 
 
 def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
@@ -230,24 +273,30 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
         reference.write(x[:, whole:], out[:, whole:])
 
 
-def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
+def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tensor) -> None:
     batch, rows, columns = out.shape
-    depth = a.shape[-1]
     if out.numel() == 0:
+        return
+    format_args = _arguments(fmt, out).format
+    if isinstance(fmt, Tabulated):
+        args = *product_args(a, b, out), *format_args, np.int32(kahan)
+        launch("table_matmul", out, blocks(out.numel(), 1), *args)
         return
     if batch > 65535:
         raise ValueError(f"matmul on CUDA takes batches of at most 65535 matrices; got {batch}")
-    launch(
-        "matmul_kahan" if kahan else "matmul_plain",
-        out,
-        (-(-rows // 64) * -(-columns // 64), batch),
-        address(a),
-        address(b),
-        address(out),
-        np.int64(rows),
-        np.int64(depth),
-        np.int64(columns),
-        np.int64(0 if a.shape[0] == 1 else rows * depth),
-        np.int64(0 if b.shape[0] == 1 else depth * columns),
-        np.uint32(fmt.spec),
-    )
+    a_address, b_address, to, _, *sizes = product_args(a, b, out)
+    grid = -(-rows // 64) * -(-columns // 64), batch
+    args = a_address, b_address, to, *sizes, *format_args
+    launch("matmul_kahan" if kahan else "matmul_plain", out, grid, *args)
+
+
+def product_args(a: Tensor, b: Tensor, out: Tensor) -> tuple[Any, ...]:
+    """Return the operands of a batch of matrix products as kernels take them.
+
+    These are the addresses of a, b and out; the batch, M, K and N; and the elements from one matrix of a, and of b, to
+    the next: 0 if the whole batch has the same matrix.
+    """
+    batch, rows, columns = out.shape
+    depth = a.shape[-1]
+    steps = 0 if a.shape[0] == 1 else rows * depth, 0 if b.shape[0] == 1 else depth * columns
+    return *map(address, (a, b, out)), *map(np.int64, (batch, rows, depth, columns, *steps))

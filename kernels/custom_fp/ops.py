@@ -29,7 +29,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.operators import table as operators
 from custom_fp.operators.checks import as_source, check_axis, check_float, check_seed
 from custom_fp.operators.registration import is_plain
-from custom_fp.rule import Overflow, Rounding
+from custom_fp.rounding import Overflow, Rounding
 from custom_fp.scaled.blocks import single
 
 __all__ = [
@@ -410,5 +410,5 @@ def quantize_rows(x_RxN: Tensor, fmt: NumberFormat | str) -> Tensor:
     check_float(x_RxN)
     source = single(as_source(x_RxN))
     result = torch.empty_like(source)
-    function("quantize_rows", type(fmt), x_RxN.device.type)(source, fmt, result)
+    function("quantize_rows", fmt.backends, x_RxN.device.type)(source, fmt, result)
     return result

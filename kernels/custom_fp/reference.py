@@ -17,7 +17,7 @@ from torch import Tensor
 
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.tabulated.rounding import carries, codes_of_values, round_to_table, values_of_codes
 
 INFINITY = float("inf")

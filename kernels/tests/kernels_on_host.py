@@ -10,7 +10,7 @@ from pathlib import Path
 import custom_fp
 import pytest
 import torch
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 HERE = Path(__file__).parent
 CSRC = Path(custom_fp.__file__).parent / "csrc"

@@ -1,4 +1,4 @@
-"""Scaled formats in exact rational arithmetic: the steps of formats/block.py, one value at a time.
+"""Scaled formats in exact rational arithmetic: the steps of formats/scaled.py, one value at a time.
 
 Every operation is on Fractions and rounded to float32 after it; nothing is shared with custom_fp but the fields of a
 format. Slow, and written to be read.
@@ -32,17 +32,17 @@ def floor_log2(value: Fraction) -> int:
 
 def elements_of(fmt: BlockFormat) -> list[Fraction]:
     """The magnitudes of an element, ascending."""
-    if isinstance(fmt.of, Format):
-        return oracle.finite_magnitudes(fmt.of)
-    return [Fraction(i, 2**fmt.of.fraction_bits) for i in range(2 ** (fmt.of.bits - 1))]
+    if isinstance(fmt.element, Format):
+        return oracle.finite_magnitudes(fmt.element)
+    return [Fraction(i, 2**fmt.element.fraction_bits) for i in range(2 ** (fmt.element.code_bits - 1))]
 
 
 def tensor_scale(fmt: BlockFormat, largest: float) -> Fraction:
     """t of a tensor of that largest magnitude."""
-    most = max(SCALES[fmt.scale])
-    if fmt.rule == "4over6":
+    most = max(SCALES[fmt.scale.format.name])
+    if fmt.scale.rule == "4over6":
         most = Fraction(2) ** floor_log2(most / Fraction(3, 2))
-    target = max(elements_of(fmt)) / 2**fmt.margin
+    target = max(elements_of(fmt)) / 2**fmt.scale.margin
     return max(float32(Fraction(largest) / (target * most)), Fraction(2) ** -126)
 
 
@@ -57,13 +57,13 @@ def block(fmt: BlockFormat, x: list[float], t: Fraction | None = None) -> list[f
 
 def scales(fmt: BlockFormat, largest: Fraction, t: Fraction | None) -> list[Fraction]:
     top = max(elements_of(fmt))
-    if fmt.rule in POWERS:
+    if fmt.scale.rule in POWERS:
         return [power_of_two(fmt, largest, top)]
-    wanted = float32(largest / (top / 2**fmt.margin))
+    wanted = float32(largest / (top / 2**fmt.scale.margin))
     wanted = wanted if t is None else float32(wanted / t)
     return [
         nearest_scale(fmt, float32(wanted * times))
-        for times in (1, Fraction(3, 2))[: 1 + (fmt.rule == "4over6")]
+        for times in (1, Fraction(3, 2))[: 1 + (fmt.scale.rule == "4over6")]
     ]
 
 
@@ -71,27 +71,27 @@ def power_of_two(fmt: BlockFormat, largest: Fraction, top: Fraction) -> Fraction
     if largest == 0:
         return SCALES["e8m0"][0]
     emax = floor_log2(top)
-    if fmt.rule == "rceil":
+    if fmt.scale.rule == "rceil":
         wanted = float32(largest / top)
         exponent = floor_log2(wanted) + (wanted > Fraction(2) ** floor_log2(wanted)) if wanted else -127
         return Fraction(2) ** min(max(exponent, -127), 127)
-    digits = {"floor": 0, "ceil": 0, "nearest": 0, "even": fmt.of.mantissa_bits}[fmt.rule]
+    digits = {"floor": 0, "ceil": 0, "nearest": 0, "even": fmt.element.mantissa_bits}[fmt.scale.rule]
     exponent = floor_log2(largest)
     significand = largest / Fraction(2) ** exponent  # in [1, 2)
-    if fmt.rule == "ceil":
+    if fmt.scale.rule == "ceil":
         exponent += significand > 1
-    elif fmt.rule != "floor":
+    elif fmt.scale.rule != "floor":
         exponent += significand + Fraction(1, 2 ** (digits + 1)) >= 2
     return Fraction(2) ** min(max(exponent - emax, -127), 127)
 
 
 def nearest_scale(fmt: BlockFormat, wanted: Fraction) -> Fraction:
-    if fmt.scale == "fp32":
+    if fmt.scale.format.name == "fp32":
         return min(max(wanted, Fraction(2) ** -126), Fraction(FP32.max))
-    known = [value for value in SCALES[fmt.scale] if value > 0]
+    known = [value for value in SCALES[fmt.scale.format.name] if value > 0]
     wanted = min(max(wanted, known[0]), known[-1])
     place = min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i % 2 == 0))
-    if fmt.scale == "e8m0":  # halves up
+    if fmt.scale.format.name == "e8m0":  # halves up
         place = max(i for i in range(len(known)) if abs(known[i] - wanted) == abs(known[place] - wanted))
     return known[place]  # a tie: the even code, which is an odd place, for code 0 is left out
 
@@ -107,10 +107,10 @@ def values(fmt: BlockFormat, x: list[float], scale: Fraction, t: Fraction | None
         limit = top if value > 0 or fmt.element is not None else Fraction(2)  # MX's int8 has -128
         q = min(float32(q), limit) if q < 2**100 else limit
         is_negative = math.copysign(1.0, value) < 0
-        if isinstance(fmt.of, Format):
-            element = Fraction(oracle.quantize_exact(q, fmt.of, "nearest_even", "saturate"))
+        if isinstance(fmt.element, Format):
+            element = Fraction(oracle.quantize_exact(q, fmt.element, "nearest_even", "saturate"))
         else:
-            element = Fraction(round(q * 2**fmt.of.fraction_bits), 2**fmt.of.fraction_bits)
+            element = Fraction(round(q * 2**fmt.element.fraction_bits), 2**fmt.element.fraction_bits)
             is_negative = is_negative and element > 0
         assert element in known or fmt.element is None
         result = oracle.quantize_exact(element * scale, FP32, "nearest_even")

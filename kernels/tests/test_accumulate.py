@@ -9,7 +9,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 NAMES = [
     "e5m2",

@@ -190,8 +190,8 @@ def test_native_is_the_reference():
         a[3, 5], b[6, 67] = math.inf, math.nan  # of the second panel of columns
         a = torch.cat([a, torch.randn(1, 37)])  # no fast way takes products of so many digits
         want = by_reference(a, b, how)
-        for isa in native._accumulators.isas():
-            native._accumulators.use_isa(isa)
+        for isa in native._native.isas():
+            native._native.use_isa(isa)
             got = custom_fp.matmul(a, b, accumulator=how, seed=SEED)
             assert same_bits(got, want), (name, isa)
 
@@ -219,11 +219,11 @@ def test_sums_at_the_edges_of_the_fast_way():
         assert same_bits(custom_fp.matmul(a, b, accumulator=name), by_reference(a, b, how)), name
 
 
-@pytest.mark.parametrize("isa", native._accumulators.isas())
+@pytest.mark.parametrize("isa", native._native.isas())
 def test_quick_sums_give_up_where_they_must(isa):
     """Rows that no quick way takes and rows that it must not trust, among others that it takes: sums past the largest
     value and past float32's, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
-    native._accumulators.use_isa(isa)
+    native._native.use_isa(isa)
     for name in QUICK:
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-30, 2.0**7, 2.0**60, 2.0**-120, 1.0, 1.0, 1.0, 1.0), columns=70)
@@ -236,11 +236,11 @@ def test_quick_sums_give_up_where_they_must(isa):
             assert same_bits(got, by_reference(x, y, how)), (name, depth)
 
 
-@pytest.mark.parametrize("isa", native._accumulators.isas())
+@pytest.mark.parametrize("isa", native._native.isas())
 def test_blocks_on_an_anchor(isa):
     """Blocks and widths at the ends of what csrc/accumulators/cpu_anchored.h takes, and past them, of rows it takes
     among rows it must not: zeros of both signs, blocks of them, sums of the largest that cancel."""
-    native._accumulators.use_isa(isa)
+    native._native.use_isa(isa)
     for name in ANCHORED:
         how = Accumulator.parse(name)
         largest = Format.parse(how.operands[0]).max if how.operands[0].emin > -100 else 2.0**40

@@ -6,10 +6,9 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import _scaled
-from custom_fp.formats.affine import Affine
+from custom_fp import Affine, _native
 from custom_fp.formats.names import parse, spelled
-from custom_fp.scaled import affine
+from custom_fp.scaled import arithmetic
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 
 NAMES = [
@@ -32,7 +31,7 @@ def normal(*shape, seed=0):
 
 def by_reference(x, fmt, axis=None, **rule):
     out = torch.empty_like(x)
-    affine.backend.quantize(x, parse(fmt), custom_fp.Rule(**rule), out, axis)
+    arithmetic.backend.quantize(x, parse(fmt), custom_fp.Rule(**rule), out, axis)
     return out
 
 
@@ -88,8 +87,8 @@ def test_compiled_equals_the_reference_on_every_instruction_set(name):
         1e-42,
         torch.tensor([3e38, -3e38]),
     )
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         for axis in (None, 0, 1, 2):
             for source in (x, x[2, :29, :7].contiguous().view(29, 7, 1)):
                 expected = by_reference(source, fmt, axis)
@@ -196,7 +195,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Affine("a", 9), "affine format 'a' of 9 bits; allowed: 2 .. 8"),
+        (lambda: Affine("a", 9), "integers of 9 bits; allowed: 2 .. 8"),
         (lambda: Affine("a", 8, 0), "block=0; allowed: a whole number from 1"),
         (lambda: Affine("a", 8, "all"), "block='all'"),
         (lambda: parse("int9_affine"), "unknown format 'int9_affine'; allowed: .*int8_affine"),

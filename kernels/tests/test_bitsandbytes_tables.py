@@ -15,7 +15,7 @@ import custom_fp
 import numpy as np
 import pytest
 import torch
-from custom_fp import _scaled
+from custom_fp import _native
 from custom_fp.formats.names import parse
 from scipy.stats import norm
 
@@ -32,13 +32,13 @@ DIGESTS = {
 
 
 def test_the_published_digits():
-    assert list(parse("nf4").values) == NF4
-    assert torch.equal(torch.tensor(parse("fp4").values), torch.tensor(FP4) / 12)
+    assert list(parse("nf4").element.values) == NF4
+    assert torch.equal(torch.tensor(parse("fp4").element.values), torch.tensor(FP4) / 12)
 
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_the_bytes_of_the_dynamic_maps(name):
-    assert hashlib.sha256(np.array(parse(name).values, "<f4").tobytes()).hexdigest() == DIGESTS[name]
+    assert hashlib.sha256(np.array(parse(name).element.values, "<f4").tobytes()).hexdigest() == DIGESTS[name]
 
 
 def test_what_the_papers_define():
@@ -50,18 +50,18 @@ def test_what_the_papers_define():
         -norm.ppf(np.linspace(offset, 0.5, 8)[:-1]),
     )
     exact = np.sort([*positive, 0.0, *negative]) / positive.max()
-    assert np.abs(exact - parse("nf4").values).max() < 2e-7
+    assert np.abs(exact - parse("nf4").element.values).max() < 2e-7
     for name, parts in (("dynamic_map", 1), ("dynamic_map_unsigned", 2)):
         ends = [np.linspace(0.1, 1, parts * 2**i + 1) * 10.0 ** (i - 6) for i in range(7)]
         middles = [(low + high) / 2 for end in ends for low, high in pairwise(end)]
         signs = [1.0, -1.0] if parts == 1 else [1.0]
         expected = np.sort([*(sign * value for sign in signs for value in middles), 0.0, 1.0]).astype("f4")
-        found = np.array(parse(name).values, "f4")
+        found = np.array(parse(name).element.values, "f4")
         assert np.abs(expected.view("i4") - found.view("i4")).max() <= 2 and len(set(found)) == 256
 
 
 def test_226_entries_of_the_map_are_none_of_the_tree():
-    tree, dynamic = (torch.tensor(parse(name).values) for name in ("dynamic_tree", "dynamic_map"))
+    tree, dynamic = (torch.tensor(parse(name).element.values) for name in ("dynamic_tree", "dynamic_map"))
     apart = (dynamic[:, None] - tree).abs().amin(1)
     assert (apart > 1e-6 * dynamic.abs()).sum() == 226
 
@@ -85,10 +85,10 @@ def test_blocks_along_an_axis(book):
     x[0, :, 5], x[1, 3, 9], x[2, 6, 17], x[1, :, 11] = 0.0, math.nan, -math.inf, 1e-45
     rows = x.movedim(1, -1).reshape(-1, 70)
     each = custom_fp.quantize_rows(rows, book).view(3, 301, 70).movedim(-1, 1)
-    if book.block is None:
+    if book.block == "tensor":
         each = custom_fp.quantize(x, book)
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         for source, axis in ((x, 1), (x.transpose(0, 1).contiguous(), 0), (x.mT.contiguous(), 2)):
             found = custom_fp.quantize(source, book, axis=axis)
             expected = each if source is x else each.transpose(0, 1) if axis == 0 else each.mT

@@ -51,7 +51,7 @@ def operands(how, batch=(1, 1), rows=3, depth=90, columns=4, seed=0):
 
 def found(x, name, axis, how="fp32-of_{0}-block_64-width_35"):
     fmt = custom_fp.parse(name)
-    how = Accumulator.parse(how.format(name) + "-group_16" * (fmt.scale == "e4m3fn"))
+    how = Accumulator.parse(how.format(name) + "-group_16" * (fmt.scale.format.name == "e4m3fn"))
     return encodings.find(x, fmt, axis, how)
 
 
@@ -83,10 +83,11 @@ def test_what_rounding_made_is_found(name):
             for axis in (1, 2):
                 codes, scales, *of_tensor = custom_fp.encode(x, fmt, axis=axis)
                 got = found(custom_fp.quantize(x, fmt, axis=axis), name, axis)
-                values = scales.int() - 127 if fmt.scale == "e8m0" else custom_fp.decode(scales, fmt.scale)
-                if fmt.scale != "e8m0":
+                values = scales.int() - 127
+                if fmt.scale.format.name != "e8m0":
+                    values = custom_fp.decode(scales, fmt.scale.format.name)
                     values = (torch.frexp(values).exponent - 1).clamp(min=-6)
-                is_nan = scales == fmt.scaled_by.nan_code
+                is_nan = scales == fmt.scale.format.nan_code
                 if fmt.has_tiles:
                     values, is_nan = (
                         v.repeat_interleave(16, 3 - axis).narrow(3 - axis, 0, shape[3 - axis])
@@ -151,8 +152,8 @@ def test_native_is_the_reference():
         for batch in ((1, 1), (2, 1), (1, 2), (2, 2)):
             a, b = operands(how, batch, columns=70, depth=90)
             want = by_reference(a, b, how)
-            for isa in native._accumulators.isas():
-                native._accumulators.use_isa(isa)
+            for isa in native._native.isas():
+                native._native.use_isa(isa)
                 assert same_bits(custom_fp.matmul(a, b, accumulator=how, seed=5), want), (name, isa)
         assert want.isnan().any() and want.isfinite().any()
 
@@ -167,8 +168,8 @@ def test_values_that_are_subnormal_in_float32_have_their_own_exponent():
         )
         assert ((a != 0) & (a.abs() < 2.0**-126)).any()
         want = by_reference(a, b, how)
-        for isa in native._accumulators.isas():
-            native._accumulators.use_isa(isa)
+        for isa in native._native.isas():
+            native._native.use_isa(isa)
             assert same_bits(custom_fp.matmul(a, b, accumulator=how), want), (name, isa)
         found_a, found_b = (
             encodings.find(x, f, i, how) for x, f, i in zip((a, b), how.operands, (2, 1), strict=True)

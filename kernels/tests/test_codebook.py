@@ -10,9 +10,9 @@ from itertools import pairwise
 import custom_fp
 import pytest
 import torch
-from custom_fp import Codebook, _scaled
+from custom_fp import Codebook, _native
 from custom_fp.formats.names import parse
-from custom_fp.scaled import codebook
+from custom_fp.scaled import arithmetic
 from scaled_in_torch import in_torch
 
 TABLES = ["dynamic_tree", "linear", "static_tree", "mantissa"]
@@ -52,7 +52,7 @@ def test_known_answers_of_the_dynamic_tree():
         0b0_1111111: 0.99140625,
         0b1_1111111: -0.99140625,
     }
-    values = Codebook.parse("dynamic_tree").values
+    values = parse("dynamic_tree").element.values
     for code, value in known.items():
         assert values[code] == torch.tensor(value, dtype=torch.float32).item(), f"{code:08b}"
     decades = [sum(10.0**-z * 0.1 < value < 10.0**-z for value in values) for z in range(6)]
@@ -67,7 +67,7 @@ def test_the_author_s_threshold_to_the_maximum():
 
 
 def test_the_other_tables():
-    linear, static, mantissa = (Codebook.parse(name).values for name in TABLES[1:])
+    linear, static, mantissa = (parse(name).element.values for name in TABLES[1:])
     assert [round(127 * v) for v in linear] == [*range(128), 0, *(-k for k in range(1, 128))]
     assert static[0] == pytest.approx(0.1 + 0.9 / 32) and static[15] == pytest.approx(1 - 0.9 / 32)
     assert static[16] == pytest.approx(0.01 + 0.09 / 32) and {0.0, 1.0, -1.0} <= set(static)
@@ -77,13 +77,13 @@ def test_the_other_tables():
 
 @pytest.mark.parametrize("book", ALL, ids=str)
 def test_nearest_entry_with_every_middle_and_its_neighbours(book):
-    distinct = sorted(set(book.values))
+    distinct = sorted(set(book.element.values))
     middles = [(a + b) / 2 for a, b in pairwise(distinct)]
     points = torch.tensor([*distinct, *middles], dtype=torch.float64).to(torch.float32)
     infinity = torch.full_like(points, math.inf)
     y = torch.cat([points, points.nextafter(infinity), points.nextafter(-infinity)]).clamp(-1, 1)
     y = torch.cat([y, torch.linspace(-1, 1, 501), torch.tensor([0.0, -0.0, 2.0**-149])])
-    book = Codebook(book.name, book.values)  # one scale for all
+    book = Codebook(book.name, book.element.values)  # one scale for all
     y = torch.cat([torch.ones(1), y])  # which is 1
     ours = custom_fp.quantize(y, book).tolist()
     for value, result in zip(y.tolist(), ours, strict=True):
@@ -188,7 +188,7 @@ def test_layers_round_to_formats_with_scales():
     x_rows, w_rows = (custom_fp.quantize(of.detach(), "mxfp4", axis=-1) for of in (x, layer.weight))
     expected = x_rows @ w_rows.t()
     torch.testing.assert_close(layer(x).detach(), expected + layer.bias.detach())
-    with pytest.raises(ValueError, match="matmul is not defined for a Codebook"):
+    with pytest.raises(ValueError, match="matmul is not defined for a ScaledFormat"):
         custom_fp.QuantLinear(4, 3, accumulator="linear")
 
 
@@ -238,7 +238,7 @@ def test_errors_say_what_is_wrong(make, message):
 )
 def test_the_compiled_search_equals_torch(book, monkeypatch):
     """On every instruction set. The second half of the input lies on thresholds and beside them."""
-    near = torch.tensor(book.thresholds).repeat(3)[:700]
+    near = torch.tensor(book.element.thresholds).repeat(3)[:700]
     near = torch.cat([near, near.nextafter(torch.ones(())), torch.ones(1), -torch.ones(1)])
     odd = torch.tensor([0.0, -0.0, 1e-45, 3e38, math.nan, 1.0, -math.inf, 2.0])
     x = torch.cat([torch.randn(1000, generator=torch.Generator().manual_seed(4)) * 1e-3, near, odd, odd[:4]])
@@ -255,8 +255,8 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
         )
 
     found = []
-    for isa in _scaled.isas():
-        _scaled.use_isa(isa)
+    for isa in _native.isas():
+        _native.use_isa(isa)
         found.append(everything())
     in_torch(monkeypatch)
     expected = everything()
@@ -274,14 +274,14 @@ def test_the_compiled_search_equals_torch(book, monkeypatch):
 @pytest.mark.parametrize("table", ["dynamic_tree", "nf4"])
 def test_several_threads_give_the_bits_of_one(block, table):
     """Blocks spread over the threads, and blocks so long that one is spread."""
-    book = custom_fp.Codebook("mine", custom_fp.parse(table).values, block)
+    book = custom_fp.Codebook("mine", custom_fp.parse(table).element.values, block)
     x = torch.randn(700_001, generator=torch.Generator().manual_seed(0))
     x[650_000] = math.nan  # in a block, or in the whole tensor
     threads = torch.get_num_threads()
     try:
         for source in (x, x[:600_000]):
             expected = torch.empty_like(source)
-            codebook.backend.quantize_rows(source.view(1, -1), book, expected.view(1, -1))
+            arithmetic.backend.quantize_rows(source.view(1, -1), book, expected.view(1, -1))
             found = []
             for number in (1, 2, 3):
                 torch.set_num_threads(number)

@@ -5,7 +5,7 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import BlockFormat, _tiles
+from custom_fp import ScaledFormat, _native
 from scaled_in_torch import in_torch
 
 gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
@@ -56,7 +56,7 @@ def test_blocks_equal_gfloats(name):
 @pytest.mark.parametrize("name", GFLOAT)
 @pytest.mark.parametrize("shape", [(100,), (3, 32), (1,), (0,), ()], ids=str)
 def test_bytes_and_short_blocks(name, shape):
-    fmt = BlockFormat.parse(name)
+    fmt = ScaledFormat.parse(name)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     rounded, data = custom_fp.quantize(x, name), custom_fp.pack(x, name)
     assert data.numel() == fmt.packed_size(x.numel()) == custom_fp.packed_size(x.numel(), name)
@@ -97,10 +97,10 @@ def results(x: torch.Tensor, name: str) -> list[torch.Tensor]:
     codes, scales = custom_fp.encode(x, name)
     data = custom_fp.pack(x, name)
     rows = custom_fp.quantize_rows(
-        x[:1234].view(2, -1), BlockFormat.parse(name)
+        x[:1234].view(2, -1), ScaledFormat.parse(name)
     )  # 617: a short block at each end
     values = custom_fp.quantize(x, name), custom_fp.unpack(data, name, x.shape), rows
-    decoded = custom_fp.decode((codes, scales), BlockFormat.parse(name))
+    decoded = custom_fp.decode((codes, scales), ScaledFormat.parse(name))
     return [codes, scales, data, *(v.view(torch.int32) for v in (*values, decoded))]
 
 
@@ -110,15 +110,15 @@ def test_the_compiled_blocks_equal_torch_on_every_instruction_set(name, monkeypa
     with monkeypatch.context() as m:
         in_torch(m)
         expected = [results(x[:n], name) for n in (len(x), 1241, 1234 + 32)]
-    used = _tiles.isa()
+    used = _native.isa()
     try:
-        for isa in _tiles.isas():
-            _tiles.use_isa(isa)
+        for isa in _native.isas():
+            _native.use_isa(isa)
             for n, by_torch in zip((len(x), 1241, 1234 + 32), expected, strict=True):
                 for ours, theirs in zip(results(x[:n], name), by_torch, strict=True):
                     assert torch.equal(ours, theirs), (isa, n)
     finally:
-        _tiles.use_isa(used)
+        _native.use_isa(used)
 
 
 def test_the_result_may_be_changed_in_place():
@@ -134,7 +134,7 @@ def test_the_result_may_be_changed_in_place():
 
 
 def test_names_and_bits():
-    assert {name: BlockFormat.parse(name).bits for name in GFLOAT} == {
+    assert {name: ScaledFormat.parse(name).bits for name in GFLOAT} == {
         "mxfp8_e4m3": 8.25,
         "mxfp8_e5m2": 8.25,
         "mxfp6_e3m2": 6.25,
@@ -142,6 +142,6 @@ def test_names_and_bits():
         "mxfp4": 4.25,
         "mxint8": 8.25,
     }
-    assert BlockFormat.parse("mxfp4_e2m1").name == "mxfp4"
-    with pytest.raises(ValueError, match="unknown block format 'mxfp5'; allowed: mxfp8_e4m3"):
-        BlockFormat.parse("mxfp5")
+    assert ScaledFormat.parse("mxfp4_e2m1").name == "mxfp4"
+    with pytest.raises(ValueError, match="unknown scaled format 'mxfp5'; allowed: mxfp8_e4m3"):
+        ScaledFormat.parse("mxfp5")

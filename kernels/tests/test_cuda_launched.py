@@ -1,5 +1,5 @@
-"""What cuda.py, scaled/on_cuda.py and their neighbours launch, with the kernels compiled for the CPU in place of a
-GPU's: the CPU kernels' bits."""
+"""What cuda.py and the *_cuda.py modules launch gives the bits of the CPU kernels. The CUDA kernels are compiled for
+the CPU here."""
 
 from ctypes import c_int, c_longlong
 
@@ -43,7 +43,7 @@ def test_hadamard(launched, size, shape):
     ],
 )
 def test_accumulators(launched, name):
-    from custom_fp.accumulators import on_cuda as dots
+    from custom_fp.accumulators import cuda as dots
 
     how = custom_fp.Accumulator.parse(name)
     g = torch.Generator().manual_seed(4)
@@ -64,36 +64,36 @@ DENSE = custom_fp.Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256)
 
 @pytest.mark.parametrize("book", ["nf4_b64", "dynamic_tree", "dynamic_map_b16", DENSE], ids=str)
 def test_codebooks(launched, book):
-    _, on_cuda, ran = launched
+    _, codebook_cuda, ran = launched
     book = custom_fp.parse(book)
     for x in (hostile(3, 41, 150), torch.randn(2, 90, 101), torch.empty(0, 4)):
         for axis in (None, 0, 1, x.dim() - 1):
             out = torch.empty_like(x)
-            on_cuda.codebook.quantize(x, book, custom_fp.Rule(), out, axis)
+            codebook_cuda.codebook.quantize(x, book, custom_fp.Rule(), out, axis)
             assert same_bits(out, custom_fp.quantize(x, book, axis=axis)), axis
             expected = custom_fp.encode(x, book, axis=axis)
             codes = [torch.empty_like(part) for part in expected]
-            on_cuda.codebook.encode(x, book, *codes, axis=axis)
+            codebook_cuda.codebook.encode(x, book, *codes, axis=axis)
             assert all(map(same_bits, codes, expected)), axis
     rows = torch.randn(5, 70)
     out = torch.empty_like(rows)
-    on_cuda.codebook.quantize_rows(rows, book, out)
+    codebook_cuda.codebook.quantize_rows(rows, book, out)
     assert same_bits(out, custom_fp.quantize_rows(rows, book))
-    assert set(ran) == {"codebook_tiles"} | ({"codebook_whole"} if book.block is None else set())
+    assert set(ran) == {"codebook_tiles"} | ({"codebook_whole"} if book.block == "tensor" else set())
 
 
 @pytest.mark.parametrize("name", ["int8_affine", "int4_affine_b32", "int8_affine_channel", "int3_affine_4x8"])
 def test_affine_integers(launched, name):
-    _, on_cuda, ran = launched
+    _, codebook_cuda, ran = launched
     fmt = custom_fp.parse(name)
     for x in (hostile(3, 41, 150), torch.randn(2, 90, 101) + 1, torch.empty(0, 4)):
         for axis in (None, 0, 1, x.dim() - 1):
             out = torch.empty_like(x)
-            on_cuda.affine.quantize(x, fmt, custom_fp.Rule(), out, axis)
+            codebook_cuda.affine.quantize(x, fmt, custom_fp.Rule(), out, axis)
             assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis)), axis
             expected = custom_fp.encode(x, fmt, axis=axis)
             codes = [torch.empty_like(part) for part in expected]
-            on_cuda.affine.encode(x, fmt, *codes, axis=axis)
+            codebook_cuda.affine.encode(x, fmt, *codes, axis=axis)
             assert all(map(same_bits, codes, expected)), axis
     assert ("affine_whole" in ran) == (name == "int8_affine")
 
@@ -114,7 +114,7 @@ def test_affine_integers(launched, name):
     ],
 )
 def test_scaled_formats(launched, name):
-    from custom_fp.scaled.tiles_on_cuda import backend
+    from custom_fp.scaled.tiles_cuda import backend
 
     _, _, ran = launched
     fmt = custom_fp.parse(name)
@@ -142,9 +142,7 @@ def test_scaled_formats(launched, name):
 
 @pytest.mark.parametrize("name", ["p3109_k8p3se", "p3109_k6p2uf", "posit12", "takum9", "hif8"])
 def test_tables(launched, name):
-    from custom_fp.tabulated import on_cuda as tables
-
-    fmt, (*_, ran) = custom_fp.parse(name), launched
+    fmt, (cuda, _, ran) = custom_fp.parse(name), launched
     terms = [*hostile(3, 67), torch.tensor([1e-38, -3e38, 0.0, -0.0]).repeat(17)[:67]]
     for word in (
         "nearest_even",
@@ -155,24 +153,24 @@ def test_tables(launched, name):
         "stochastic_odd_3",
     ):
         rule = custom_fp.Rule(word, seed=SEED, offset=OFFSET)
-        told = {"rounding": word, "seed": SEED, "offset": OFFSET}
+        words = {"rounding": word, "seed": SEED, "offset": OFFSET}
         for x in (*terms, terms[0].double() / 3):
             out = torch.empty_like(x, dtype=torch.float32)
-            tables.quantize(x, fmt, rule, out)
-            assert same_bits(out, custom_fp.quantize(x, fmt, **told)), word
+            cuda.quantize(x, fmt, rule, out)
+            assert same_bits(out, custom_fp.quantize(x, fmt, **words)), word
         for kahan in (False, True):
             out = torch.empty(67)
-            tables.accumulate(terms, fmt, kahan, rule, out)
-            assert same_bits(out, custom_fp.accumulate(terms, fmt, kahan=kahan, **told)), word
+            cuda.accumulate(terms, fmt, kahan, rule, out)
+            assert same_bits(out, custom_fp.accumulate(terms, fmt, kahan=kahan, **words)), word
     for x in terms:
         expected = custom_fp.encode(x, fmt)
         codes, out = torch.empty_like(expected), torch.empty(67)
-        tables.encode(x, fmt, codes)
-        tables.decode(codes, fmt, out)
+        cuda.encode(x, fmt, codes)
+        cuda.decode(codes, fmt, out)
         assert torch.equal(codes, expected) and same_bits(out, custom_fp.decode(codes, fmt))
     a, b = torch.randn(2, 3, 7), torch.randn(1, 7, 5)
     out = torch.empty(2, 3, 5)
-    tables.matmul(a, b, fmt, True, out)
+    cuda.matmul(a, b, fmt, True, out)
     assert same_bits(out, custom_fp.matmul(a, b, accumulator=fmt, kahan=True))
     assert len(set(ran)) == 9
 
@@ -181,12 +179,12 @@ def test_tables(launched, name):
 @pytest.mark.parametrize("rounding", ["nearest_even", "stochastic"])
 def test_packed_tables(kernels, name, rounding):
     """A thread block, whose threads pass bytes through shared memory: what CUDA launches for one."""
-    from custom_fp.rule import Overflow, Rounding
+    from custom_fp.rounding import Overflow, Rounding
     from custom_fp.tabulated.tables import table_of
 
-    fmt, n, way = custom_fp.parse(name), 2003, "drawn" if rounding == "stochastic" else "plain"
-    told = {"rounding": rounding, "seed": SEED, "offset": OFFSET}
-    words, nearest = (
+    fmt, n, mode = custom_fp.parse(name), 2003, "random" if rounding == "stochastic" else "plain"
+    words = {"rounding": rounding, "seed": SEED, "offset": OFFSET}
+    table, nearest = (
         address(table_of(fmt, word, Overflow.INFINITY, "cpu"))
         for word in (Rounding(rounding), Rounding.NEAREST_EVEN)
     )
@@ -200,15 +198,16 @@ def test_packed_tables(kernels, name, rounding):
 
     for shift in (0, 7):
         data, back = torch.zeros(size, dtype=torch.uint8), torch.empty(n)
-        run(f"table_pack_{way}", address(x), address(data), c_longlong(n), words, c_int(shift), *drawn)
-        assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **told))
+        args = address(x), address(data), c_longlong(n), table, nearest, c_int(shift)
+        run(f"table_pack_{mode}", *args, *drawn)
+        assert torch.equal(data, custom_fp.pack(x, fmt, shift=shift, **words))
         run("table_unpack", address(data), address(back), c_longlong(n), nearest, c_int(-shift))
         assert same_bits(back, custom_fp.unpack(data, fmt, n, shift=-shift))
     # 8 codes are one access, of one thread: others' bytes, and random words, are not there when it adds
-    if fmt.code_bits == 16 and way == "plain":
+    if fmt.code_bits == 16 and mode == "plain":
         kernels.be_thread(0, 256)
         total = torch.zeros(16, dtype=torch.uint8)
-        out = address(total), c_longlong(8), words, nearest, c_int(1)
-        getattr(kernels, f"table_accumulate_packed_{way}")(addresses([data] * 3), c_int(3), *out, *drawn)
-        expected = custom_fp.accumulate_packed([data[:16]] * 3, fmt, 8, kahan=True, **told)
+        out = address(total), c_longlong(8), table, nearest, c_int(1)
+        getattr(kernels, f"table_accumulate_packed_{mode}")(addresses([data] * 3), c_int(3), *out, *drawn)
+        expected = custom_fp.accumulate_packed([data[:16]] * 3, fmt, 8, kahan=True, **words)
         assert torch.equal(total, expected)

@@ -10,7 +10,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from kernels_on_host import OFFSET, ROUNDINGS, SEED, address, addresses, as_drawn, as_how, same_bits
 
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m23", "fp32", "e4m3b-100"]
@@ -93,8 +93,16 @@ def test_kernels_that_are_shared(launched, kernels, name, rounding, overflow):
         for shift in (0, -140):
             for thread in 3 * [*range(256)]:
                 kernels.be_thread(thread, 256)
-                pack = getattr(kernels, f"pack_{cuda.way(rule, fmt)}")
-                pack(address(terms[0]), address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), *how)
+                pack = getattr(kernels, f"pack_{cuda.mode_name(rule, fmt)}")
+                pack(
+                    address(terms[0]),
+                    address(data),
+                    c_longlong(n),
+                    c_uint(fmt.spec),
+                    how[0],
+                    c_int(shift),
+                    *how[1:],
+                )
             assert torch.equal(data, custom_fp.pack(terms[0], fmt, shift=shift, **words)), shift
 
 
@@ -125,7 +133,7 @@ def test_pack(kernels, name, rounding, overflow):
     for x, *_ in rows(n, fmt):
         for shift in (0, 5, -140):
             data = torch.zeros(custom_fp.packed_size(n, fmt), dtype=torch.uint8)
-            common = (address(data), c_longlong(n), c_uint(fmt.spec), c_int(shift), how)
+            common = (address(data), c_longlong(n), c_uint(fmt.spec), how, c_int(shift))
             # three times: in the next turn a thread finds what those after it put into shared memory, random bits
             # and then codes
             for thread in 3 * [*range(256)]:

@@ -8,35 +8,35 @@ import pytest
 import torch
 
 pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x")
-from cupy.cuda import nvrtc
-from custom_fp import compiled, cuda
+from cupy.cuda import nvrtc as cupy_nvrtc
+from custom_fp import cuda, nvrtc
 
 
 @pytest.fixture(autouse=True)
 def _has_nvrtc():
     try:
-        nvrtc.getVersion()
+        cupy_nvrtc.getVersion()
     except Exception as error:
         pytest.skip(f"no NVRTC library: {error}")
 
 
 def test_every_kernel_compiles_part_by_part():
     """Each part has the kernels that are said to be in it; parts on the older and the newer architecture in turns."""
-    parts = sorted({compiled.part_of(name) for name in cuda.KERNELS})
+    parts = sorted({nvrtc.part_of(name) for name in cuda.KERNELS})
     for i, part in enumerate(parts):
-        options = [f"--gpu-architecture=sm_{(80, 90)[i % 2]}", "-w", *compiled.OPTIONS, *part]
-        code = compiled.compile_source(compiled.source(), options)
-        mine = {name for name in cuda.KERNELS if compiled.part_of(name) == part}
+        options = [f"--gpu-architecture=sm_{(80, 90)[i % 2]}", "-w", *nvrtc.OPTIONS, *part]
+        code = nvrtc.compile_source(nvrtc.source(), options)
+        mine = {name for name in cuda.KERNELS if nvrtc.part_of(name) == part}
         assert {name for name in mine if f".text.{name}\0".encode() in code} == mine
 
 
 def test_the_source_is_whole():
-    source = compiled.source()
+    source = nvrtc.source()
     assert '#include "' not in source and source.count("namespace custom_fp {") >= 7  # one a header
     declared = set(re.findall(r"defined CFP_ONLY_(\w+)", source))
-    assert declared == set(compiled.PARTS.values())
-    assert {"--fmad=false", "--ftz=false"} < set(compiled.OPTIONS)
-    assert not any("fast" in option for option in compiled.OPTIONS)
+    assert declared == set(nvrtc.PARTS.values())
+    assert {"--fmad=false", "--ftz=false"} < set(nvrtc.OPTIONS)
+    assert not any("fast" in option for option in nvrtc.OPTIONS)
 
 
 def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
@@ -47,12 +47,12 @@ def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
         calls.append(options)
         return b"code of " + options[0].encode()
 
-    monkeypatch.setattr(compiled, "compile_source", compile_source)
-    part, found = compiled.part_of("pack_stochastic"), []
+    monkeypatch.setattr(nvrtc, "compile_source", compile_source)
+    part, found = nvrtc.part_of("pack_stochastic"), []
 
     def ask():
         together.wait()
-        found.append(compiled.binary(part, 90))
+        found.append(nvrtc.binary(part, 90))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -60,18 +60,18 @@ def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert found == [b"code of --gpu-architecture=sm_90"] * 4 and len(calls) == 1
-    newest = max(map(int, nvrtc.getSupportedArchs()))
-    assert compiled.binary(part, newest + 1) == f"code of --gpu-architecture=compute_{newest}".encode()
+    newest = max(map(int, cupy_nvrtc.getSupportedArchs()))
+    assert nvrtc.binary(part, newest + 1) == f"code of --gpu-architecture=compute_{newest}".encode()
     monkeypatch.setenv("CUPY_CACHE_DIR", "/dev/null/nowhere")
-    assert compiled.binary(part, 90) == found[0] and len(calls) == 3
+    assert nvrtc.binary(part, 90) == found[0] and len(calls) == 3
 
 
 def test_a_gpu_that_nvrtc_does_not_know_names_the_packages(monkeypatch):
     """A V100 has compute capability 7.0, which CUDA 13 no longer supports."""
-    monkeypatch.setattr(nvrtc, "getSupportedArchs", lambda: [75, 80, 90])
-    monkeypatch.setattr(nvrtc, "getVersion", lambda: (13, 0))
+    monkeypatch.setattr(cupy_nvrtc, "getSupportedArchs", lambda: [75, 80, 90])
+    monkeypatch.setattr(cupy_nvrtc, "getVersion", lambda: (13, 0))
     with pytest.raises(RuntimeError, match=r"7\.0.*CUDA 13 needs .*7\.5.*cupy-cuda12x and a torch.*\+cu12"):
-        compiled.binary(compiled.part_of("unpack"), 70)
+        nvrtc.binary(nvrtc.part_of("unpack"), 70)
 
 
 def test_a_launch_runs_on_torchs_stream(monkeypatch):
@@ -82,7 +82,7 @@ def test_a_launch_runs_on_torchs_stream(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
     monkeypatch.setattr(cuda.cupy.cuda, "Device", lambda number: nullcontext())
     monkeypatch.setattr(
-        compiled, "kernel", lambda name, device: lambda *args, stream: said.append((name, args, stream.ptr))
+        nvrtc, "kernel", lambda name, device: lambda *args, stream: said.append((name, args, stream.ptr))
     )
     cuda.launch("unpack", torch.empty(0), (3,), 1, 2)
     assert said == [("unpack", ((3,), (256,), (1, 2)), 77)]

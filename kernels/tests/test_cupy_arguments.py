@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("cupy", reason="CuPy converts the arguments; pip install cupy-cuda13x")
 from cupy_launches import check_cupy_accepts, check_types, prototypes, replaced_driver
-from custom_fp import backends, compiled, cuda
+from custom_fp import backends, cuda, nvrtc
 
 ROUNDINGS = (
     "nearest_even",
@@ -106,10 +106,8 @@ def launches(monkeypatch):
     """Send CPU tensors to the CUDA backends and collect (name, arguments) of every launch; no kernel runs."""
     collected = []
 
-    def backend_of(kind, device):
-        return backends._resolve(
-            kind.BACKENDS["cuda" if device == "cpu" and "cuda" in kind.BACKENDS else "any"]
-        )
+    def backend_of(modules, device):
+        return backends._resolve((modules.cuda if device == "cpu" else None) or modules.any)
 
     monkeypatch.setattr(backends, "_backend", backend_of)
     backends.function.cache_clear()
@@ -123,7 +121,7 @@ def test_cupy_accepts_every_argument(launches, call):
     call()
     assert launches
     if shutil.which("g++"):
-        declared = prototypes(compiled.source())
+        declared = prototypes(nvrtc.source())
         for name, args in launches:
             check_types(name, args, declared[name])
 

@@ -7,7 +7,7 @@ exact values, rounded once.
 """
 
 import torch
-from custom_fp.formats.codebook import Codebook
+from custom_fp import parse
 
 AUTHOR = """
 2.75e-06 7.2499997e-06 1.875e-05 3.625e-05 5.8749996e-05 8.6249995e-05 1.4375e-04 2.3125e-04 3.1875e-04
@@ -30,7 +30,7 @@ AUTHOR = """
 def test_all_126_entries_are_the_author_s() -> None:
     """To two units in the last place: what his additions and multiplications by .1 lost."""
     theirs = torch.tensor([float(digits) for digits in AUTHOR.split()])
-    ours = torch.tensor(Codebook.parse("dynamic_tree").values)[2:128]
+    ours = torch.tensor(parse("dynamic_tree").element.values)[2:128]
     assert len(theirs) == 126
     apart = (ours.view(torch.int32) - theirs.view(torch.int32)).abs()
     assert apart.max() <= 2 and (apart == 0).sum() == 82

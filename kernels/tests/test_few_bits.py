@@ -10,12 +10,11 @@ import gfloat
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.scalar import Format
 from custom_fp.recipe.parsing import read_rule
 from custom_fp.recipe.rounding import Rounding
-from custom_fp.rule import Rule, is_stochastic
-from custom_fp.scaled.tiles import Tiles
+from custom_fp.rounding import Rule, is_stochastic
+from custom_fp.scaled.arithmetic import ScaledReference
 from gfloat.formats import format_info_ocp_e2m1, format_info_ocp_e4m3, format_info_ocp_e5m2
 
 SOME = ["stochastic_1", "stochastic_4", "stochastic_15", "stochastic_16", "stochastic_17", "stochastic_24"]
@@ -80,10 +79,8 @@ def test_it_is_the_fastest_of_gfloat(name, info):
 @pytest.fixture(params=native._native.isas())
 def isa(request):
     native._native.use_isa(request.param)
-    use_tiles_isa(request.param)
     yield request.param
     native._native.use_isa(native._native.isas()[-1])
-    use_tiles_isa(native._native.isas()[-1])
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -128,7 +125,7 @@ def test_formats_with_scales_draw_as_the_reference(isa, rounding):
     for name in ("mxfp4", "nvfp4", "nvfp4_4over6", "nvint4", "mxfp8_e4m3"):
         fmt, out = custom_fp.parse(name), torch.empty(24, 128)
         for axis in (None, 0):
-            Tiles().quantize(x, fmt, rule, out, axis)
+            ScaledReference().quantize(x, fmt, rule, out, axis)
             assert same(custom_fp.quantize(x, fmt, axis=axis, **how), out), (name, axis)
 
 

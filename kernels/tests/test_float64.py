@@ -9,7 +9,7 @@ import pytest
 import torch
 from custom_fp import _native, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "fp16", "e5m13", "e7m23", "fp32", "e4m3b-100"]
 N = 1100

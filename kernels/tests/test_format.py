@@ -189,7 +189,7 @@ def test_the_module_costs_no_torch():
         ("e2m1fn", (False, 1, 4, 0, 52, False, False, True, True, False, 2)),
         ("mxfp4", (True, 32, 4.25, 4, 56, False, True, True, True, False, None)),
         ("mxint8", (True, 32, 8.25, 4, 108, False, True, False, True, False, None)),
-        ("linear", (True, None, 8, 1, 108, False, True, False, True, False, None)),
+        ("linear", (True, "tensor", 8, 1, 108, False, True, False, True, False, None)),
         ("linear_b64", (True, 64, 8.5, 2, 112, False, True, False, True, False, None)),
     ],
 )

@@ -7,7 +7,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding
+from custom_fp.rounding import Rounding
 
 pytestmark = [
     pytest.mark.gpu,

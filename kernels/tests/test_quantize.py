@@ -11,7 +11,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import custom_fp
 import pytest
 import scaled_oracle
 import torch
-from custom_fp import BlockFormat, _tiles
+from custom_fp import BlockFormat, _native
 from custom_fp.formats.names import parse
 from custom_fp.scaled.scales import values as scale_values
 from scaled_in_torch import in_torch
@@ -96,15 +96,15 @@ def test_the_compiled_code_equals_torch_along_every_axis_on_every_instruction_se
     with monkeypatch.context() as m:
         in_torch(m)
         expected = [everything(x, fmt, axis) for x, axis in cases]
-    used = _tiles.isa()
+    used = _native.isa()
     try:
-        for isa in _tiles.isas():
-            _tiles.use_isa(isa)
+        for isa in _native.isas():
+            _native.use_isa(isa)
             for (x, axis), by_torch in zip(cases, expected, strict=True):
                 for i, (ours, theirs) in enumerate(zip(everything(x, fmt, axis), by_torch, strict=True)):
                     assert same(ours, theirs), (isa, x.shape, axis, i)
     finally:
-        _tiles.use_isa(used)
+        _native.use_isa(used)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvint4", "nvfp4_4over6", "nvfp4_2d_4over6"])
@@ -149,9 +149,9 @@ def boundaries(fmt: BlockFormat) -> torch.Tensor:
     near = torch.cat([near, -near])
     length = fmt.block - 1
     near = torch.nn.functional.pad(near, (0, -near.numel() % length)).view(-1, length)
-    blocks = torch.cat([torch.full((near.shape[0], 1), fmt.of.max), near], 1)
-    codes = torch.arange(fmt.scaled_by.nan_code) if fmt.scale_bits == 8 else torch.arange(-120, 100).exp2()
-    scales = scale_values(fmt.scaled_by, codes.to(torch.uint8) if fmt.scale_bits == 8 else codes)
+    blocks = torch.cat([torch.full((near.shape[0], 1), fmt.element.max), near], 1)
+    codes = torch.arange(fmt.scale.format.nan_code) if fmt.scale_bits == 8 else torch.arange(-120, 100).exp2()
+    scales = scale_values(fmt.scale.format, codes.to(torch.uint8) if fmt.scale_bits == 8 else codes)
     scales = scales[scales > 0]
     found = (blocks[None] * scales[:, None, None]).view(-1, fmt.block)
     return found[found.isfinite().all(1)]  # the largest scales leave float32's range
@@ -186,7 +186,7 @@ def test_every_scale_and_every_boundary(name, monkeypatch):
     got = custom_fp.quantize(x, fmt, axis=1)
     codes, scales, *_ = custom_fp.encode(x, fmt, axis=1)
     if fmt.scale_bits == 8 and "4over6" not in name:
-        assert len(set(scales.view(-1).tolist())) >= fmt.scaled_by.nan_code - 12  # all but float32's ends
+        assert len(set(scales.view(-1).tolist())) >= fmt.scale.format.nan_code - 12  # all but float32's ends
     with monkeypatch.context() as m:
         in_torch(m)
         assert same(custom_fp.quantize(x, fmt, axis=1), got)
@@ -240,7 +240,7 @@ def test_zeros_and_the_smallest_values():
     for name in ("nvfp4", "fp8_tensor", "int8_channel", "nvfp4_4over6", "mxfp4_rceil"):
         zeros = torch.tensor([[0.0, -0.0] * 16])
         got = custom_fp.quantize(zeros, name)
-        keeps = not parse(name).is_integer
+        keeps = parse(name).has_negative_zero
         assert torch.equal(
             torch.signbit(got), torch.signbit(zeros) if keeps else torch.zeros(1, 32, dtype=bool)
         )

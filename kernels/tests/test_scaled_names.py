@@ -71,7 +71,7 @@ def test_a_name_that_is_wrong_says_what_is_allowed(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"element": "fp16"}, "16 bits; allowed: formats of at most 8 bits"),
+        ({"element": "fp16"}, "16 bits; allowed: elements of at most 8 bits"),
         ({"block": (4,)}, "allowed: a whole number from 1, two of them, row, column, tensor"),
         ({"block": "rows"}, "allowed: a whole number from 1"),
         ({"scale": "e5m3"}, "scales in 'e5m3'; allowed: e8m0, e4m3fn, ue5m3, fp32, ue4m3"),
@@ -82,7 +82,7 @@ def test_a_name_that_is_wrong_says_what_is_allowed(name):
     ],
 )
 def test_parts_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=r"block format 'mine'|scales in") as raised:
+    with pytest.raises(ValueError, match=r"format 'mine'|scales in") as raised:
         BlockFormat("mine", **{"element": "e2m1fn", **options})
     assert message in str(raised.value)
 

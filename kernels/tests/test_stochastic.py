@@ -7,7 +7,7 @@ import pytest
 import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 # kat_vectors of Random123 (Salmon et al.): rounds, counter, key, result
 KNOWN_ANSWERS = [

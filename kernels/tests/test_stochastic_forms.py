@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 from custom_fp import native, reference
-from custom_fp._tabulated import use_isa as use_tabulated_isa
-from custom_fp._tiles import use_isa as use_tiles_isa
 from custom_fp.formats.names import parse
-from custom_fp.rule import Form, Rounding, Rule, is_stochastic
-from custom_fp.scaled.tiles import Tiles
+from custom_fp.rounding import Form, Rounding, Rule, is_stochastic
+from custom_fp.scaled.arithmetic import ScaledReference
 from gfloat.formats import Domain, Signedness, format_info_p3109
 from torch import Tensor
 
@@ -81,7 +79,7 @@ def test_p3109_is_gfloats_with_the_same_random_bits(width, form):
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("name", ["e2m1fn", "e3m2", "e1m2", "p3109_k6p3se"])
 def test_the_probabilities_are_those_of_the_definition(name, form):
-    """Of R, as many go up as rule.Form says. Over distances in steps of a quarter of the last random bit, a quarter of
+    """As many R go up as `Form` says. Over distances in steps of a quarter of the last random bit, a quarter of
     which are halves of it, halves to even and to odd have no bias; `fast` has an eighth of it."""
     fmt = parse(name)
     values = sorted({abs(v) for v in np.array(fmt.values())[np.isfinite(fmt.values())].tolist()})
@@ -109,12 +107,9 @@ def test_the_probabilities_are_those_of_the_definition(name, form):
 
 @pytest.fixture(params=native._native.isas())
 def isa(request):
-    every = (native._native.use_isa, use_tiles_isa, use_tabulated_isa)
-    for use in every:
-        use(request.param)
+    native._native.use_isa(request.param)
     yield request.param
-    for use in every:
-        use(native._native.isas()[-1])
+    native._native.use_isa(native._native.isas()[-1])
 
 
 def hostile(n: int, bits: int) -> Tensor:
@@ -152,7 +147,7 @@ def test_every_build_draws_as_the_reference(isa, form, bits):
         assert torch.equal(custom_fp.pack(x, fmt, shift=3, **how), packed), name
     for name in ("nvfp4", "mxfp8_e4m3"):
         fmt, out = parse(name), torch.empty(10, 192)
-        Tiles().quantize(x[:1920].view(10, 192), fmt, rule, out, None)
+        ScaledReference().quantize(x[:1920].view(10, 192), fmt, rule, out, None)
         assert same(custom_fp.quantize(x[:1920].view(10, 192), fmt, **how), out), name
 
 

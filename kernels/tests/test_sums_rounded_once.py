@@ -9,7 +9,7 @@ import pytest
 import torch
 from custom_fp import reference
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 
 SMALL = [
     f"e{e}m{m}" for e, m in product((2, 3, 4, 5), (0, 1, 2, 3))

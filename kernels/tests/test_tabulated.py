@@ -4,10 +4,9 @@ import custom_fp
 import numpy as np
 import pytest
 import torch
-from custom_fp import _tabulated, reference
+from custom_fp import _native, native, reference
 from custom_fp.formats.names import parse
-from custom_fp.rule import Overflow, Rounding, Rule
-from custom_fp.tabulated import native
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 # even cells and cells by octave, with and without infinity, NaN, sign, beyond; values past float32's
 NAMES = [
@@ -48,12 +47,12 @@ def dtype_of(dtype):
     return {torch.float32: np.float32, torch.float64: np.float64}[dtype]
 
 
-@pytest.fixture(params=_tabulated.isas())
+@pytest.fixture(params=_native.isas())
 def isa(request):
-    best = _tabulated.isa()
-    _tabulated.use_isa(request.param)
+    best = _native.isa()
+    _native.use_isa(request.param)
     yield request.param
-    _tabulated.use_isa(best)
+    _native.use_isa(best)
 
 
 def both(operator, size, dtype, *args):

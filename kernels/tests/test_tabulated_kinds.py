@@ -13,7 +13,7 @@ import pytest
 import torch
 from custom_fp.formats.names import KINDS, parse
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.tabulated.rounding import round_to_table
 
 VECTORS = json.loads((Path(__file__).parent / "tabulated_vectors.json").read_text())

@@ -72,7 +72,7 @@ def test_the_stop_button_of_a_notebook(tmp_path):
     asyncio.run(pressed())
     raised = page.cells[0].outputs[-1]
     assert raised.output_type == "error" and raised.ename == "Stopped"
-    assert raised.evalue == "stopped; what ran has been saved, and the same call continues from there"
+    assert raised.evalue == "stopped. The results so far are saved, and the same call continues from there"
     shown = [out for out in page.cells[0].outputs if out.output_type == "display_data"]
     assert [out.data["text/plain"] for out in shown] == [""], "the live table is gone"
     assert page.cells[1].outputs[0].text.split() == ["done", "preempted", "1", "1"]
@@ -98,7 +98,7 @@ def test_cancelled_from_another_shell(tmp_path):
     finally:
         caller.kill()
     assert said.splitlines() == [
-        "stopped; what ran has been saved, and the same call continues from there",
+        "stopped. The results so far are saved, and the same call continues from there",
         "done preempted",
         "1 1",
     ]

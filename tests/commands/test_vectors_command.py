@@ -11,7 +11,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.vectors.__main__ import header, write_csv
 from custom_fp.vectors.answers import codes_in, rows, shape_of
 from custom_fp.vectors.inputs import inputs

@@ -41,9 +41,9 @@ def test_yaml_without_end_is_refused_at_once(tmp_path, text):
     [
         (b"epochs: 2 # \xe9t\xe9\n", r"exp/mine\.yaml is not UTF-8"),
         (b"defaults: 3\n", "Invalid defaults list in 'exp/mine'"),
-        (b"sweep: {2: [1]}\n", "sweep: 2 is no key; a key is text"),
-        (b"sweep: {cases: {a: {1: 2}}}\n", r"sweep\.cases\.a: 1 is no key"),
-        (b"sweep: {seed: [0], exclude: [{1: 2}]}\n", r"sweep\.exclude: 1 is no key"),
+        (b"sweep: {2: [1]}\n", "sweep: the key 2 must be text"),
+        (b"sweep: {cases: {a: {1: 2}}}\n", r"sweep\.cases\.a: the key 1 must be text"),
+        (b"sweep: {seed: [0], exclude: [{1: 2}]}\n", r"sweep\.exclude: the key 1 must be text"),
         (b"launcher: null\n", "launcher must name its class"),
         (b"model: {_target_: a/b.c}\n", "model._target_=a/b.c: must be package.module.Class"),
         (b"format: {a: 1}\n", "unknown key 'format.a'"),

@@ -54,7 +54,7 @@ def ran(labkit: Path, code: str, *words: str) -> subprocess.CompletedProcess:
 
 def test_a_format(labkit):
     shown = typed(labkit, "formats", "flat4")
-    assert shown.returncode == 0 and "Codebook" in shown.stdout, shown.stderr
+    assert shown.returncode == 0 and "ScaledFormat" in shown.stdout, shown.stderr
     assert "flat4" in typed(labkit, "formats", "flatt4").stderr
 
 

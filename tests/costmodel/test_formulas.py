@@ -191,7 +191,7 @@ def test_a_shared_processor_does_the_work_of_both():
 def test_a_setup_that_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="choose one of direct, ring, tree, hierarchical"):
         setup(algorithm="butterfly")
-    with pytest.raises(ValueError, match="not whole groups"):
+    with pytest.raises(ValueError, match="not a multiple of group_size"):
         setup(workers=6, group_size=4)
 
 

@@ -131,7 +131,7 @@ def test_the_program(tmp_path, capsys):
         ASSUMPTIONS.read_text(encoding="utf-8").replace("workers: 96", "workers: 95"), encoding="utf-8"
     )
     assert main(["--assumptions", str(own)]) == 2
-    assert "workers=95 with group_size=4: not whole groups" in capsys.readouterr().err
+    assert "workers=95 is not a multiple of group_size=4" in capsys.readouterr().err
     assert WORKERS[-1] == 1024
 
 

@@ -267,7 +267,7 @@ def test_a_sweep_of_ours_keeps_its_manifest_and_leaves_such_a_folder_alone(write
     from cpdrun.config.errors import ConfigError
 
     write()
-    with pytest.raises(ConfigError, match=r"sweep.yaml is not cpdrun's: move it away"):
+    with pytest.raises(ConfigError, match=r"sweep.yaml was not written by cpdrun: move it away"):
         listed(SweepDir(tmp_path / "theirs"))
     ours = yaml.safe_dump({"runs": ["a"], "axes": {}})
     (tmp_path / "theirs" / "sweep.yaml").write_text(ours)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from cpdrun.report import best_of as tables_of_best
 from cpdrun.report.answers_text import headline
+from cpdrun.report.best_of import best_table
 from cpdrun.study.best_of import best_of
 from cpdrun.study.reader import read_study
 
@@ -63,9 +63,9 @@ def test_other_axes_keep_apart_and_of_many_the_table_alone_speaks(new_sweep):
     for workers in (2, 4, 8, 16):
         swept(sweep, seeds=1, world_size=workers)
     study = read_study([sweep.dir])
-    assert len(best_of(study)) == 4 and len(tables_of_best.shown(study).rows) == 16
+    assert len(best_of(study)) == 4 and len(best_table(study)[1].rows) == 16
     assert headline(study)[0][-1].startswith("The table of the best lr of each format certifies nothing")
-    assert tables_of_best.shown(study).header[:5] == ["format", "bits", "APS", "workers", "best optim.lr"]
+    assert best_table(study)[1].header[:5] == ["format", "bits", "APS", "workers", "best optim.lr"]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_what_is_part_of_the_question_is_not_tuned(new_sweep, varied):
         for format in ("fp32", "e4m3"):
             sweep.add(format, **{key: value})
     study = read_study([sweep.dir])
-    assert len(study.facets) == 2 and best_of(study) == [] and tables_of_best.shown(study) is None
+    assert len(study.facets) == 2 and best_of(study) == [] and best_table(study) is None
     assert not any("chosen" in line for line in headline(study)[0])
 
 
 def test_a_baseline_that_learnt_with_none_is_no_ground(new_sweep):
     world = {("fp32", False): {0.1: None, 0.2: None}, ("e4m3", False): {0.1: 0.9, 0.2: 0.8}}
     study = read_study([swept(new_sweep(), world).dir])
-    assert tables_of_best.numbers(study)["vs_best_baseline"].isna().all()
+    assert best_table(study)[0]["vs_best_baseline"].isna().all()
 
 
 def test_two_tuned_keys_are_chosen_together(new_sweep):

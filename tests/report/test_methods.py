@@ -265,7 +265,7 @@ def test_what_cannot_be_predicted_is_said_and_why(methods, report, no_pictures):
     made = report(methods, networks=["1gbit"])
     assert "no crossover: the sweep has no calibration; `cpdrun doctor --calibrate` makes one" in made.printed
     calibrate(methods, values=1000)
-    assert "the calibration is of a model of 1,000 values, not 360,000" in report(methods).printed
+    assert "the calibration is for a model with 1,000 values, not 360,000" in report(methods).printed
     calibrate(methods)
     file = methods.dir.calibration
     without = {**json.loads(file.read_text()), "compressors": {}}

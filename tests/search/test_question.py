@@ -86,7 +86,7 @@ def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
         (["exp=digits_bits", "search.tolerence=1"], "did you mean 'search.tolerance'"),
         (["exp=digits_bits", "search.baseline.recip=bf16"], "did you mean 'search.baseline.recipe'"),
         (["exp=digits_bits", "search.tolerance=0"], "must be a number above 0"),
-        (["exp=digits_bits", "search.tolerance=1,2"], "one value of each"),
+        (["exp=digits_bits", "search.tolerance=1,2"], "must have one value"),
         (["exp=digits_bits", "search.confidence=100"], "from 50 to below 100"),
         (["exp=digits_bits", "search.most_seeds=2"], "at least 3"),
         (["exp=digits_bits", "search.budget=soon"], "12h, 90min"),

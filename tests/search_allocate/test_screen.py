@@ -134,7 +134,7 @@ def test_groups_that_are_typed_take_layers_in_turn():
     groups = groups_of(of("a.0", "b.0", "c", "d"), few)
     assert [(g.name, len(g.layers)) for g in groups] == [("head", 1), ("rest", 2)]
     with pytest.raises(
-        ConfigError, match=r"screen.groups.x: \['z'\] names no layer that is left; layers are a.0"
+        ConfigError, match=r"screen.groups.x: \['z'\] matches no layer that is left. Layers are a.0"
     ):
         groups_of(of("a.0"), asked(groups={"x": ["z"]}))
     with pytest.raises(ConfigError, match=r"2 factors, more than screen.most_factors=1"):
@@ -151,7 +151,7 @@ def test_groups_that_are_typed_take_layers_in_turn():
         ({"low": {}}, "screen.low.gradient is missing"),
         ({"high": {"gradient": "bf16"}}, "always in fp32: leave this key out"),
         ({"roles": ["gradient", "input"]}, "choose the cost to minimize: wire"),
-        ({"cost": "operations"}, "no role changes it"),
+        ({"cost": "operations"}, "no role changes this cost"),
         ({"roles": ["input"], "cost": "wire"}, "gradient is not among"),
         ({"seeds": 0}, "screen.seeds=0: must be a whole number, 1 to"),
         ({"most_factors": 300}, "1 to 256"),
@@ -177,8 +177,8 @@ def test_what_cannot_be_asked(given, told):
         ([EXP, "precision.rules=[]"], "screen sets precision.rules itself"),
         ([EXP, "batch_size=8,16"], "2 values of batch_size.*type batch_size=8"),
         ([EXP, "recipe=bf16"], "type recipe=null"),
-        ([EXP, "screen.seeds=1,2"], "a screen has one value of each"),
-        (["exp=llama_fp4"], "names cases"),
+        ([EXP, "screen.seeds=1,2"], "must have one value"),
+        (["exp=llama_fp4"], "has cases"),
     ],
 )
 def test_what_cannot_be_screened(here, typed, told):

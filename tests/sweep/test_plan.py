@@ -257,7 +257,7 @@ def test_a_sweep_yaml_that_is_not_ours_is_left_alone(tmp_path, text):
     sweep.directory.path.mkdir()
     sweep.directory.manifest.write_text(text)
     with pytest.raises(
-        ConfigError, match=r"sweep\.yaml is not cpdrun's: move it away, or choose another folder"
+        ConfigError, match=r"sweep\.yaml was not written by cpdrun: move it away, or choose another folder"
     ):
         write_manifest(sweep)
     assert sweep.directory.manifest.read_text() == text

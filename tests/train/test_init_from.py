@@ -130,7 +130,9 @@ def test_a_run_is_named_by_the_files_contents(tmp_path):
     assert name(one) != plan([*SMALL]).runs[0].name != name(one, "init_skip=['classifier.*']")
     with pytest.raises(ConfigError, match=r"init_from=nowhere\.pth: /.* cannot be read: No such file or"):
         name("nowhere.pth")
-    with pytest.raises(ConfigError, match=r"init_sha256=0{64}: .* has [0-9a-f]{64}"):
+    with pytest.raises(
+        ConfigError, match=r"init_sha256=0{64} does not match: .* has the digest [0-9a-f]{64}"
+    ):
         name(one, f"init_sha256={'0' * 64}")
     with pytest.raises(ConfigError, match=r"init_into=net belongs to init_from=PATH"):
         plan([*SMALL, "init_into=net"])

@@ -122,7 +122,7 @@ def test_of_a_run_it_says_the_same_as_of_its_experiment(here):
     ("words", "problem"),
     [
         ((), "name an experiment or a run"),
-        (("RUN", "batch_size=3,4"), "batch_size changes the gradients that were observed"),
+        (("RUN", "batch_size=3,4"), "batch_size cannot vary, because it changes the gradients"),
         (("RUN", "format=e4m33"), "format=e4m33"),
         (("RUN", "scaling=apps"), "scaling=apps: must be one of"),
         (("RUN", "aps=7"), "aps=7: must be true or false"),

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from custom_fp.rule import read_rounding, words
+from custom_fp.rounding import read_rounding, words
 from torch import Tensor
 
 from cpdrun.comm.sums.draw import Draw

@@ -4,7 +4,7 @@ Roy (arXiv 2111.09389), section 3."""
 from collections.abc import Sequence
 
 import torch
-from custom_fp.rule import is_stochastic
+from custom_fp.rounding import is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding, check_whole, floats, uniforms

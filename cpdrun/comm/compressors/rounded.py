@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.rule import Rounding, is_stochastic
+from custom_fp.rounding import Rounding, is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding

@@ -11,8 +11,8 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.rule import Overflow, is_stochastic, read_rounding
-from custom_fp.rule import words as all_words
+from custom_fp.rounding import Overflow, is_stochastic, read_rounding
+from custom_fp.rounding import words as all_words
 
 from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named

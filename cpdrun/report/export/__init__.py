@@ -23,12 +23,7 @@ def names() -> list[str]:
 
 
 def write(tool: str, study: Study, folder: Path) -> Path:
-    """Export the finished runs to one tool, and return the path to open with it.
-
-    Args:
-        tool: One of `names()`.
-        study: The study whose runs are exported.
-        folder: The folder of the report.
+    """Export the finished runs to one of `names()`, and return the path to open with it.
 
     Raises:
         ReportUsageError: The tool's package is not installed.

@@ -70,14 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table on the page.
-
-    Attributes:
-        name: The id on the page.
-        title: The label for screen readers.
-        header: The headings of the columns.
-        rows: The rows.
-    """
+    """A table on the page. `name` is its id, and `title` its label for screen readers."""
 
     name: str
     title: str
@@ -88,10 +81,7 @@ class Table:
 def page(content: Content, pictures: Mapping[str, str], progress: "Progress | None" = None) -> str:
     """Return the HTML of a report.
 
-    Args:
-        content: The content of the report.
-        pictures: The SVG of each plot, keyed by name, from `pictures.svgs`.
-        progress: The progress of the sweep, if the page follows a running sweep.
+    `pictures` is the result of `pictures.svgs`. `progress` is given if the page follows a running sweep.
     """
     study = content.study
     means = tables.full(study)
@@ -115,13 +105,7 @@ def page(content: Content, pictures: Mapping[str, str], progress: "Progress | No
 
 
 def waiting_page(sweeps: Sequence[str], problem: str, progress: "Progress") -> str:
-    """Return the HTML to show while there is nothing to report yet.
-
-    Args:
-        sweeps: The names of the sweeps.
-        problem: Why there is nothing to report.
-        progress: The progress of the sweep.
-    """
+    """Return the HTML to show while there is nothing to report yet, and why."""
     return _render(sweeps, progress, colors="", answer=[f"{capital(problem)}."], means=None)
 
 

@@ -96,10 +96,7 @@ def escape_latex(text: str) -> str:
 def terminal(table: Shown, bold: Sequence[bool] = (), encoding: str = "utf-8") -> Table:
     """Return a rich table of the first 80 rows, without interpreting markup.
 
-    Args:
-        table: The table.
-        bold: Whether each row is bold. Missing entries mean False.
-        encoding: The encoding of the terminal.
+    `bold` says for each row whether it is bold. `encoding` is that of the terminal.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(table.header):

@@ -34,7 +34,7 @@ class Progress:
 
     Attributes:
         version: A text that changes whenever a run changes its state.
-        total: The number of runs, including runs that are listed in a manifest but have not started.
+        total: The number of runs, including those that are only listed in a manifest.
         ended: The number of runs that have a result or failed.
         failed: The number of runs that failed or cannot be read.
         running: The number of runs that are running.

@@ -19,7 +19,7 @@ class Axis:
     Attributes:
         label: The label of the axis.
         unit: The unit; "" if there is none or if `show` adds it to each number.
-        scale: The scale. Ticks are at round decimal numbers for "log", and at powers of 2 for "log2".
+        scale: Where the ticks are: at round numbers ("linear", "log") or at powers of 2 ("log2").
         show: Formats the label of a tick.
         is_count: Whether the ticks are whole numbers.
     """
@@ -37,11 +37,8 @@ class Axis:
     def apply_to_x(self, axes: Axes, values: Collection[float], *, at_values: bool = False) -> None:
         """Set the scale, the ticks and the label of a panel's x axis.
 
-        Args:
-            axes: The panel.
-            values: The values that are drawn.
-            at_values: Whether to set ticks at `values` instead of at round numbers. Ticks whose labels would touch are
-                dropped.
+        With `at_values`, the ticks are at `values` (the drawn values) instead of at round numbers. Ticks whose labels
+        would touch are dropped.
         """
         if self.scale != "linear":
             axes.set_xscale("log", base=2 if self.scale == "log2" else 10)

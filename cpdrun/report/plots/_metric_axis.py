@@ -250,13 +250,8 @@ def _padded(
 ) -> tuple[float, float]:
     """Return the limits of an axis that shows `lows` and `highs` and has room for labels.
 
-    The axis has a minimum height, so that noise does not fill it.
-
-    Args:
-        lows: The lower ends of the error bars.
-        highs: The upper ends of the error bars.
-        room: The room to add at both ends, as a fraction of the height.
-        least: The minimum height without this room. It is at least 2 % of the highest value.
+    The axis has a minimum height, so that noise does not fill it: `least`, or 2 % of the highest value. `room` is added
+    at both ends, as a fraction of the height.
     """
     low, high = min(lows), max(highs)
     missing = max(0.02 * abs(high), least, 1e-6) - (high - low)

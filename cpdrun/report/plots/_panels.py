@@ -33,13 +33,8 @@ _LETTERS_PER_IN = 23
 class Name:
     """A name to write to the right of a panel, for a point or for the end of a line.
 
-    Attributes:
-        x: The x coordinate of the point.
-        y: The y coordinate of the point.
-        text: The name.
-        color: The color of the point, which is darkened for the name until it is legible.
-        of: The descriptions of the groups that the point or line shows.
-        is_key: Whether the name is written even if there is no room for all names.
+    `color` is the color of the point, which is darkened for the name until it is legible. `of` holds the descriptions
+    of the groups that the point shows. A name with `is_key` is written even if there is no room for all names.
     """
 
     x: float
@@ -62,13 +57,8 @@ def grid(
 ) -> tuple[Figure, Iterator[tuple[SubFigure, Facet]]]:
     """Return a figure and its (subfigure, facet) pairs.
 
-    Only the first `MOST_PANELS` facets get a panel.
-
-    Args:
-        facets: The facets to draw.
-        width_in: The width of a panel in inches.
-        height_in: The height of a panel in inches.
-        columns: The largest number of panels in a row.
+    Only the first `MOST_PANELS` facets get a panel, with at most `columns` panels in a row. The width and height are
+    those of a panel in inches.
     """
     shown = facets[:MOST_PANELS]
     columns = min(len(shown), columns)

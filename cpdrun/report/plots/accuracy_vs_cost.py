@@ -57,7 +57,7 @@ class Panel:
         verdicts: The verdict on each group. Groups without one are drawn as open.
         axis: The cost's key in `AXES`.
         name: Returns a group's name.
-        has_knee: Whether to mark the knee of the front, as in plots whose knees the report describes.
+        has_knee: Whether to mark the knee, as in plots whose knees the report describes.
     """
 
     facet: Facet
@@ -167,12 +167,8 @@ def draw_panels(
 ) -> Figure:
     """Draw some panels in one figure.
 
-    Args:
-        study: The study that is drawn.
-        panels: The panels.
-        baseline_sends: The bytes that the baseline sends, for the caption; "" to omit them.
-        prediction: The result of `prediction_facts`, if the costs are predicted.
-        n_unknown: The number of groups that are not drawn because their cost is unknown.
+    The other arguments are for the caption: the bytes that the baseline sends ("" to omit them), the result of
+    `prediction_facts` if the costs are predicted, and the number of groups whose cost is unknown.
     """
     styles = method_styles({group.method.family for panel in panels for group in panel.costs})
     has_legend = len({g.method.family for panel in panels for g in panel.costs if not g.is_baseline}) > 1

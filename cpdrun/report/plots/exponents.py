@@ -1,30 +1,17 @@
-"""Plot the exponents of tensors next to the ranges of formats. The plots show why a format fails and how a scale helps.
+"""Plot the exponents of tensors next to the ranges of formats, to show why a format fails and how a scale helps.
 
-The plot `exponent_ranges` shows the gradients of each layer:
+`exponent_ranges` shows the gradients of each layer. In its heat map, each layer has one line per epoch, from the
+smallest to the largest gradient. Bars above it show the unscaled ranges of the formats. Blue lines show the range of
+the narrowest format after APS has moved its top to the layer's largest gradient. The right panel shows the share of
+gradients that underflow. The plot reads `layers` in metrics.jsonl, {name: {"exponent_min", "exponent_max", "underflow",
+"overflow"}}, in which exponents are floor(log2 |g|) of the smallest and the largest nonzero gradient.
 
-- The left panel is a heat map. Each layer has one line per epoch, from the first at the top to the last at the bottom.
-  A line covers the powers of two from the smallest to the largest gradient.
-- The bars above the heat map show the unscaled range of each format.
-- The blue lines show the range of the narrowest format as APS shifts it: its top is at the layer's largest gradient,
-  whose exponent is E (shift = emax - E).
-- The right panel shows the share of gradients that underflow in each format.
-
-This plot reads `layers` in metrics.jsonl: {name: {"exponent_min", "exponent_max", "underflow", "overflow"}}. The
-exponents are floor(log2 |g|) of the smallest and the largest nonzero gradient. The other two values are shares from 0
-to 1.
-
-The plot `tensor_ranges` shows the tensors of one observed run, with a row for each role, such as weights. The bars show
-the share of all values in each binade, floor(log2 |x|), over the observed steps and layers:
-
-- The left column shows the values without a scale.
-- In the right column, each layer of each step is multiplied by the power of two with which it just fits the format.
-  Gradients are scaled as APS scales them, which leaves room for the sum over the workers of one chain of additions (Han
-  et al., arXiv 1911.08907: shift = emax - max ceil(log2 |g N|)). For the other roles, only the largest value of the
-  tensor determines the scale.
-
-If the runs do not round a role, the plot shows the range of the gradients' format, to which the role could be rounded.
-For a format with scales, it shows the range of the format's elements. This plot reads observed.npz (observe=N) of the
-baseline, or of another run if the baseline was not observed.
+`tensor_ranges` shows all tensors of one observed run (observed.npz), with a row per role such as weights. Bars show the
+share of values in each binade, floor(log2 |x|), over the observed steps and layers. On the left, values are not scaled.
+On the right, each layer of each step is multiplied by the power of two with which it just fits the format. For
+gradients, as in APS, the sum over workers must fit (Han et al., arXiv 1911.08907: shift = emax - max ceil(log2 |g N|)).
+If the runs do not round a role, the range of the gradients' format is shown. For a format with scales, it is that of
+its elements.
 """
 
 import json
@@ -156,12 +143,7 @@ def _format_bars(axes: Axes, names: list[str]) -> None:
         bar = axes.barh(i, high - low, left=low, height=0.75, color=FP32.color, alpha=0.45)[0]
         hover(bar, f"{name}: from 2^{low} to below 2^{high + 1}")
         axes.annotate(
-            short(name),
-            (high, i),
-            (2, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=FIGURE_SIZE,
+            short(name), (high, i), (2, 0), textcoords="offset points", va="center", fontsize=FIGURE_SIZE
         )
     axes.set_yticks([])
     axes.tick_params(axis="x", length=0, labelbottom=False)
@@ -231,13 +213,9 @@ _LEAST = 1e-3
 
 
 class Limits(NamedTuple):
-    """The range of exponents to draw for a role of tensors.
+    """The range of exponents to draw for a role: from the smallest subnormal to the largest value.
 
-    Attributes:
-        name: The name of the format.
-        low: The exponent of the smallest subnormal value.
-        high: The exponent of the largest value.
-        is_used: Whether the run rounds the role to the format, or else could.
+    If `is_used` is False, the run does not round the role to the named format, but could.
     """
 
     name: str
@@ -304,12 +282,8 @@ def _narrowest(study: Study) -> Group | None:
 def _limits(role: str, row: Mapping[str, Any], source: Group | None) -> Limits | None:
     """Return the range to draw for a role; None without a format that has exponents.
 
-    The first known range is used: of the role's own format, of the run's gradient format, of the group's format.
-
-    Args:
-        role: The role, such as "weight".
-        row: The run's row in the table of runs.
-        source: The group of the run, if any.
+    The first known range is used: of the role's own format, of the run's gradient format, of the format of `source`,
+    the run's group. `row` is the run's row in the table of runs.
     """
     used = _format_of(role, row)
     for name in (used or str(row.get("format")), str(source.format) if source is not None else ""):

@@ -160,14 +160,8 @@ def _workers_point(
 class Point(NamedTuple):
     """A point of the plot against the longest chain.
 
-    Attributes:
-        chain: The number of rounded additions in the longest chain.
-        group: The group with the fewest bits; None if no format is certified or likely to be.
-        is_certified: Whether the group is certified.
-        workers: The number of workers.
-        order: The order of summation.
-        series: The name of the series, which has its own color.
-        text: The tooltip.
+    `group` has the fewest bits, and is None if no format is certified or likely to be. Each `series` has its own color.
+    `text` is the tooltip.
     """
 
     chain: float

@@ -49,10 +49,8 @@ def picture(
 ) -> Figure:
     """Draw the predicted speed-up of some formats on some networks.
 
-    Args:
-        calibration: The measurements on which the prediction is based.
-        formats_and_aps: The lines of each panel, as pairs of a format and whether APS is used.
-        networks: The network of each panel. By default, these are all named networks and the measured one.
+    `formats_and_aps` holds each line as a format's name and whether APS is used. By default, there is a panel for every
+    named network and for the measured one.
     """
     lines = _with_styles(calibration, formats_and_aps)
     networks = networks or known_networks(calibration)

@@ -1,1 +1,1 @@
-"""Find the layers and roles that need more bits with a screening design, and allocate bits to layers and roles."""
+"""Measure which layers need more bits, and allocate bits to layers."""

@@ -1,29 +1,28 @@
-"""Allocate bits: choose the level of each factor so that the cost is minimal and the total loss is bounded.
+"""Allocate bits: choose the cheapest levels whose total loss is bounded.
 
-A factor is one role of a group of layers. A step lowers some factors by one level, and a screen measures the loss of
-each of these factors (`Effects`). The loss is how much worse the metric becomes.
+A factor is one role, such as weight, of a group of layers (`factors.py`). Its level is high or one of several low
+levels. A step lowers some factors by one level, and a screen measures the loss of each: how much worse the metric
+becomes.
 
-The total loss of an allocation is bounded by the sum of the effects of its steps, plus the noise of that sum
-(`cpdrun.stats.screening.joint_margin`). Negative effects count as 0. The bound assumes that effects add up, and the
-search that follows tests the allocation.
+The bound on the total loss is the sum of the measured effects, where negative effects count as 0, plus the noise of
+that sum (`cpdrun.stats.screening.joint_margin`). This assumes that effects add up; the search that follows tests it.
 
-The noise depends only on the number of factors that take each step. For each possible combination of these numbers, the
-cheapest allocation is the solution of an integer program:
+The noise depends only on how many factors take each step. For each combination of these counts, an integer program
+finds the cheapest allocation:
 
 - Each group takes one combination of its factors' levels, which has a cost and a loss.
-- The number of factors that take each step is the given number.
+- The number of factors that take each step is given.
 - The losses sum to at most the margin minus the noise.
 
-Each program is solved exactly (branch and bound, scipy.optimize.milp with HiGHS). The cheapest solution of all programs
-is the allocation.
+Each program is solved exactly (branch and bound, scipy.optimize.milp with HiGHS), and the cheapest solution wins.
 
 There are two costs:
 
-- `wire`: the number of bits of the gradients that a worker sends in one training step.
-- `operations`: for one sample, the sum over all multiplications of the bits of one operand times the bits of the other.
-  A Linear or Conv layer has three products (`custom_fp.layers.products`), or two if its input takes no gradient.
+- `wire`: the bits of the gradients that a worker sends per step.
+- `operations`: the bit operations of one sample, which are the sum over all multiplications of the product of both
+  operands' bits. A Linear or Conv layer has three matrix products, or two if its input takes no gradient.
 
-If values share a scale, each value's share of the scale's bits counts. Layers that are in no group are high.
+A scale that values share counts with its share of bits. Layers that are in no group are high.
 """
 
 import itertools
@@ -38,28 +37,23 @@ from cpdrun.search.allocate.factors import Layer, Levels, Screen
 from cpdrun.search.settings import GRADIENT, WIRE, Level
 from cpdrun.stats.screening import Effect, Effects, joint_margin
 
-# The largest number of integer programs to solve. If there are more combinations of numbers, only an even sample of
-# them is solved. The bound of the solution then still holds, but a slightly cheaper allocation may be missed.
+# If there are more integer programs, only an even sample of them is solved. The bound still holds, but a slightly
+# cheaper allocation may be missed.
 MOST_PROGRAMS = 400
 
 
 @dataclass(frozen=True)
 class Step:
-    """The measured effects of lowering factors by one level.
+    """The measured effects of lowering factors, given by their indices, by one level.
 
-    The first step lowers factors from the high level to the first low level. Each later step lowers them from the level
-    that the step before has reached.
-
-    Attributes:
-        factors: The indices of the factors that were measured.
-        effects: The measured effects, in the order of `factors`.
+    The first step lowers factors from the high level to the first low level.
     """
 
     factors: tuple[int, ...]
     effects: Effects
 
     def of(self, factor: int) -> Effect:
-        """Return the effect of the factor with this index."""
+        """Return the effect of a factor, given its index."""
         return self.effects.factors[self.factors.index(factor)]
 
 
@@ -69,8 +63,7 @@ class Price:
 
     Attributes:
         cost: The cost in units of `unit`.
-        mean_bits: The mean number of bits of a gradient value that is sent (cost `wire`), or of an operand of a
-            multiplication (cost `operations`).
+        mean_bits: The mean bits of a sent gradient value (cost `wire`), or of an operand (cost `operations`).
         unit: The unit of the cost.
     """
 
@@ -84,9 +77,9 @@ class Allocation:
     """The chosen levels, their loss, and their price.
 
     Attributes:
-        levels: The levels of the low factors, keyed by the factor's index. Factors that are not listed are high.
-        expected: The expected total loss, in the unit in which the metric is stored.
-        bound: The upper confidence bound of the total loss, in the same unit and at the screen's confidence.
+        levels: The levels of the low factors, keyed by the factor's index.
+        expected: The expected total loss, in the metric's stored unit.
+        bound: The upper confidence bound of the total loss, in the same unit.
         price: The price of the chosen levels.
         all_low: The price if every factor is as low as the screen allows.
         all_high: The price if every factor is high.
@@ -109,31 +102,29 @@ class Costs(Screen):
     """The cost of the levels of factors."""
 
     def price(self, levels: Levels) -> Price:
-        """Return the price of these levels. Factors that are not listed are high."""
+        """Return the price of these levels."""
         at = self.by_place(levels)
         return self._price(lambda group, role: self._bits(role, at.get((group, role), 0)))
 
     def lowest(self) -> dict[int, int]:
-        """Return the lowest levels, keyed by the factor's index, for all factors whose bits affect the cost."""
+        """Return the lowest levels of the factors that affect the cost."""
         return {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors) if self.counts(i)}
 
     def counts(self, factor: int) -> bool:
-        """Return whether the bits of the factor with this index affect the cost.
+        """Return True if the bits of a factor affect the cost.
 
         Only gradients affect the cost `wire`, and only the other roles affect the cost `operations`.
         """
         return (self.factors[factor].role == GRADIENT) == (self.settings.cost == WIRE)
 
     def uniform(self, bits: float) -> Price:
-        """Return the price if all screened roles have this number of bits in all layers. Other roles have 32 bits."""
+        """Return the price if all layers use `bits` bits. Roles that are not screened have 32 bits."""
         return self._price(lambda _, role: bits if role in self.settings.roles else 32.0)
 
     def _price(self, of: Callable[[int, str], float]) -> Price:
         """Return the price for given numbers of bits.
 
-        Args:
-            of: A function that returns the bits for the index of a group and a role. The index is -1 for layers that
-                are in no group.
+        `of` returns the bits for the index of a group (-1 for layers in no group) and a role.
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.layers}
         spent = [self._layer(layer, partial(of, home.get(layer.name, -1))) for layer in self.layers]
@@ -144,7 +135,7 @@ class Costs(Screen):
         )
 
     def of_group(self, group: int, levels: Mapping[str, int]) -> float:
-        """Return the cost of a group's layers. `levels` is keyed by role, and roles that are not listed are high."""
+        """Return the cost of a group's layers at the given levels."""
 
         def bits(role: str) -> float:
             return self._bits(role, levels.get(role, 0))
@@ -152,9 +143,9 @@ class Costs(Screen):
         return math.fsum(self._layer(layer, bits)[0] for layer in self.groups[group].layers)
 
     def _layer(self, layer: Layer, bits: Callable[[str], float]) -> tuple[float, float, float]:
-        """Return a layer's cost, the total number of bits of its items, and the number of its items.
+        """Return a layer's cost, the total bits of its items, and their number.
 
-        Items are gradient values for the cost `wire`, and operands of multiplications for the cost `operations`.
+        Items are gradient values for the cost `wire`, and operands for the cost `operations`.
         """
         if self.settings.cost == WIRE:
             return layer.values * bits(GRADIENT), layer.values * bits(GRADIENT), float(layer.values)
@@ -169,14 +160,7 @@ class Costs(Screen):
 
 @dataclass(frozen=True)
 class _Option:
-    """One combination of levels of a group's factors.
-
-    Attributes:
-        group: The index of the group.
-        levels: The levels of the group's low factors, keyed by the factor's index.
-        cost: The cost of the group's layers.
-        loss: The estimated loss at these levels.
-    """
+    """One combination of levels of a group's factors, with its cost and its estimated loss."""
 
     group: int
     levels: dict[int, int]
@@ -184,18 +168,14 @@ class _Option:
     loss: float
 
     def taking(self, step: int) -> int:
-        """Return the number of the group's factors that take the step with this index."""
+        """Return how many of the group's factors take a step, given its index."""
         return sum(level > step for level in self.levels.values())
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
-    """Return the cheapest allocation with a bound of at most `tolerance`, or None if no factor may be low.
+    """Return the cheapest allocation whose bound is at most `tolerance`, if any factor may be low.
 
-    Args:
-        costs: The cost of levels.
-        steps: The measured steps in their order.
-        tolerance: The largest total loss, in the unit in which the metric is stored.
-        confidence: The one-sided confidence of the bound, in percent.
+    `tolerance` is in the metric's stored unit, and `confidence` is one-sided, in percent.
     """
     options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None
@@ -222,20 +202,16 @@ def _margin(steps: Sequence[Step], counts: Sequence[int], confidence: float) -> 
 def _cheapest(
     options: Sequence[_Option], groups: int, counts: Sequence[int], left: float
 ) -> dict[int, int] | None:
-    """Solve one integer program and return the levels of the low factors, or None if there is no solution.
+    """Solve one integer program, and return the levels of the low factors, if there is a solution.
 
-    Args:
-        options: The combinations of levels of all groups.
-        groups: The number of groups.
-        counts: The number of factors that take each step.
-        left: The largest sum of losses.
+    `counts` are the numbers of factors that take each step, and `left` is the largest sum of losses.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     one_each = np.array([[float(each.group == group) for each in options] for group in range(groups)])
     taking = np.array([[float(each.taking(n)) for each in options] for n in range(len(counts))])
-    # HiGHS accepts an error of 1e-6 in each constraint, so the constraints are scaled to values of about 1.
+    # HiGHS tolerates errors of 1e-6 in each constraint, so the constraints are scaled to about 1.
     loss = max(each.loss for each in options) or 1.0
     rules = [
         LinearConstraint(one_each, 1, 1),
@@ -252,7 +228,7 @@ def _cheapest(
 
 
 def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
-    """Yield each combination of measured levels of each group. Factors whose bits do not affect the cost stay high."""
+    """Yield each combination of measured levels of each group."""
     for group in range(len(costs.groups)):
         own = [i for i, f in enumerate(costs.factors) if f.group == group and costs.counts(i)]
         depths = [sum(i in step.factors for step in steps) for i in own]
@@ -263,20 +239,19 @@ def _options(costs: Costs, steps: Sequence[Step]) -> Iterator[_Option]:
 
 
 def _taken(steps: Sequence[Step], levels: Levels) -> list[tuple[int, Step]]:
-    """Return a pair (index of the factor, step) for each step that a factor takes."""
+    """Return (index of the factor, step) for each step that a factor takes."""
     return [(i, step) for i, level in sorted(levels.items()) for step in steps[:level]]
 
 
 def _loss(steps: Sequence[Step], levels: Levels) -> float:
-    """Return the estimated loss of these levels: the sum of the effects. Negative effects count as 0."""
+    """Return the sum of the effects, where negative effects count as 0."""
     return math.fsum(max(0.0, step.of(i).mean) for i, step in _taken(steps, levels))
 
 
 def _counts(costs: Costs, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return the possible numbers of factors that take each step, at most MOST_PROGRAMS combinations.
+    """Return how many factors may take each step, at most MOST_PROGRAMS combinations.
 
-    At least one factor takes the first step, and each later step is taken by at most as many factors as the step
-    before.
+    At least one factor takes the first step, and no step is taken by more factors than the step before.
     """
     most = [sum(map(costs.counts, step.factors)) for step in steps]
     found = [

@@ -1,20 +1,18 @@
-"""The factors of a screen: the layers of the model, their groups, and config values for the levels of factors.
+"""Group a model's layers into factors, and turn levels into config values.
 
-A screen finds the parts of a model that need more bits. A role is a kind of tensor, such as weight or gradient. A
-factor is one role of a group of layers. It has a high level and one or more low levels, and all layers of the group
-have the same level.
+A role is a kind of tensor: weight, input, output_gradient, or gradient (between workers). A factor is one role of a
+group of layers, such as `blocks.0 weight`. It has a high level and one or more low levels.
 
-By default, the groups are the first layer, each stage, and the last layer. A stage consists of the layers whose names
-agree up to and including the first number (`blocks.0`, `layer1.0`, `features.2`). Neighboring groups are merged until
-there are at most `most_factors` factors. A layer that multiplies nothing joins the group of the layer before it,
-because it has no products and its gradients are small.
+The default groups are the first layer, each stage, and the last layer. A stage consists of the layers whose names agree
+up to the first number (`blocks.0`, `layer1.0`, `features.2`). Neighboring groups are merged until there are at most
+`most_factors` factors. A layer without matrix products, such as a norm, joins the group of the layer before it.
 
-Config values select the levels. They are the values of a case of an experiment:
+A run's levels are set by config values:
 
 - Gradients between workers: the run's format is the low format, and `full_precision.layers` names the layers that are
   exchanged in fp32 (the hybrid scheme of arXiv 1911.08907).
-- Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other layers. The other
-  layers are the high layers or, if no layer is high, the layers at the most common level.
+- Products: `precision.rules` names the low layers of each role, and a last rule `*` covers all other layers. These are
+  the high layers or, if there are none, the layers at the most common level.
 """
 
 import glob
@@ -47,15 +45,15 @@ Levels = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that has parameters itself, not only in submodules.
+    """A module with parameters of its own.
 
     Attributes:
         name: The name of the module.
-        kind: The name of the module's class.
-        parameters: The numbers of values, keyed by the full name of the parameter.
-        multiplies: Whether the module is a Linear or Conv layer.
-        macs: The number of multiplications in the forward product for one sample.
-        input_gradient: Whether the backward pass computes a gradient of the module's input.
+        kind: The name of its class.
+        parameters: The number of values of each parameter.
+        multiplies: Whether it is a Linear or Conv layer.
+        macs: The multiplications of the forward product for one sample.
+        input_gradient: Whether the backward pass computes a gradient of its input.
     """
 
     name: str
@@ -67,12 +65,12 @@ class Layer:
 
     @property
     def values(self) -> int:
-        """The total number of parameter values."""
+        """The number of parameter values."""
         return sum(self.parameters.values())
 
 
 def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
-    """Build a run's model in a separate process and return its layers, in the order of the modules.
+    """Return the layers of a run's model, which a separate process builds.
 
     Raises:
         UserError: The model or the data cannot be built.
@@ -104,13 +102,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Factor:
-    """A role of a group of layers. All layers of the group have the same level of this role.
-
-    Attributes:
-        group: The index of the group.
-        role: The role, such as `weight`.
-        name: The name of the factor, such as `blocks.0 weight`.
-    """
+    """A role, such as `weight`, of the group with this index. Example of a name: `blocks.0 weight`."""
 
     group: int
     role: str
@@ -119,14 +111,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Screen:
-    """What a screen varies.
-
-    Attributes:
-        settings: The settings in the `screen:` block.
-        groups: The groups of layers.
-        factors: The factors.
-        layers: All layers of the model.
-    """
+    """The groups and factors of a screen, its settings, and all layers of the model."""
 
     settings: ScreenSettings
     groups: Sequence[LayerGroup]
@@ -134,15 +119,15 @@ class Screen:
     layers: Sequence[Layer]
 
     def by_place(self, levels: Levels) -> dict[tuple[int, str], int]:
-        """Return the levels keyed by (index of the group, role). Factors that are not listed are high."""
+        """Return the levels keyed by (index of the group, role)."""
         return {(self.factors[i].group, self.factors[i].role): level for i, level in levels.items()}
 
 
 def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup]:
-    """Return the groups of layers: those of `screen.groups`, or the default groups.
+    """Return the groups in `screen.groups`, or the default groups.
 
     Raises:
-        ConfigError: A group in `screen.groups` gets no layer, or no layer of the model has any of the roles.
+        ConfigError: A group gets no layer, or no layer of the model has any of the roles.
     """
     if asked.groups is not None:
         return _typed(layers, asked.groups)
@@ -151,7 +136,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
     leading = leading or (list(layers) if is_of_wire else [])
     if not leading:
         raise ConfigError(
-            "screen.roles: the model has no Linear or Conv layer, so there is no product to screen"
+            "screen.roles: the model has no Linear or Conv layer, so it has no products to screen"
         )
     cells: list[tuple[str, list[Layer]]] = []
     for i, layer in enumerate(leading):
@@ -168,7 +153,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
 def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Factor]:
     """Return the factors, sorted by group.
 
-    A group without Linear and Conv layers has only the role `gradient`.
+    Groups without Linear and Conv layers have only the role `gradient`.
 
     Raises:
         ConfigError: There are more factors than `screen.most_factors`.
@@ -188,7 +173,7 @@ def factors_of(groups: Sequence[LayerGroup], asked: ScreenSettings) -> list[Fact
 
 
 def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> list[LayerGroup]:
-    """Put each layer into the first group with a pattern that matches its name. Other layers are in no group."""
+    """Put each layer into the first group with a matching pattern, if any."""
     found: dict[str, list[Layer]] = {name: [] for name in patterns}
     for layer in layers:
         names = (name for name, own in patterns.items() if any(fnmatchcase(layer.name, each) for each in own))
@@ -198,7 +183,7 @@ def _typed(layers: Sequence[Layer], patterns: Mapping[str, Sequence[str]]) -> li
         if not members:
             some = ", ".join(layer.name for layer in layers[:6])
             raise ConfigError(
-                f"screen.groups.{name}: {patterns[name]} names no layer that is left; layers are {some}"
+                f"screen.groups.{name}: {patterns[name]} matches no layer that is left. Layers are {some}"
             )
     return [LayerGroup(name, tuple(members)) for name, members in found.items()]
 
@@ -210,10 +195,9 @@ def _stage(name: str) -> str:
 
 
 def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]]:
-    """Merge neighboring groups until at most `most` groups are left.
+    """Merge neighboring groups until at most `most` are left, smallest pair first.
 
-    Each step merges the pair of neighbors with the fewest layers. The first and the last group are left out until only
-    three groups remain.
+    The first and the last group stay separate while there are more than three groups.
     """
     found = [list(members) for _, members in cells]
     while len(found) > most:
@@ -226,8 +210,7 @@ def _merged(cells: list[tuple[str, list[Layer]]], most: int) -> list[list[Layer]
 def _name(members: Sequence[Layer]) -> str:
     """Return a name for a group.
 
-    The name is the layers' longest common prefix if that has at least two parts, such as `blocks.0`. Otherwise, it
-    consists of the names of the first and the last layer.
+    This is the layers' common prefix if it has at least two parts, such as `blocks.0`, otherwise "FIRST to LAST".
     """
     if len(members) == 1:
         return members[0].name
@@ -239,15 +222,9 @@ def _name(members: Sequence[Layer]) -> str:
 def _with_followers(
     cell: Sequence[Layer], layers: Sequence[Layer], leading: Sequence[Layer]
 ) -> tuple[Layer, ...]:
-    """Return all layers of the group whose leading layers are in `cell`.
+    """Return all layers of the group with the leading layers `cell`.
 
-    A layer that does not lead has no matrix multiplication, such as a normalization layer. It belongs to the group of
-    the preceding leading layer or, if there is none, to the first group.
-
-    Args:
-        cell: The group's leading layers.
-        layers: All layers of the model.
-        leading: The leading layers of all groups.
+    A layer that does not lead, such as a norm, follows the leading layer before it, or the first one.
     """
     own, found, owner = {layer.name for layer in cell}, [], leading[0].name
     names = {layer.name for layer in leading}
@@ -263,11 +240,11 @@ def _with_followers(
 
 @dataclass(frozen=True)
 class Cases(Screen):
-    """The cases of a screen, which turn levels of factors into config values.
+    """A converter from levels of factors to config values.
 
     Attributes:
-        base: The config values of all cases, including the baseline.
-        aps: Whether low gradients use APS, or None for the experiment's own setting.
+        base: The config values of all runs, including the baseline.
+        aps: Whether low gradients use APS. None keeps the experiment's setting.
         kept: The experiment's own patterns in `full_precision.layers`.
         rules: The experiment's own precision rules.
     """
@@ -278,12 +255,15 @@ class Cases(Screen):
     rules: Sequence[Mapping[str, Any]]
 
     def baseline(self) -> Values:
-        """Return the values of the baseline: no precision rules of the screen, and fp32 if gradients are screened."""
+        """Return the config values of the baseline.
+
+        It has no rules of the screen, and fp32 if gradients are screened.
+        """
         plain = {"format": FP32, "aps": False} if GRADIENT in self.settings.roles else {}
         return {**self.base, **plain}
 
     def of(self, levels: Levels) -> Values:
-        """Return the values of a run with these levels. Factors that are not listed are high."""
+        """Return the config values of a run with these levels."""
         found = self.baseline()
         at = self.by_place(levels)
         if GRADIENT in self.settings.roles:
@@ -294,7 +274,7 @@ class Cases(Screen):
         return found | ({"precision.rules": [*rules, *self.rules]} if rules else {})
 
     def uniform(self, level: Level) -> Values:
-        """Return the values of a run in which all screened roles have this level in all layers."""
+        """Return the config values of a run with one level in all layers."""
         found = self.baseline()
         if GRADIENT in self.settings.roles:
             found |= self._of_format(level["format"])
@@ -315,12 +295,10 @@ class Cases(Screen):
         return {"format": name} | ({} if aps is None else {"aps": aps})
 
     def _rules(self, at: Mapping[tuple[int, str], int]) -> Iterator[dict[str, Any]]:
-        """Yield the precision rules for the given levels. Roles with equal rules share one rule.
+        """Yield the precision rules for levels keyed by (index of the group, role).
 
-        Rules for specific layers come first. A rule for all other layers (`*`) follows, unless these are in fp32.
-
-        Args:
-            at: The levels, keyed by (index of the group, role). Pairs that are not listed are high.
+        Roles with equal rules share one rule. Rules for named layers come first, then a rule for all other layers (`*`)
+        unless these are in fp32.
         """
         home = {layer.name: i for i, group in enumerate(self.groups) for layer in group.products}
         multiply = [*home, *(x.name for x in self.layers if x.multiplies and x.name not in home)]

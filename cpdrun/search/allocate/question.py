@@ -1,16 +1,15 @@
-"""Turn an experiment and the user's overrides into a screen: its factors, its design, and its runs.
+"""Plan a screen: its factors, its design, and its runs.
 
-A screen trains the rows of a two-level design (`cpdrun.stats.screening`). Each row sets every factor that varies to one
-of two levels, and all rows use the same seeds.
+A screen trains the rows of a two-level design (`cpdrun.stats.screening`). A row sets each factor that varies to one of
+two levels, and all rows use the same seeds.
 
-If roles have several low levels, the screen has several rounds. The first round varies all factors between the high
-level and the first low level. After each round, the allocation chooses a level for every factor. The next round
-varies only the factors that the allocation put at the lowest level of this round, and tries the next lower level. All
-other factors keep the level of the allocation.
+With several low levels, there are several rounds. The first round varies all factors between the high level and the
+first low level. Each later round varies the factors that the allocation put at the lowest level so far, and tries the
+next lower level. All other factors keep the level of the allocation.
 
-To plan the runs, the screen writes an experiment that lists the rows as cases instead of axes. Any command can read
-this experiment with --config-dir. Except for `sweep:` and `screen:`, its file has the same content as the user's
-experiment. The user's own yaml files are copied to the same folder, because a command takes only one config directory.
+The rows are planned as an experiment with cases in a folder of its own, so that any command can repeat them with
+--config-dir. The experiment's file equals the user's except for `sweep:` and `screen:`. The user's other yaml files are
+copied, because a command takes only one config directory.
 """
 
 import shutil
@@ -45,12 +44,11 @@ from cpdrun.sweep import Plan, PlannedRun, plan
 from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
-# The keys that the screen sets itself, with a hint on which key to use instead. Overrides of these keys are refused,
-# because they would replace the screen's own values.
+# The keys that the screen sets itself, and what to set instead.
 SET_HERE = {
-    FORMAT: "set the low format with screen.low.gradient=FORMAT",
-    "full_precision.layers": "set the groups of layers with screen.groups",
-    RULES: "set the formats with screen.low and screen.high",
+    FORMAT: "Set the low format with screen.low.gradient=FORMAT",
+    "full_precision.layers": "Set the groups of layers with screen.groups",
+    RULES: "Set the formats with screen.low and screen.high",
 }
 
 
@@ -60,21 +58,19 @@ class ScreenQuestion(Screen):
 
     Attributes:
         experiment: The name of the experiment.
-        body: The content of the experiment's file, without its `sweep:` and `screen:` blocks.
-        search: The `search:` block, with overrides applied.
-        config_dir: The user's config directory, or None.
-        words: The overrides from the command line that all runs have.
-        cases: The object that turns levels into config values.
+        body: The experiment's file without its `sweep:` and `screen:` sections.
+        search: The `search:` section, with overrides.
+        config_dir: The user's config directory, if any.
+        words: The command-line overrides of all runs.
+        cases: The converter from levels to config values.
         imports: Whether planning may import modules that the config names.
         number: The number of the round, starting at 1.
-        base: The starting level of each factor in this round, keyed by the factor's index. Factors that are not listed
-            are high. A factor that varies has this level in some rows and the next lower level in the others.
+        base: The starting level of each factor in this round. In some rows, a factor that varies is one level lower.
         varied: The indices of the factors that vary, in the order of the design's columns.
         design: The two-level screening design.
-        names: The names of all cases so far, including earlier rounds. A key lists (index of a factor, level) for each
-            factor that is not high.
+        names: The names of all cases so far. A key lists (index of a factor, level) for each factor that is not high.
         rows: The runs of each row of the design, sorted by seed.
-        plan: The plan of all runs of this round and of earlier rounds.
+        plan: The plan of all runs so far.
     """
 
     experiment: str
@@ -94,33 +90,28 @@ class ScreenQuestion(Screen):
 
     @property
     def directory(self) -> SweepDir:
-        """The folder of the sweep."""
         return self.plan.directory
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """The runs of this round, without duplicates. Rows with the same levels share their runs."""
+        """The runs of this round. Rows with the same levels share their runs."""
         return list({run.name: run for row in self.rows for run in row}.values())
 
     def low(self, row: int) -> list[int]:
-        """Return the indices of the factors that vary and are at the lower level in this row."""
+        """Return the factors that are lowered in this row."""
         return _low(self.design, self.varied, row)
 
     def by_case(self) -> dict[str, Values]:
-        """Return the config values of all cases, keyed by the case's name."""
+        """Return the config values of all cases, keyed by name."""
         return {name: self.cases.of(dict(levels)) for levels, name in self.names.items()}
 
     def next_round(self, levels: Levels) -> "ScreenQuestion | None":
-        """Return the next round of the screen, or None if no factor may be lowered further.
+        """Return the round after the allocation `levels`, or None if no factor may be lowered further.
 
-        The next round varies the factors that have a lower level left and that `levels` puts at the lowest level of
-        this round.
-
-        Args:
-            levels: The allocation after this round.
+        It varies the factors that `levels` puts at this round's lowest level, if they have a lower one.
 
         Raises:
-            ConfigError: The runs cannot be planned, as for `ask`.
+            ConfigError: The runs cannot be planned.
         """
         lowest = self.settings.low
         further = [i for i, f in enumerate(self.factors) if len(lowest[f.role]) > self.number]
@@ -130,12 +121,10 @@ class ScreenQuestion(Screen):
         return _with_rows(replace(self, number=self.number + 1, base=dict(levels), varied=varied))
 
     def later_configs(self) -> list[dict[str, Any]]:
-        """Return one config for each later round, in which each factor is as low as it can be in that round.
-
-        With these configs, the caller can check that later rounds will be able to run before the first round starts.
+        """Return a config for each later round, to check early if the round can run.
 
         Raises:
-            ConfigError: The runs cannot be planned, as for `ask`.
+            ConfigError: The runs cannot be planned.
         """
         lowest = {i: len(self.settings.low[f.role]) for i, f in enumerate(self.factors)}
         found = []
@@ -145,10 +134,7 @@ class ScreenQuestion(Screen):
         return found
 
     def most_runs(self) -> int:
-        """Return the largest number of runs that this and later rounds may need.
-
-        This number is needed if each round lowers all factors that have a lower level left.
-        """
+        """Return the maximum number of runs of this and later rounds."""
         depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
         counts = [
             sum(depth >= n for depth in depths) for n in range(self.number + 1, self.settings.rounds + 1)
@@ -161,13 +147,13 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     """Return the first round of a screen.
 
     Args:
-        texts: The overrides that the user typed. They include exp=NAME.
-        config_dir: The user's config directory, or None.
+        texts: The overrides that the user typed, with exp=NAME.
+        config_dir: The user's config directory, if any.
         imports: Whether planning may import modules that the config names.
 
     Raises:
-        ConfigError: `sweep.plan` refuses the overrides, an axis that is not about formats has several values, or an
-            override sets a key that the screen sets itself.
+        ConfigError: The overrides are wrong, an axis that is not about formats has several values, or an override sets
+            a key that the screen sets itself.
         UserError: The layers of the model cannot be determined.
     """
     keys = {key_of(text): text.partition("=")[2] for text in texts}
@@ -175,9 +161,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     first = plan([*texts, f"{SEED}=0"], config_dir, imports=imports)
     config = first.runs[0].config
     if is_script(config):
-        raise ConfigError(
-            f"exp={experiment} runs a script, and a screen needs layers that are known before a run"
-        )
+        raise ConfigError(f"exp={experiment} runs a script, but a screen must know the layers before a run")
     asked = screen_settings(first.screen, first.search)
     base, aps = _held(first, asked, keys)
     kept = config["full_precision"]["layers"]
@@ -210,10 +194,10 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
 
 
 def _check_typed(keys: Mapping[str, str]) -> str:
-    """Check that no override sets a key that the screen sets itself, and return the name of the experiment.
+    """Return the name of the experiment.
 
     Raises:
-        ConfigError: No experiment was typed, or an override sets such a key.
+        ConfigError: No experiment was typed, or an override sets a key that the screen sets itself.
     """
     experiment = keys.get(EXPERIMENT)
     if experiment is None:
@@ -224,7 +208,7 @@ def _check_typed(keys: Mapping[str, str]) -> str:
         )
     for key, instead in SET_HERE.items():
         if key in keys:
-            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself; {instead}")
+            raise ConfigError(f"{key}={keys[key]}: a screen sets {key} itself. {instead}")
     return experiment
 
 
@@ -233,9 +217,9 @@ def _low(of: Design, varied: Sequence[int], row: int) -> list[int]:
 
 
 def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
-    """Return the round with the design for its varied factors, and with its planned runs.
+    """Return the round with its design and its planned runs.
 
-    Rows with the same levels are one case, even if they belong to different rounds.
+    Rows with the same levels are one case, even across rounds.
 
     Raises:
         ConfigError: An axis other than `case` and `seed` has several values.
@@ -251,16 +235,14 @@ def _with_rows(question: ScreenQuestion) -> ScreenQuestion:
     found = replace(question, design=of, names=names)
     planned = _planned(found)
     if more := [key for key in planned.axes if key not in (CASE, SEED)]:
-        raise ConfigError(
-            f"a screen has one value of each key, and {more[0]} is an axis: type {more[0]}=VALUE"
-        )
+        raise ConfigError(f"{more[0]} has several values, but a screen needs one: type {more[0]}=VALUE")
     runs = {(run.config[CASE], run.config[SEED]): run for run in planned.runs}
     rows = [[runs[case, seed] for seed in question.settings.drawn] for case in of_rows]
     return replace(found, rows=rows, plan=planned)
 
 
 def _planned(question: ScreenQuestion) -> Plan:
-    """Plan the runs of all cases. The config folder is temporary, so that a dry run leaves no files behind."""
+    """Plan the runs of all cases. The config folder is temporary, because a dry run leaves no files."""
     name = question.directory.name
     with tempfile.TemporaryDirectory() as folder:
         copy_yaml(question.config_dir, Path(folder))
@@ -270,14 +252,13 @@ def _planned(question: ScreenQuestion) -> Plan:
 
 
 def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[dict[str, Any], bool | None]:
-    """Return the config values that all runs share, and whether low gradients use APS.
+    """Return the config values of all runs, and whether low gradients use APS.
 
-    The shared values are those of the experiment's axes that have a single value. Axes of formats may have several
-    values, which the screen replaces by its own. If APS is None, the experiment's own setting is used.
+    The shared values are those of axes with a single value. Axes of formats may have several values, which the screen
+    replaces. If APS is None, the experiment's setting is kept.
 
     Raises:
-        ConfigError: Another axis has several values, the experiment names cases, or it has a recipe that would conflict
-            with the screen's own precision rules.
+        ConfigError: Another axis has several values, or the experiment has cases or a conflicting recipe.
     """
     of_bits = (FORMAT, APS, RECIPE, "precision")
     of_products = any(role in PRODUCTS for role in asked.roles)
@@ -287,10 +268,10 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
             continue
         if len(values) > 1 or key == CASE:
             raise ConfigError(
-                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, and a screen has one value of each key: "
-                f"type {key}={typed_form(values[0])}"
+                f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, but a screen needs one: type "
+                f"{key}={typed_form(values[0])}"
                 if key != CASE
-                else f"exp={keys[EXPERIMENT]} names cases, and a screen makes its own: use an experiment without cases"
+                else f"exp={keys[EXPERIMENT]} has cases, but a screen makes its own: use an experiment without cases"
             )
         base[key] = values[0]
     config = first.runs[0].config
@@ -299,7 +280,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
     recipe = None if len(first.axes.get(RECIPE, ())) > 1 else config[RECIPE]
     if of_products and recipe is not None:
         raise ConfigError(
-            f"{RECIPE}={recipe} sets the formats of products, and so does the screen: type {RECIPE}=null"
+            f"{RECIPE}={recipe} and the screen both set the formats of products: type {RECIPE}=null"
         )
     if of_products and len(first.axes.get(RECIPE, ())) > 1:
         base[RECIPE] = None
@@ -309,7 +290,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
 
 
 def _is_of_runs(text: str, aps: bool | None) -> bool:
-    """Return whether an override is passed on to all runs, because neither the screen nor its cases set its key."""
+    """Return True if an override applies to all runs."""
     key = key_of(text)
     return (
         key.split(".")[0] not in (SCREEN, SEARCH) and not (key == APS and aps is not None) and key != "name"
@@ -320,10 +301,9 @@ def _is_of_runs(text: str, aps: bool | None) -> bool:
 
 
 def body_of(experiment: str, config_dir: Path | None) -> dict[str, Any]:
-    """Return the content of an experiment's file without its `sweep:` and `screen:` blocks.
+    """Return the content of an experiment's file without its `sweep:` and `screen:` sections.
 
-    The result has all choices of config groups and all values by which the experiment differs from the defaults,
-    including those that its file takes from other files.
+    It has the choices of groups and the values that differ from the defaults, including inherited ones.
     """
     with Composer(config_dir) as composer:
         composed = composer.compose({EXPERIMENT: experiment})
@@ -347,16 +327,9 @@ def write_experiment(
     seeds: Sequence[int],
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an experiment to `folder`/exp/NAME.yaml.
+    """Write an experiment to `folder`/exp/NAME.yaml, with `about` as the comment at its top.
 
-    Args:
-        folder: The config directory.
-        name: The name of the experiment.
-        about: The comment at the top of the file.
-        body: The content of the experiment without `sweep:`.
-        cases: The config values of each case, keyed by the case's name.
-        seeds: The seeds to list.
-        search: A `search:` block that replaces the one in `body`. If None, the one in `body` is kept.
+    `search` replaces the section of the same name in `body`.
 
     Raises:
         OSError: The file cannot be written.
@@ -370,7 +343,7 @@ def write_experiment(
 
 
 def copy_yaml(config_dir: Path | None, folder: Path) -> None:
-    """Copy the yaml files of the user's config directory to `folder`. Files that are in `folder` already are skipped.
+    """Copy the yaml files of the user's config directory to `folder`.
 
     Raises:
         OSError: A file cannot be copied.

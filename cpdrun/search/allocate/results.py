@@ -1,7 +1,6 @@
-"""The effects of a screen's factors, their export as plain data, and the files that a screen writes.
+"""Read the results of a screen, choose its allocation, and write its files.
 
-A screen writes three files: an experiment with the screen's runs, the allocation, and an experiment for the search that
-tests the allocation.
+A screen writes an experiment with its runs, the allocation, and an experiment for the search that tests it.
 """
 
 import math
@@ -23,22 +22,21 @@ from cpdrun.study import formats
 from cpdrun.study.margin import choose_margin, course_of
 from cpdrun.study.metric import Metric, worst
 
-# The names of cases in the experiment for the search that tests an allocation.
+# The cases of the experiment that tests an allocation, next to fp32 and the uniform formats.
 ALLOCATED, ALL_LOW = "allocated", "all low"
-# The number of seeds that the written experiment lists. A search chooses its own seeds.
-SEARCH_SEEDS = 3
+SEARCH_SEEDS = 3  # the seeds in the written experiment; a search chooses its own
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The results of a round after all its runs have ended.
+    """The results of a round whose runs have all ended.
 
     Attributes:
         metric: The metric.
         worst: The value that replaces the metric of a diverged run.
-        diverged: The indices (row, seed) of the diverged runs.
+        diverged: (row, seed) of each diverged run.
         effects: The effects of the factors that varied, in the order of the design's columns.
-        tolerance: The margin in the unit in which the metric is stored.
+        tolerance: The margin in the metric's stored unit.
     """
 
     metric: Metric
@@ -48,17 +46,14 @@ class RoundResult:
     tolerance: float
 
     def blamed(self, question: ScreenQuestion) -> list[str]:
-        """Return the names of the factors that were low in all diverged runs.
-
-        If fewer than two rows diverged, the result is empty, because one row cannot tell its low factors apart.
-        """
+        """Return the factors that were low in all diverged runs, if at least two rows diverged."""
         rows = {row for row, _ in self.diverged}
         low = [set(question.low(row)) for row in rows]
         common = set.intersection(*low) if len(rows) > 1 else set()
         return [question.factors[i].name for i in sorted(common)]
 
     def by_effect(self) -> list[int]:
-        """Return the indices of the effects, sorted from the most harmful factor to the least harmful."""
+        """Return the indices of the effects, most harmful factor first."""
         return sorted(range(len(self.effects.factors)), key=lambda i: -self.effects.factors[i].mean)
 
 
@@ -71,17 +66,17 @@ class Round:
 
     @property
     def step(self) -> Step:
-        """The factors that varied and their measured effects, as the allocation reads them."""
+        """The measured effects in the form that the allocation reads."""
         return Step(self.question.varied, self.found.effects)
 
 
 def missing_runs(question: ScreenQuestion) -> int:
-    """Return the number of the round's runs that have no result yet."""
+    """Return the number of the round's runs without a result."""
     return sum(question.directory.run(run.name).result() is None for run in question.runs)
 
 
 def read(question: ScreenQuestion) -> RoundResult | None:
-    """Return the results of a round, or None if a run has no result yet.
+    """Return the results of a round if all its runs have ended.
 
     Raises:
         ConfigError: The runs do not have the metric, or the margin is not valid.
@@ -107,10 +102,10 @@ def read(question: ScreenQuestion) -> RoundResult | None:
 
 
 def _margin(question: ScreenQuestion, metric: Metric, values_NxS: list[list[float]], classes: float) -> float:
-    """Return the margin in the unit in which the metric is shown.
+    """Return the margin in the metric's displayed unit.
 
-    A screen may have no baseline run. A relative margin therefore refers to the row with the fewest low factors whose
-    first run did not diverge.
+    There may be no baseline run. A margin in percent then refers to the row with the fewest low factors whose first run
+    did not diverge.
 
     Raises:
         ConfigError: The margin is not valid.
@@ -133,7 +128,9 @@ def _metric(question: ScreenQuestion, ended: list[Result]) -> Metric:
     asked, first = question.settings.metric, ended[0]
     name = asked or first.judge or next(iter(first.metrics), "test_accuracy")
     if name not in first.metrics:
-        raise ConfigError(f"screen.metric={name}: the runs have {', '.join(sorted(first.metrics))}")
+        raise ConfigError(
+            f"screen.metric={name} is not a metric of the runs, which have {', '.join(sorted(first.metrics))}"
+        )
     return Metric(name, first.measures.get(name))
 
 
@@ -144,19 +141,18 @@ def _value(done: Result, metric: Metric) -> float:
 
 
 def costs_of(question: ScreenQuestion) -> Costs:
-    """Return the object that computes the cost of a combination of factor levels."""
     return Costs(question.settings, question.groups, question.factors, question.layers)
 
 
 def choose_allocation(rounds: Sequence[Round]) -> Allocation | None:
-    """Return the allocation that follows from the rounds so far, or None if no factor may be low."""
+    """Return the allocation after these rounds, if any factor may be low."""
     question, found = rounds[-1].question, rounds[-1].found
     steps = [each.step for each in rounds]
     return allocate(costs_of(question), steps, found.tolerance, question.settings.confidence)
 
 
 def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Price]]:
-    """Return the name, the bits, and the price of each uniform format with which the allocation is compared."""
+    """Return (name, bits, price) of each uniform format to compare the allocation with."""
     found = []
     for level in question.settings.uniform:
         bits = float(formats.bits(level["format"]) or math.nan)
@@ -165,7 +161,7 @@ def uniform_prices(question: ScreenQuestion) -> list[tuple[str, float, Price]]:
 
 
 def level_name(level: Level) -> str:
-    """Return the name of a level, such as `e3m0`, `e3m0 with APS`, or `mxfp4 rounding=stochastic`."""
+    """Return the name of a level: `e3m0`, `e3m0 with APS`, or `mxfp4 rounding=stochastic`."""
     extra = [f"{key}={value}" for key, value in level.items() if key not in ("format", "aps")]
     extra += ["with APS"] if level.get("aps") else []
     return " ".join([str(level["format"]), *extra])
@@ -181,7 +177,7 @@ class EffectResult:
     Attributes:
         factor: The name of the factor.
         round: The round in which the effect was measured.
-        cost: How much worse the metric is if the factor is one level lower, in the unit in which the metric is stored.
+        cost: How much worse the metric is one level lower, in its stored unit.
         low: The lower end of the confidence interval of `cost`.
         high: The upper end of the confidence interval of `cost`.
         verdict: Whether the factor is sensitive, harmless, or open.
@@ -202,15 +198,15 @@ class AllocationResult:
     Attributes:
         low: The names of the low factors.
         high: The names of the high factors.
-        levels: The name of each factor's level, keyed by the factor's name.
-        expected: The expected total loss, in the unit in which the metric is stored.
-        bound: The upper confidence bound of the total loss, in the same unit and at the screen's confidence.
+        levels: The name of each factor's level.
+        expected: The expected total loss, in the metric's stored unit.
+        bound: The upper confidence bound of the total loss, in the same unit.
         cost: The cost in units of `unit`.
         unit: The unit of the cost.
-        mean_bits: The mean number of bits of a gradient value that is sent, or of an operand of a multiplication.
+        mean_bits: The mean bits of a sent gradient value, or of an operand.
         all_low: The cost if every factor is as low as the screen allows.
         all_high: The cost if every factor is high.
-        case: The config values of the allocation, keyed by dotted config key.
+        case: The config values of the allocation.
     """
 
     low: list[str]
@@ -230,23 +226,23 @@ class AllocationResult:
 class ScreenResult:
     """The results of a screen.
 
-    Differences are in the unit in which the metric is stored, and larger differences are worse.
+    Differences are in the metric's stored unit, and larger differences are worse. Without a finished round, the results
+    are None.
 
     Attributes:
         sweep: The folder of the sweep.
         factors: The names of the factors.
         round: The number of the last round that was reached.
-        rows: The number of rows in that round's design.
-        runs: The number of planned runs of all rounds so far.
-        most_runs: The largest number of runs that the screen may need in total.
-        metric: The name of the metric, or None if no round has ended.
-        effects: The effects of all rounds in their order, the most harmful of each round first. None if no round has
-            ended.
-        method: The method that estimated the standard error of the effects, or None if no round has ended.
-        tolerance: The margin in the unit in which the metric is stored, or None if no round has ended.
-        diverged: The number of diverged runs, or None if no round has ended.
-        allocation: The allocation, or None if there is none yet.
-        certify: The command that tests the allocation, or None if there is no allocation yet.
+        rows: The number of rows of that round's design.
+        runs: The number of planned runs so far.
+        most_runs: The maximum number of runs of the whole screen.
+        metric: The name of the metric.
+        effects: The effects of all rounds, the most harmful of each round first.
+        method: The method that estimated their standard error.
+        tolerance: The margin.
+        diverged: The number of diverged runs.
+        allocation: The allocation, if there is one.
+        certify: The command that tests the allocation.
     """
 
     sweep: str
@@ -269,11 +265,7 @@ def screen_result(
 ) -> ScreenResult:
     """Return the results of a screen as plain data.
 
-    Args:
-        question: The last round that was reached. It may not have ended yet.
-        rounds: The rounds that have ended.
-        chosen: The allocation, or None.
-        command: The command that tests the allocation, or None.
+    The last round that was reached, `question`, may not have ended. `command` tests the allocation.
     """
     found = rounds[-1].found if rounds else None
     return ScreenResult(
@@ -294,7 +286,7 @@ def screen_result(
 
 
 def effect_results(rounds: Sequence[Round]) -> list[EffectResult]:
-    """Return the effects of all rounds in their order. Within a round, the most harmful factor comes first."""
+    """Return all effects as plain data, the most harmful of each round first."""
     found = []
     for each in rounds:
         for i in each.found.by_effect():
@@ -336,9 +328,9 @@ def allocation_result(question: ScreenQuestion, chosen: Allocation) -> Allocatio
 
 
 def write_rows(question: ScreenQuestion) -> None:
-    """Write the screen's runs as an experiment, so that a user can repeat a single run.
+    """Write the screen's runs as an experiment that a user can repeat.
 
-    For example, `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'` repeats the runs of the first row.
+    Example: `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
 
     Raises:
         OSError: A file cannot be written.
@@ -351,7 +343,7 @@ def write_rows(question: ScreenQuestion) -> None:
 
 
 def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
-    """Write allocation.yaml and an experiment that tests the allocation, and return the command for that search.
+    """Write the allocation and an experiment that tests it, and return the command for that.
 
     Raises:
         OSError: A file cannot be written.
@@ -361,7 +353,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_name(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
     cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
-    # The bound is cautious, so even the lowest levels may be good enough. The search tests them, too.
+    # The bound is cautious: even the lowest levels may be good enough.
     if (lowest := costs_of(question).lowest()) != chosen.levels:
         cases[ALL_LOW] = question.cases.of(lowest)
     search: dict[str, Any] = {
@@ -389,7 +381,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
 
 
 def _body(question: ScreenQuestion) -> dict[str, Any]:
-    """Return the experiment's content with the name of the screen's sweep, so that its runs go to the same folder."""
+    """Return the experiment's content with the screen's sweep name. Its runs then share a folder with the screen's."""
     return question.body | {"name": question.directory.name}
 
 

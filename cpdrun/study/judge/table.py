@@ -24,7 +24,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 from cpdrun.errors import UserError
 from cpdrun.stats.failures import Failure, Runs

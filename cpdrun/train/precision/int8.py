@@ -30,7 +30,7 @@ import torch
 from custom_fp.layers.attachment import add_hooks_
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
-from custom_fp.rule import is_stochastic
+from custom_fp.rounding import is_stochastic
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding, of_bits

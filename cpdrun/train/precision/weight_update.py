@@ -2,7 +2,7 @@
 
     nearest_even   w = Q(w - u): an update below half a unit of w is lost (Gupta et al., arXiv 1502.02551, section 3)
     stochastic     up or down with probability by distance (the same paper): lost on no average, at the price of noise.
-                   stochastic_N, with N random bits, loses an update below 2^-N units of w (`custom_fp.rule`).
+                   stochastic_N, with N random bits, loses an update below 2^-N units of w (`custom_fp.rounding`).
                    Draws come from (seed, update, parameter, element): the same bits for any split and after a resume
     kahan          y = Q(-u - c); t = Q(w + y); c = Q(Q(t - w) - y); w = t: what was rounded away waits in c, of the
                    same format, until it makes a unit (Kahan, CACM 1965; for weights: Zamirai et al., arXiv 2010.06192).

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from torch import Tensor, nn
@@ -98,9 +99,9 @@ def _element(name: str) -> str:
     if _is_integer(name):
         return name
     fmt = parse(name)
-    if hasattr(fmt, "of"):
-        return fmt.of.name
-    return f"int{fmt.code_bits}" if fmt.has_zero_point else fmt.name
+    if fmt.has_zero_point:
+        return f"int{fmt.code_bits}"
+    return fmt.element.name if isinstance(fmt, ScaledFormat) else fmt.name
 
 
 def _bits(name: str) -> int:

@@ -1,1 +1,1 @@
-"""Record statistics of a run's tensors in some of its steps, without changing the run."""
+"""Record statistics of a run's tensors at some steps, without changing the run."""

@@ -1,15 +1,14 @@
-"""Sort the elements of float32 tensors into histogram cells, and compute exact sums of their rounding errors.
+"""Sum the rounding errors of float32 tensors exactly, with histograms.
 
-A binade contains the values with 2^k <= |x| < 2^(k+1). It is divided into 4096 cells. The index of an element's cell
-consists of the first 11 fraction bits of its mantissa and one bit that tells whether any of the other fraction bits is
-set. All elements of a cell have the same rounded mantissa, for every spacing 2^-m with m = -1 .. 10. For each cell,
-`custom_fp.quantize` computes this mantissa once.
+The values with 2^k <= |x| < 2^(k+1) form a binade, which is divided into 4096 cells. A cell is identified by the first
+11 fraction bits of the mantissa and one sticky bit, which tells whether any lower bit is set. For every spacing 2^-m
+with m = -1 .. 10, all elements of a cell round to the same mantissa, so `custom_fp.quantize` rounds each cell only
+once.
 
-An element is |x| = (low + d) 2^k, where low is the lower end of its cell, and d is the distance from that end. All sums
-add integers: low and the rounded mantissa q in units of 2^-11, and d in units of 2^-23. For up to 2^22 elements, the
-sums are exact in float64. Therefore, the order of addition does not matter, and the two implementations agree bit for
-bit. `sums_reference` is the definition and runs on any device. `sums_native` uses the CPU extension of custom_fp. With
-growing spacing, more cells round to the same value, and the extension merges them.
+Let |x| = (low + d) 2^k, where low is the lower end of the cell. All sums add integers: low and the rounded mantissa q
+in units of 2^-11, and d in units of 2^-23. With up to 2^22 elements, they are exact in float64, so the order of
+addition does not matter, and both implementations agree bit for bit. `sums_reference` is the definition, and runs on
+any device. `sums_native` uses custom_fp's CPU extension, which merges cells where wider spacings allow it.
 
 Legend: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
 """
@@ -23,14 +22,14 @@ import custom_fp
 import torch
 from torch import Tensor
 
-# The values of m for which sums are computed. Mantissas in [1, 2) are rounded to multiples of the spacing 2^-m.
+# The exponents m of the spacings. Mantissas in [1, 2) are rounded to multiples of 2^-m.
 SPACINGS = tuple(range(-1, 11))
 
-# The largest number of elements in one pass. It keeps the sums exact and limits the temporary memory.
+# The largest number of elements in one pass, which keeps the sums exact and limits memory.
 MAX_ELEMENTS = 1 << 22
 
 DROPPED = 12  # the number of float32 fraction bits below the first 11
-CELLS = 1 << 12  # 11 fraction bits, and one bit that tells whether any lower bit is set
+CELLS = 1 << 12  # 11 fraction bits and the sticky bit
 FIELD_BITS = 23
 BIAS = 127
 _NO_FIELD = 1 << 30
@@ -40,8 +39,8 @@ _NO_FIELD = 1 << 30
 class Sums:
     """Sums over the elements of each binade, as float64 tensors.
 
-    An element has the mantissa u = low + d in [1, 2), which is rounded to q. r is q - low. The sums are over mantissas,
-    so the exponent k does not matter.
+    An element's mantissa u = low + d in [1, 2) is rounded to q, and r = q - low. Mantissas do not depend on the
+    exponent k.
 
     Attributes:
         n: (K,) The number of elements.
@@ -54,7 +53,7 @@ class Sums:
         r_r: (K, S) The sum of r^2.
         low_r: (K, S) The sum of low r.
         d_r: (K, S) The sum of d r.
-        up: (K, S) The number of elements with q = 2, which belongs to the next binade.
+        up: (K, S) The number of elements with q = 2, which is in the next binade.
         x_up: (K, S) The sum of u over the elements with q = 2.
         last: (K, S) The number of elements with q >= 2 - 2^-m, the last value of the binade.
         x_last: (K, S) The sum of u over the elements with q >= 2 - 2^-m.
@@ -77,11 +76,11 @@ class Sums:
 
 
 class BinadeCount(NamedTuple):
-    """The binades and the subnormal values of one tensor.
+    """The nonempty binades and the subnormal values of one tensor.
 
     Attributes:
         binades: (K,) int64, ascending. The exponents k of the binades that contain normal float32 values.
-        subnormal: The subnormal float32 values, which no binade counts. None if there are none.
+        subnormal: The subnormal float32 values, which belong to no binade. None if there are none.
     """
 
     binades: Tensor
@@ -89,16 +88,9 @@ class BinadeCount(NamedTuple):
 
 
 def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Return the binades of each tensor, and the sums over the elements of each binade.
+    """Return the binades of each tensor, and the sums over each binade, concatenated.
 
-    Zeros, inf, and NaN are ignored.
-
-    Args:
-        chunks: Tensors of any shape and float dtype, with at most MAX_ELEMENTS elements each.
-
-    Returns:
-        One `BinadeCount` for each tensor, and one `Sums` with the binades of all tensors, concatenated in the order of
-        the tensors.
+    The tensors have at most MAX_ELEMENTS elements each. Zeros, inf, and NaN are ignored.
     """
     flat = [x.detach().reshape(-1).float().contiguous() for x in chunks]
     fast = custom_fp.backend("cpu") == "native" and all(x_n.device.type == "cpu" for x_n in flat)
@@ -106,7 +98,7 @@ def sums(chunks: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 
 
 def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Compute `sums` of flat, contiguous float32 tensors on the CPU with custom_fp's extension."""
+    """Compute `sums` with custom_fp's extension, for flat, contiguous float32 tensors on the CPU."""
     from custom_fp.native import count_binades
 
     counted, rows = [], []
@@ -132,9 +124,9 @@ def sums_native(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 
 
 def sums_reference(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
-    """Compute `sums` of flat, contiguous float32 tensors on any device.
+    """Compute `sums` with torch, for flat, contiguous float32 tensors on any device.
 
-    The elements of each cell are counted. The counts are multiplied by matrices that describe how each cell is rounded.
+    The elements of each cell are counted, and the counts are multiplied by matrices that describe the cells' rounding.
     """
     pairs = [_sums_reference(x_n) for x_n in flat]
     of_each = [[getattr(of, f.name) for f in fields(Sums)] for _, of in pairs]
@@ -144,7 +136,7 @@ def sums_reference(flat: Sequence[Tensor]) -> tuple[list[BinadeCount], Sums]:
 def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
     bits_n, cell_n = split(x_n)
     least, most = (int(bits) >> FIELD_BITS for bits in bits_n.aminmax())
-    # Below, zeros, subnormals, inf, and NaN are clamped to the first or the last place. Both places are dropped.
+    # Zeros, subnormals, inf, and NaN are clamped to the first or the last place, and both places are dropped.
     has_others = least == 0 or most == 255
     subnormal = None
     if has_others:
@@ -172,29 +164,22 @@ def _sums_reference(x_n: Tensor) -> tuple[BinadeCount, Sums]:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bits and the cell of each element of a float tensor.
+    """Return the bits of |x| and the cell of each element, as (n,) int32.
 
-    Returns:
-        (n,) int32 with the bits of |x| as float32, and (n,) int32 with exponent field * CELLS + the index of the
-        element's cell in its binade.
+    The cell is exponent field * CELLS + the index in its binade.
     """
     bits_n = x.detach().reshape(-1).float().contiguous().view(torch.int32) & 0x7FFFFFFF
-    # If any dropped bit is set, the addition carries into the kept bits.
+    # The addition carries into the kept bits if any dropped bit is set.
     cell_n = (bits_n + ((1 << DROPPED) - 1)).bitwise_right_shift_(DROPPED)
     return bits_n, cell_n.add_(bits_n >> DROPPED)
 
 
 @cache
 def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the lower end and the rounded mantissas of each cell.
-
-    Returns:
-        (C,) float64 with the lower ends, which are in [1, 2), and (C, S) float64 with the mantissa to which the cell's
-        elements are rounded for each spacing.
-    """
+    """Return the lower end of each cell, (C,) float64, and its rounded mantissas, (C, S) float64."""
     cells = torch.arange(CELLS, device=device)
     low_C = 1 + (cells >> 1).double() * 2.0**-11
-    # An even cell contains only its lower end. An odd cell contains neither of its ends, so its middle represents it.
+    # An even cell contains only its lower end. An odd cell excludes both ends, so its middle represents it.
     inside_C = (low_C + (cells & 1) * 2.0**-12).float()
     # The first format has the spacing 2. Its smallest value is 2 and it has no subnormals, so 1 is halfway to zero.
     formats = [custom_fp.Format(2, 0, bias=0), *(custom_fp.Format(8, m) for m in SPACINGS[1:])]
@@ -203,17 +188,16 @@ def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def lasts(device: torch.device) -> Tensor:
-    """Return the largest value of the binade k = 0 for each spacing, (S,) float64."""
+    """Return the largest mantissa below 2 for each spacing, (S,) float64."""
     return torch.tensor([2 - 2.0**-m for m in SPACINGS], dtype=torch.float64, device=device)
 
 
 @cache
 def _rounded() -> Tensor:
-    """Return the rounded mantissas of cells in the layout that the extension expects.
+    """Return the cells' rounded mantissas in the layout of the extension.
 
     Returns:
-        int32, in units of 2^-11. The values of all 4096 cells for m = 10 come first, then those of the 2048 merged
-        cells for m = 9, and so on down to those of the 2 merged cells for m = -1.
+        int32, in units of 2^-11: 4096 cells for m = 10, then 2048 merged cells for m = 9, down to 2 for m = -1.
     """
     _, q_CxS = roundings(torch.device("cpu"))
     found = []
@@ -225,12 +209,11 @@ def _rounded() -> Tensor:
 
 @cache
 def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a matrix and two vectors of cell indices with which counts of cells are turned into sums.
+    """Return the matrix and the cell indices that convert cell counts into sums.
 
     Returns:
-        A (C, 3 S) float64 matrix with r, r^2, and low r of each cell, where r = rounded mantissa - low. Then two (S,)
-        int64 vectors. The first contains the last cell that is rounded to less than 2. The second contains the last
-        cell that is rounded to less than the largest value of the binade. If there is no such cell, the index is -1.
+        A (C, 3 S) float64 matrix with r, r^2, and low r of each cell. Then two (S,) int64 vectors: the last cell that
+        rounds below 2, and the last cell that rounds below the binade's largest value. -1 means that there is none.
     """
     low_C, q_CxS = roundings(device)
     r = q_CxS - low_C[:, None]
@@ -239,12 +222,9 @@ def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
-    """Return the sums over the elements of each binade.
+    """Return the sums over each binade.
 
-    Args:
-        n_KxC: The number of elements in each cell.
-        d_KxC: The sum of d over each cell.
-        d_d_K: The sum of d^2 over each binade.
+    The arguments are the number of elements of each cell, and the sums of d over each cell and of d^2 over each binade.
     """
     device, S = n_KxC.device, len(SPACINGS)
     low_C, _ = roundings(device)
@@ -260,11 +240,5 @@ def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
 
 
 def _behind(below_KxC: Tensor, total_K: Tensor, cell_S: Tensor) -> Tensor:
-    """Return the sums over the cells that follow the given cells, (K, S).
-
-    Args:
-        below_KxC: The cumulative sums over the cells of each binade.
-        total_K: The sum over all cells of each binade.
-        cell_S: For each spacing, the last cell to leave out; -1 to leave out none.
-    """
+    """Return the sums over the cells after `cell_S`, (K, S), from cumulative sums. -1 excludes no cell."""
     return total_K[:, None] - below_KxC[:, cell_S.clamp_min(0)] * (cell_S >= 0)

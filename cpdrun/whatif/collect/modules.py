@@ -1,8 +1,7 @@
 """Describe a model's layers, and record their operands with hooks.
 
-A layer's description contains everything that precision rules need. Therefore, the effects of a config can be computed
-without the model. During one step, the hooks record the inputs of Linear and Conv layers and the gradients of their
-outputs.
+A description contains everything about a layer that precision rules need, so the effects of a config can be computed
+without the model. The hooks record the inputs of Linear and Conv layers and the gradients of their outputs.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ _RECORDED_CLASSES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Return a description of each layer of a model. `LayerDescription.of` restores a layer from it.
+    """Describe each layer of a model in JSON.
 
-    Args:
-        model: The model, either before or after it was prepared for a precision.
-
-    Returns:
-        One dictionary for each layer, which can be stored as JSON.
+    `LayerDescription.of` restores the layers. The model may or may not have been prepared for a precision.
     """
     name_of = {id(p): name for name, p in model.named_parameters()}
     found = []
@@ -50,12 +45,11 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class LayerDescription(Layer):
-    """A layer that was restored from its description, without the model. Its `module` is a placeholder.
+    """A layer that was restored from its description. Its `module` is a placeholder.
 
     Attributes:
-        called: The kind of the layer: its class name, or the name of its attention function.
-        named: Whether a rule must name the layer, because a pattern such as * does not match its products (see
-            `Layer.must_be_named`).
+        called: The class name of the layer, or the name of its attention function.
+        named: Whether only a rule that names the layer matches its products (`Layer.must_be_named`).
         takes_part: Pairs of a role and the products that have an operand of this role.
         is_norm: Whether the layer is a normalization layer.
         parameters: The names of the layer's own trainable parameters.
@@ -69,7 +63,7 @@ class LayerDescription(Layer):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> LayerDescription:
-        """Restore a layer from the description that `describe_layers` returned."""
+        """Restore a layer from its description by `describe_layers`."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
         names, part = tuple(facts["names"]), facts["part"]
         given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
@@ -95,11 +89,7 @@ class LayerDescription(Layer):
 
 
 class OperandRecorder:
-    """Record the operands of a model's Linear and Conv layers when worker 0 calls the model.
-
-    Args:
-        model: The model to record.
-        here: Whether this rank emulates worker 0. On other ranks, nothing is recorded.
+    """Record the operands of Linear and Conv layers, if this rank emulates worker 0 (`here`).
 
     Attributes:
         layers: The layers to record, keyed by name.
@@ -130,11 +120,10 @@ class OperandRecorder:
             self.handles.append(module.register_forward_hook(self._hook(name)))
 
     def close(self) -> dict[str, dict[str, Tensor]]:
-        """Stop recording and return the recorded tensors.
+        """Stop recording, and return the tensors as {role: {layer: values}}.
 
-        Returns:
-            {role: {layer: values}} for the roles activation and output_gradient. If a layer was called several times,
-            its tensors are flattened and concatenated. Roles without values are left out.
+        The roles are activation and output_gradient; a role without values is left out. If a layer was called several
+        times, its tensors are flattened and concatenated.
         """
         if self.handles:
             F.scaled_dot_product_attention = self.attention
@@ -156,9 +145,9 @@ class OperandRecorder:
             self.calls += 1
 
     def counts(self) -> bool:
-        """Return whether the current call of the model belongs to a worker's training step.
+        """Return True if the model's current call belongs to a training step.
 
-        In this class, all calls between `open` and `close` do. Subclasses may exclude calls for evaluation.
+        Subclasses may exclude calls for evaluation.
         """
         return True
 
@@ -177,7 +166,7 @@ class OperandRecorder:
 
 
 def _of_worker_0(x: Tensor) -> Tensor:
-    """Return a copy of a tensor. If torch.func.vmap batches several workers, copy only the first worker's values."""
+    """Copy a tensor, or only worker 0's part if vmap batches the workers."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         place = functorch.maybe_get_bdim(x) if functorch.is_batchedtensor(x) else None

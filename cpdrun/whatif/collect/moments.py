@@ -1,19 +1,18 @@
-"""Compute a table of moments for a tensor, from which its rounding error follows for any scalar format and shift.
+"""Compute moments of a tensor that determine its error for any format.
 
-A shift multiplies the tensor by a power of two before it is rounded.
+A shift multiplies the tensor by a power of two before rounding.
 
-Let 2^k <= |x| < 2^(k+1). The result of rounding x to nearest even depends only on the mantissa u = |x| / 2^k and on the
-spacing 2^(k - m') of the format's values in this binade. For normal values, m' equals the number of mantissa bits m.
-For subnormal values, m' = m - (emin - k). A shift changes only k. Therefore, a few sums for each binade k and each m'
-in -1 .. 10 determine the error of any scalar format with at most 10 mantissa bits, including saturation
-(`cpdrun.whatif.simulate.rounding_error`). If m' < -1, every value is rounded to zero.
+Let 2^k <= |x| < 2^(k+1), and let the format have m mantissa bits. Rounding x to nearest even depends only on the
+mantissa u = |x| / 2^k and on the spacing 2^(k-m') of the format's values in this binade: m' = m for normal values, and
+m' = m - (emin - k) for subnormal values. A shift changes only k. Therefore, a few sums for each binade k and each m' in
+-1 .. 10 determine the error for any scalar format with at most 10 mantissa bits, including saturation
+(`cpdrun.whatif.simulate.rounding_error`). If m' < -1, every value rounds to zero.
 
-For large tensors, the elements of each cell are counted in integers (`cpdrun.whatif.collect.histogram`). The sums are
-exact except for the rounding of the last products in float64, which causes a relative error of 1e-12. Small tensors are
-processed element by element.
+Large tensors are counted in integer histograms (`cpdrun.whatif.collect.histogram`). Their sums are exact except for the
+last products in float64, which have a relative error of 1e-12. Small tensors are processed element by element.
 
-Tables do not contain inf, NaN, or zeros of either sign, because a zero is always rounded to zero. `TensorStatistics`
-counts these elements. Subnormal float32 values are treated like all other values. Their k is at least -149.
+Tables exclude zeros, which always round to zero, inf, and NaN; `TensorStatistics` counts them. Subnormal float32 values
+are included, with k >= -149.
 
 Legend: K binades, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """
@@ -38,18 +37,17 @@ from cpdrun.whatif.collect.histogram import (
 
 OF_BINADE = ("count", "magnitude", "square")
 OF_SPACING = ("error", "squared_error", "product", "up", "last", "up_error", "last_error")
-# The names of a table's columns. A table has a row for each binade. Each column is a sum over the elements of the
-# binade, in the units of x. q is |x| rounded, and e = q - |x| is the error, which is positive if the magnitude grows.
+# The columns of a table, which has a row for each binade. Each column is a sum over the binade's elements, in the units
+# of x. q is the rounded |x|, and e = q - |x| is the error.
 #
 #     count, magnitude, square    the number of elements, the sum of |x|, the sum of x^2
 #     error, squared_error        the sums of e and e^2
 #     product                     the sum of |x| e
-#     up, up_error                the number of elements with q = 2^(k+1), which belongs to the next binade, and the
-#                                 sum of their e
-#     last, last_error            the number of elements with q >= 2^(k+1) - 2^(k-m'), which is the largest value of the
-#                                 binade, and the sum of their e
+#     up, up_error                the number of elements with q = 2^(k+1), in the next binade, and their sum of e
+#     last, last_error            the number of elements with q >= 2^(k+1) - 2^(k-m'), the largest value of the binade,
+#                                 and their sum of e
 COLUMNS = (*OF_BINADE, *(f"{name}{m}" for name in OF_SPACING for m in SPACINGS))
-# If x is multiplied by s, a column is multiplied by this power of s.
+# Multiplying x by s multiplies a column by this power of s.
 _POWERS = dict(zip(OF_BINADE, (0, 1, 2), strict=True)) | {
     name: {"error": 1, "squared_error": 2, "product": 2, "up": 0, "last": 0}.get(name, 1)
     for name in OF_SPACING
@@ -60,19 +58,14 @@ _POWER_F = [
 ]
 
 _LIFT = 64  # float32 subnormals times 2^64 are normal
-_SMALL = 2048  # up to this number of elements, processing them one by one is faster than counting cells
+_SMALL = 2048  # the largest tensor for which processing single elements is faster than a histogram
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the table of moments of each tensor.
+    """Return the table of moments of each float32 tensor.
 
-    Args:
-        tensors: float32 tensors of any shape.
-
-    Returns:
-        For each tensor, the exponents k of its binades in ascending order, (K,) int64, and the rows of these binades,
-        (K, F) float64. Both are on the CPU. Binades without elements have no row, so the table of a tensor of zeros is
-        empty.
+    A table consists of the exponents k of the nonempty binades, ascending, (K,) int64, and of their rows, (K, F)
+    float64. Both are on the CPU.
     """
     found = [_none()] * len(tensors)
     small = [t for t, x in enumerate(tensors) if x.numel() <= _SMALL]
@@ -84,7 +77,7 @@ def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def add(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sum of several tables, which is the table of the tensors' concatenation."""
+    """Add tables. The result is the table of the concatenated tensors."""
     if len(parts) == 1:
         return parts[0]
     binades_K, rows_KxF = torch.cat([k for k, _ in parts]), torch.cat([rows for _, rows in parts])
@@ -114,9 +107,9 @@ def _counted(chunks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _rows(of: cells.Sums) -> Tensor:
-    """Return the rows of binades, (K, F), given the sums over their cells. All rows are scaled to k = 0.
+    """Return the rows of binades, (K, F), scaled to k = 0.
 
-    An element with the mantissa low + d, where low is the lower end of its cell, has the rounding error e = r - d.
+    An element low + d that rounds to low + r has the error e = r - d.
     """
     d, dd = of.d[:, None], of.d_d[:, None]
     up_error = 2 * of.up - of.x_up
@@ -136,7 +129,7 @@ def _rows(of: cells.Sums) -> Tensor:
 def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
     """Return the table of subnormal float32 values.
 
-    The values are multiplied by 2^64, which is exact, and the resulting table is scaled back.
+    Multiplying them by 2^64 is exact and makes them normal. The resulting table is scaled back.
     """
     ((binades_K, rows),) = _counted([(x_n.double() * 2.0**_LIFT).float()])
     power_F = torch.tensor(_POWER_F, dtype=torch.float64)
@@ -144,9 +137,9 @@ def _lifted(x_n: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the tables of small tensors, all computed in one pass.
+    """Return the tables of small tensors, in one pass.
 
-    A row is computed for each element. Then the rows of elements of the same tensor and binade are added.
+    Each element gets a row. The rows of the same tensor and binade are then added.
     """
     if not tensors:
         return []
@@ -181,11 +174,8 @@ def _one_by_one(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
     """Return the row of each element as a column, (F, n) float64, scaled to k = 0.
 
-    The columns are computed in place, because most of the time is spent on memory accesses.
-
-    Args:
-        cell_n: (n,) int64. The cell of each element in its binade.
-        low_n: (n,) float64. The distance d of each mantissa from the lower end of its cell.
+    cell_n is the cell of each element in its binade, and low_n the distance d from its lower end. The columns are
+    computed in place, because memory accesses take most of the time.
     """
     low_C, q_CxS = roundings(cell_n.device)
     rows_Fxn = torch.empty(len(COLUMNS), len(cell_n), dtype=torch.float64, device=cell_n.device)
@@ -204,9 +194,9 @@ def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
 
 
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows from k = 0 to the units of x, and move them to the CPU.
+    """Scale rows from k = 0 to the units of x, in place.
 
-    The scaling is exact, because even the smallest factor, 2^-298, is a float64 number. `rows_KxF` is overwritten.
+    The result is moved to the CPU. The scaling is exact, because even the smallest factor, 2^-298, is a float64 number.
     """
     power_F = torch.tensor(_POWER_F, dtype=torch.float64, device=rows_KxF.device)
     rows_KxF *= torch.exp2(binades_K.double()[:, None] * power_F)

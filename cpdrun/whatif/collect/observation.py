@@ -1,21 +1,19 @@
-"""Define the observation of a run's tensors, and store it in a file.
+"""Store statistics of a run's tensors in a file.
 
-For each observed step, role, and layer, an observation contains a table of moments and a sample of elements. The roles
+An observation contains a table of moments and a sample of elements for each observed step, role, and layer. The roles
 are:
 
-    gradient          The gradients of all workers for a parameter, divided by the number of workers N, so that their
-                      sum is the mean gradient.
+    gradient          The gradients of all workers for a parameter, each divided by the number of workers N.
     weight            A parameter before the step.
-    update            The change of a parameter in the step: the difference of the weights in float32.
+    update            The change of a parameter in the step, in float32.
     activation        The input of a Linear or Conv layer, for worker 0.
     output_gradient   The gradient of the output of a Linear or Conv layer, for worker 0.
 
-A sample consists of blocks of 32 neighboring elements, so that formats with scales are applied to real neighbors. The
-file RUN/observed.npz contains numeric arrays and an array `about` with JSON. It contains no code.
+Samples consist of blocks of 32 neighbors, so that formats with scales can be applied to them.
 
-The size of the file does not depend on the length of the run. For each layer and step, it contains 87 float64 numbers
-for each binade that has elements (about 20 binades), and at most 1,024 sampled elements of each worker. With many
-layers and workers, fewer elements are sampled (`observer.py`).
+The file RUN/observed.npz contains numeric arrays and an array `about` with JSON, but no code. Its size does not depend
+on the length of the run. A layer takes 87 float64 numbers for each nonempty binade (about 20), and at most 1,024
+samples for each worker. With many layers and workers, samples are smaller (`observer.py`).
 
 Legend: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
 """
@@ -39,20 +37,20 @@ ROLES = ("gradient", "weight", "update", "activation", "output_gradient")
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """The statistics of one layer's tensor in one role and one step.
+    """Statistics of one layer's tensor, for one role and step.
 
     Attributes:
-        binades: (K,) int16, ascending. The exponents k of the binades that have elements.
-        rows: (K, F) float64. The table with the moments of each binade (`moments.py`).
-        zeros: The number of elements that are zero. The table does not contain them.
-        nonfinite: The number of elements that are inf or NaN. The table does not contain them.
+        binades: (K,) int16, ascending. The exponents k of the nonempty binades.
+        rows: (K, F) float64. The table of moments (`moments.py`).
+        zeros: The number of zeros. The table excludes them.
+        nonfinite: The number of inf and NaN. The table excludes them.
         largest: The largest finite magnitude.
         numel: The number of elements of one worker's tensor.
         samples: float32 arrays keyed by name. All roles have `values`. Gradients also have `extremes` and `maxima`.
 
-            values: (n,), or (N, n) for the gradients of N workers. The sampled elements.
-            extremes: (N, 1). The workers' values of the element whose sum over all workers has the largest magnitude;
-                (N, 0) for an empty layer.
+            values: (n,), or (N, n) for gradients. The sampled elements.
+            extremes: (N, 1), or (N, 0) for an empty layer. The workers' values of the element whose sum over workers
+                has the largest magnitude.
             maxima: (N,). The largest finite magnitude of each worker's gradient in the whole layer.
     """
 
@@ -65,16 +63,13 @@ class TensorStatistics:
     samples: dict[str, np.ndarray] = field(default_factory=dict)
 
     def column(self, name: str) -> np.ndarray:
-        """Return the column of the table with the given name, (K,) float64."""
+        """Return a column of the table by its name, (K,) float64."""
         return self.rows[:, COLUMNS.index(name)]
 
     def with_workers(self, later: TensorStatistics) -> TensorStatistics:
-        """Return the combined statistics of these workers and of the workers that follow them.
+        """Combine the statistics of these workers with those of later workers.
 
-        Tables and counts are added. Samples are concatenated along the worker axis.
-
-        Args:
-            later: The statistics of the following workers, for the same role, layer, and step.
+        Tables and counts are added, and samples are concatenated along the worker axis.
         """
         binades = np.union1d(self.binades, later.binades)
         rows = np.zeros((len(binades), len(COLUMNS)))
@@ -93,13 +88,13 @@ class TensorStatistics:
 
 @dataclass
 class Observation:
-    """The statistics of a run's tensors in its observed steps.
+    """Statistics of a run's tensors at its observed steps.
 
     Attributes:
-        about: The properties of the run that the simulation needs: world_size, steps, steps_an_epoch, epochs,
-            loss_scale, layers (the names of the parameters), modules (the descriptions of the layers, from
-            `describe_layers`), and attends (whether the model calls scaled_dot_product_attention).
-        by_step: The statistics as by_step[step][role][layer]. Steps are counted from 0.
+        about: Properties of the run that the simulation needs: world_size, steps, steps_an_epoch, epochs, loss_scale,
+            layers (parameter names), modules (from `describe_layers`), and attends (whether the model calls
+            scaled_dot_product_attention).
+        by_step: The statistics as by_step[step][role][layer]. Steps count from 0.
         unobserved: A phrase for each kind of tensor that could not be observed.
     """
 
@@ -112,17 +107,17 @@ class Observation:
         return sorted(self.by_step)
 
     def of(self, role: str) -> dict[int, dict[str, TensorStatistics]]:
-        """Return the statistics of a role as {step: {layer: TensorStatistics}}. Steps without the role are left out."""
+        """Return the statistics of a role as {step: {layer: TensorStatistics}}."""
         return {step: self.by_step[step][role] for step in self.steps if role in self.by_step[step]}
 
     def before(self, step: int) -> Observation:
-        """Return an observation with only the steps before the given step, for a run that resumes from that step."""
+        """Return the observation of the steps before `step`."""
         return Observation(
             self.about, {s: statistics for s, statistics in self.by_step.items() if s < step}, self.unobserved
         )
 
     def save(self, path: Path) -> None:
-        """Write the observation to a file. Readers see either the old or the new file, never a part of it."""
+        """Replace the file atomically."""
         arrays: dict[str, Any] = {}
         entries: dict[str, list[list[Any]]] = {}
         names: dict[str, list[str]] = {}
@@ -158,7 +153,7 @@ class Observation:
 
     @classmethod
     def load(cls, path: Path) -> Observation:
-        """Read the observation of a run.
+        """Read an observation.
 
         Raises:
             OSError: The file does not exist or is not a regular file.
@@ -200,11 +195,7 @@ class Observation:
 
 
 def merge(parts: Iterable[dict[str, dict[str, TensorStatistics]]]) -> dict[str, dict[str, TensorStatistics]]:
-    """Merge the statistics that all ranks recorded in one step.
-
-    Args:
-        parts: The statistics of each rank as {role: {layer: TensorStatistics}}, in the order of the ranks.
-    """
+    """Merge the statistics of one step, {role: {layer: TensorStatistics}}, from all ranks in order."""
     whole: dict[str, dict[str, TensorStatistics]] = {}
     for part in parts:
         for role, layers in part.items():

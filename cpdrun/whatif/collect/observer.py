@@ -1,7 +1,6 @@
-"""Record statistics of a run's tensors in some of its steps.
+"""Observe a run's tensors at some of its steps.
 
-The observer only copies and counts values, and it draws no random numbers. Therefore, observing a run does not change a
-bit of its results.
+The observer only copies and counts values, and draws no random numbers. Observing a run does not change its results.
 
 Legend: N workers, W of them on this rank, P parameters.
 """
@@ -33,16 +32,10 @@ OWN_WEIGHTS = "gradient, weight, update: each worker has its own weights"
 
 
 def observed_steps(observe: int, steps: int) -> list[int]:
-    """Return the steps to observe.
+    """Return `observe` evenly spaced steps of a run with `steps` steps.
 
-    Args:
-        observe: The number of steps to observe.
-        steps: The number of steps of the run.
-
-    Returns:
-        `observe` evenly spaced steps in ascending order, which include the first and the last step. If `observe` is 1,
-        only the first step. If the run has no more than `observe` steps, all steps. If an argument is below 1, no
-        steps.
+    The first and the last step are included. If the run has fewer steps, all of them are returned. If an argument is
+    below 1, the list is empty.
     """
     if observe < 1 or steps < 1:
         return []
@@ -51,27 +44,22 @@ def observed_steps(observe: int, steps: int) -> list[int]:
 
 
 class Observer:
-    """Observe the tensors of one run on one rank.
+    """Observe the tensors of a run on one rank.
 
-    The training loop calls `begin` before each step and `end` after it. It calls `save_part` and `save` to write the
-    observation. The learner calls `gradients` in each step.
-
-    Args:
-        config: The resolved configuration. `observe` is the number of steps to observe.
-        parts: The objects from which the training loop is built, such as the model.
-        workers: The workers that this rank emulates.
-        run: The folder of the run.
+    The training loop calls `begin` before and `end` after each step, and `save_part` and `save` to write the
+    observation. The learner calls `gradients` at each step. The config's key `observe` is the number of steps to
+    observe.
 
     Attributes:
         due: The steps to observe.
-        parameters: The trainable parameters keyed by name; empty if no step is to be observed.
-        shared: Whether all workers share the same weights. If not, gradients, weights, and updates are not observed.
+        parameters: The trainable parameters keyed by name; empty if no step is due.
+        shared: Whether all workers share the same weights. If not, only operands are observed.
         found: The observation so far. Only rank 0 has the observed steps.
         step: The step that is being observed; None between observed steps.
-        snapshot: The statistics of the step that is being observed.
-        weights: Copies of the parameters before the step.
-        unsaved: The observed steps that have not been written to a file yet.
-        watched: The recorder of the layers' operands; None if no step is to be observed.
+        snapshot: The statistics of that step.
+        weights: Copies of the parameters before that step.
+        unsaved: The observed steps that no file contains yet.
+        watched: The recorder of the layers' operands; None if no step is due.
     """
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
@@ -103,9 +91,8 @@ class Observer:
     def resume(self, step: int) -> None:
         """Prepare to start the run, or to resume it from `step`.
 
-        At step 0, rank 0 deletes the parts of an observation that an earlier attempt left. At a later step, rank 0
-        loads what was observed before `step` from the run's files. If a file cannot be read, its observations are lost,
-        and a message is printed.
+        At step 0, rank 0 deletes what an earlier attempt left. At a later step, it loads the observation of the earlier
+        steps. If a file cannot be read, a message is printed, and its steps are lost.
         """
         if not self.due or self.workers.rank != 0:
             return
@@ -120,7 +107,7 @@ class Observer:
                 print(f"observe: the observations before step {step} are lost ({error})", flush=True)
 
     def begin(self, step: int) -> None:
-        """Start to observe a step if it is due. Call this method before the workers receive their batches."""
+        """Start to observe a step if it is due. Call this before workers receive their batches."""
         if step not in self.due:
             return
         self.step, self.snapshot = step, Snapshot(self.workers, len(self.parameters))
@@ -130,21 +117,16 @@ class Observer:
         self.watched.open()
 
     def gradients(self, stacks_WxP: Sequence[Tensor]) -> None:
-        """Record the gradients that the workers exchange. In observed steps, all ranks must call this method together.
+        """Record the workers' gradients, divided by N. All ranks must call this together.
 
-        Args:
-            stacks_WxP: For each of the P parameters, a tensor of shape (W, ...): the gradients of this rank's W
-                workers, divided by the total number N of workers.
+        stacks_WxP contains a tensor of shape (W, ...) for each of the P parameters.
         """
         if self.step is None:
             return
         self.snapshot.record_gradients(list(self.parameters), stacks_WxP)
 
     def end(self) -> None:
-        """Record weights, updates, and operands after the optimizer's step.
-
-        In observed steps, all ranks must call this method together.
-        """
+        """Record weights, updates, and operands after the optimizer's step. All ranks must call this together."""
         if self.step is None:
             return
         tensors: list[tuple[str, str, Tensor]] = []  # role, layer, values
@@ -165,9 +147,9 @@ class Observer:
         self.step, self.weights = None, []
 
     def save_part(self) -> None:
-        """Write the steps that were observed since the last call to a separate file. Only rank 0 writes.
+        """Write the newly observed steps to a separate file, on rank 0.
 
-        Call this method when a checkpoint is written. A run that resumes from the checkpoint needs the file.
+        Call this with each checkpoint. A run that resumes from the checkpoint needs the file.
         """
         if self.unsaved and self.workers.rank == 0:
             new = Observation(
@@ -178,48 +160,36 @@ class Observer:
         self.unsaved = []
 
     def save(self) -> None:
-        """Write the whole observation to the run's file. Only rank 0 writes. Call this when the run ends or stops."""
+        """Write the whole observation, on rank 0. Call this when the run ends or stops."""
         if self.found.by_step and self.workers.rank == 0:
             self.found.save(self.run.observed)
             shutil.rmtree(self.run.observed_parts, ignore_errors=True)
         self.unsaved = []
 
 
-# The largest number of sampled elements of one layer and one worker.
-MAX_SAMPLED_ELEMENTS = 1024
-
-# The target for the number of sampled values in one step, over all layers and workers. They take 8 MiB. With many
-# workers and layers, fewer elements of each layer are sampled, but at least RUN.
-MAX_SAMPLED_VALUES = 1 << 21
-
 # The number of neighboring elements in a block. Samples consist of whole blocks.
 RUN = 32
 
+# The largest sample of one layer and one worker, in elements.
+MAX_SAMPLED_ELEMENTS = 1024
+
+# The target for all samples of one step, in elements (8 MiB). Many workers and layers make each sample smaller, down to
+# one block.
+MAX_SAMPLED_VALUES = 1 << 21
+
 
 def sample_size(numel: int, layers: int, workers: int) -> int:
-    """Return the number of elements to sample from a layer, which is a multiple of RUN or the number of all elements.
-
-    Args:
-        numel: The number of elements of the layer.
-        layers: The number of layers of the model.
-        workers: The number of workers.
-    """
+    """Return how many elements of a layer to sample: a multiple of RUN, or all."""
     most = min(MAX_SAMPLED_ELEMENTS, max(RUN, MAX_SAMPLED_VALUES // max(1, layers * workers) // RUN * RUN))
     return min(numel, most)
 
 
 @lru_cache(maxsize=1024)
 def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
-    """Return the indices of the elements to sample from a layer.
+    """Return the indices of the elements to sample, (elements,) int64, ascending.
 
-    Args:
-        numel: The number of elements of the layer.
-        elements: The number of elements to sample, from `sample_size`.
-        device: The device of the result.
-
-    Returns:
-        (elements,) int64, ascending: the indices of elements / RUN evenly spaced blocks of RUN neighbors. If `elements`
-        is at least `numel`, all indices, (numel,). The tensor is cached and must not be changed.
+    They form evenly spaced blocks of RUN neighbors, or all elements if `elements` is at least `numel`. The tensor is
+    cached and must not be changed.
     """
     if elements >= numel:
         return torch.arange(numel, device=device)
@@ -230,14 +200,9 @@ def sample_places(numel: int, elements: int, device: torch.device) -> Tensor:
 
 
 class Snapshot:
-    """Record the statistics of the tensors of one step on one rank.
+    """Collect the statistics of one step on one rank, as statistics[role][layer].
 
-    Args:
-        workers: The workers that this rank emulates.
-        layers: The number of the model's parameters, which affects the size of the samples.
-
-    Attributes:
-        statistics: The recorded statistics as statistics[role][layer].
+    The number of the model's parameters, `layers`, limits the size of the samples.
     """
 
     def __init__(self, workers: Workers, layers: int) -> None:
@@ -245,13 +210,7 @@ class Snapshot:
         self.statistics: dict[str, dict[str, TensorStatistics]] = {}
 
     def record_gradients(self, names: Sequence[str], stacks: Sequence[Tensor]) -> None:
-        """Record the gradients of this rank's workers. All ranks must call this method together.
-
-        Args:
-            names: The names of the parameters.
-            stacks: For each parameter, the gradients of this rank's W workers, divided by N, as a tensor of shape
-                (W, ...).
-        """
+        """Record the gradients of this rank's workers (`Observer.gradients`)."""
         of_layers = [stack.detach().reshape(len(stack), -1) for stack in stacks]
         found = self.statistics.setdefault("gradient", {})
         for name, table, g_Wxn, sum_n in zip(
@@ -260,11 +219,7 @@ class Snapshot:
             found[name] = _statistics(table, g_Wxn, g_Wxn.shape[1], self._gradient_sample(g_Wxn, sum_n))
 
     def record_tensors(self, tensors: Sequence[tuple[str, str, Tensor]]) -> None:
-        """Record tensors of roles other than gradient.
-
-        Args:
-            tensors: For each tensor, its role, the name of its layer, and its values.
-        """
+        """Record tensors, given as (role, layer name, values), of roles other than gradient."""
         for (role, name, x), table in zip(tensors, tables([x for _, _, x in tensors]), strict=True):
             values = self._sample(x.detach().reshape(-1))
             self.statistics.setdefault(role, {})[name] = _statistics(
@@ -278,9 +233,9 @@ class Snapshot:
         return x_n[self._places(x_n.numel(), x_n.device)].float().cpu().numpy()
 
     def _sums(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each layer's gradients over all N workers, (n,). All ranks must call this method together.
+        """Sum each layer's gradients over all N workers, (n,).
 
-        The sums are used only to find the element with the largest magnitude.
+        All ranks must call this together. The sums only serve to find the element with the largest magnitude.
         """
         sums = [g_Wxn.sum(0) for g_Wxn in of_layers]
         if self.workers.ranks > 1:
@@ -289,10 +244,10 @@ class Snapshot:
         return sums
 
     def _gradient_sample(self, g_Wxn: Tensor, sum_n: Tensor) -> dict[str, np.ndarray]:
-        """Return the samples of this rank's workers for one layer (see `TensorStatistics.samples`).
+        """Return one layer's samples of this rank's workers (`TensorStatistics.samples`).
 
-        `extremes` contains the element whose sum over all workers has the largest magnitude. In simulated reduction
-        orders, the levels after the first derive their shifts from this element.
+        `extremes` contains the element whose sum over all workers has the largest magnitude. After the first level,
+        simulated reduction orders derive their shifts from it.
         """
         largest_sum = sum_n.abs().nan_to_num_(0.0, 0.0, 0.0)
         # Index with a tensor. An int would return a view of a buffer that later steps overwrite.

@@ -1,1 +1,1 @@
-"""Compute the effects of a configuration on the tensors that a run observed."""
+"""Simulate a configuration on the tensors that a run observed."""

@@ -1,4 +1,4 @@
-"""Compute the effects of configurations on the tensors that a run observed: by role, layer and step, and over all.
+"""Simulate configurations on the tensors that a run observed.
 
     python -m cpdrun.whatif.simulate.effects RUN_DIR CONFIGS.json OUT.json
 
@@ -57,11 +57,10 @@ class Effects:
 
     Attributes:
         roles: {role: {"all": figures, "layers": {layer: figures}, "steps": {step: figures}, "exact": bool}}. `figures`
-            stands for a dictionary with the statistics that the role has. In "all" and "layers", it also contains
-            `exponents` (the number of values for each floor(log2 |x|)), `shift` (the mean exponent of the scale 2^shift
-            by which values are multiplied before rounding), and `format`.
-        uncovered: A phrase for each part of the configuration that was not observed or that is simulated differently
-            from a real run.
+            is a dictionary of statistics (see the module). In "all" and "layers", it also has `format`, `shift` (the
+            mean exponent of the scale 2^shift before rounding), and `exponents` (the number of values for each
+            floor(log2 |x|)).
+        uncovered: A phrase for each part of the configuration that was not observed or not simulated faithfully.
     """
 
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class Effects:
 
 
 def effects(observation: Observation, config: Mapping[str, Any]) -> Effects:
-    """Compute the effects of a resolved config on observed tensors.
+    """Simulate a resolved config on observed tensors.
 
     Raises:
         ValueError: The settings of the config are not compatible.
@@ -120,7 +119,7 @@ def _figures(parts: list[tuple[TensorStatistics, LayerEffect]]) -> dict[str, Any
 
 
 def _plain(parts: Iterable[LayerEffect]) -> dict[str, float | None]:
-    """Return the statistics over all parts together, keyed by name. Undefined statistics are None."""
+    """Return the statistics over all parts together. Undefined statistics are None."""
     return _nulled(figures(list(parts)))
 
 

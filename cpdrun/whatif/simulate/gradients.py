@@ -1,4 +1,4 @@
-"""Simulate a format, a scaling rule, and a reduction order on the gradients that workers exchange.
+"""Simulate how a configuration rounds and adds the workers' gradients.
 
 Legend: N workers, n sampled elements of a layer.
 """
@@ -35,24 +35,22 @@ from cpdrun.whatif.simulate.worker_sums import (
 
 # The syncs that add gradients with a `Sum`.
 SYNCS_WITH_SUMS = ("AllReduceSync", "decoded", "ShardedSync")
-# A function that computes the effects on one role in one step. It takes the step and the statistics of each layer, and
-# it returns one `LayerEffect` for each layer.
+# Simulates one role at one step: given the step and each layer's statistics, it returns each layer's effect.
 RoleSimulator = Callable[[int, Mapping[str, TensorStatistics]], "list[LayerEffect]"]
 
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """The effects of rounding one layer's tensor, for one role (such as gradients) and one step.
+    """The effect of rounding one layer's tensor, for one role and step.
 
     Attributes:
         format: The name of the format.
-        shift: The exponent of the scale 2^shift by which values are multiplied before rounding. For gradients, the
-            mean exponent over workers.
+        shift: The exponent of the scale 2^shift before rounding. For gradients, the mean over workers.
         error: The rounding-error statistics.
-        exact: Whether `error` is exact. If false, it is an approximation or computed from samples.
-        total: The accuracy of the sum over workers; None for roles other than gradient.
-        lost: The number of nonzero updates that leave the weight unchanged, and the number of all nonzero updates. Both
-            are extrapolated from the sample to the layer. None for roles other than update.
+        exact: Whether `error` is exact, not approximated or computed from samples.
+        total: The accuracy of the sum over workers, for gradients only.
+        lost: The number of lost updates (nonzero updates that leave the weight unchanged) and of nonzero updates, both
+            extrapolated from the sample to the layer. For updates only.
     """
 
     format: str
@@ -64,7 +62,7 @@ class LayerEffect:
 
 
 def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
-    """Return the statistics over all parts together, keyed by name. Undefined statistics are NaN."""
+    """Return the statistics over all parts together. Undefined statistics are NaN."""
     found = reduce(add, [part.error for part in parts]).figures()
     totals = [part.total for part in parts if part.total is not None]
     if totals:
@@ -78,7 +76,7 @@ def figures(parts: Sequence[LayerEffect]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class GradientSimulator:
-    """Compute the effects of one configuration on the gradients that workers exchange.
+    """Simulate how one configuration rounds and adds the workers' gradients.
 
     Call the instance once for each step, in ascending order, because `multi_step` accumulates the steps.
 
@@ -86,7 +84,7 @@ class GradientSimulator:
         reduction: The settings of the sum over workers, without error feedback.
         rule: The scaling rule; None if gradients are not scaled.
         full: The parameters and epochs whose gradients are exchanged in full precision.
-        places: The index of each parameter, keyed by the parameter's name.
+        places: The index of each parameter, keyed by name.
         steps_per_epoch: The number of steps per epoch.
         seed: The seed of stochastic rounding.
         loss_shift: log2(the config's loss scale / the observed run's loss scale).
@@ -106,12 +104,9 @@ class GradientSimulator:
     def of(
         cls, observation: Observation, config: Mapping[str, Any], uncovered: list[str]
     ) -> GradientSimulator | None:
-        """Create an instance for a resolved config. If its sync does not add gradients with a `Sum`, return None.
+        """Create a simulator, or return None if the config's sync does not add gradients with a `Sum`.
 
-        Args:
-            observation: The observed tensors.
-            config: The resolved configuration.
-            uncovered: Receives a phrase for each part of the config that cannot be simulated.
+        `uncovered` receives a phrase for each part of the config that cannot be simulated.
 
         Raises:
             ValueError: The settings of the config are not compatible.
@@ -150,7 +145,7 @@ class GradientSimulator:
         )
 
     def __call__(self, step: int, layers: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
-        """Return the effects on the gradient of each layer in one step, in the order of `layers`."""
+        """Return the effect on each layer's gradient in one step."""
         in_full = [self.full.covers(self.places[name], step // self.steps_per_epoch) for name in layers]
         found: dict[str, LayerEffect] = {}
         for full in (False, True):
@@ -183,61 +178,51 @@ class GradientSimulator:
         parts = []
         for p, s in enumerate(statistics):
             of_groups = [(shifts[j][p], len(group)) for j, group in enumerate(groups)]
-            whole, is_exact = self._rounded(reduction, s, of_groups)
+            whole, is_exact = _rounding_error(reduction, s, of_groups, self.loss_shift, self.seed)
             n = values[p].shape[1]
             weighed = totals[p].times(s.numel / n) if n else totals[p]
             mean = sum(shift * n for shift, n in of_groups) / len(maxima[p])
             parts.append(LayerEffect(reduction.fmt.name, mean, whole, is_exact, weighed))
         return parts
 
-    def _rounded(
-        self, reduction: Sum, statistics: TensorStatistics, of_groups: Sequence[tuple[int, int]]
-    ) -> tuple[RoundingError, bool]:
-        """Compute the rounding-error statistics of the workers' gradients for one layer.
 
-        One table contains the gradients of all workers together. If groups of workers have different shifts, each shift
-        is applied to the whole table, and the results are weighted by the groups' shares of the workers. Then the
-        statistics are not exact.
+def _rounding_error(
+    reduction: Sum,
+    statistics: TensorStatistics,
+    of_groups: Sequence[tuple[int, int]],
+    loss_shift: int,
+    seed: int,
+) -> tuple[RoundingError, bool]:
+    """Return the rounding error of one layer's gradients, and whether it is exact.
 
-        Args:
-            reduction: The settings of the sum over workers for this layer.
-            statistics: The observed gradients of the layer.
-            of_groups: The shift and the number of workers of each group in the first level of the reduction order.
-
-        Returns:
-            The statistics, and whether they are exact.
-        """
-        if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
-            workers = sum(n for _, n in of_groups)
-            by_shift: dict[int, int] = {}
-            for shift, n in of_groups:
-                by_shift[shift] = by_shift.get(shift, 0) + n
-            found = [
-                rounding_error_of(statistics, reduction.fmt, shift + self.loss_shift).times(n / workers)
-                for shift, n in by_shift.items()
-            ]
-            narrow = reduction.fmt.mantissa_bits <= 10 or reduction.fmt == FP32
-            return reduce(add, found), len(by_shift) == 1 and narrow
-        x_Nxn = torch.from_numpy(np.array(statistics.samples["values"]))
-        shifts = [shift + self.loss_shift for shift, n in of_groups for _ in range(n)]
-        key = (self.seed, "observed")
-        largest = getattr(reduction.fmt, "max", math.inf)
-        weight = statistics.numel / max(1, x_Nxn.shape[1])
-        found = []
-        for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
-            rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.draw(*key, w)), -shift)
-            found.append(
-                rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift))
-            )
-        return reduce(add, found).times(weight), False
+    `of_groups` has the shift and the number of workers of each group in the first level of the reduction order. One
+    table contains the gradients of all workers. If groups have different shifts, each shift is applied to the whole
+    table, and the results are weighted by the sizes of the groups.
+    """
+    if isinstance(reduction.fmt, Format) and reduction.rounding == "nearest_even":
+        workers = sum(n for _, n in of_groups)
+        by_shift: dict[int, int] = {}
+        for shift, n in of_groups:
+            by_shift[shift] = by_shift.get(shift, 0) + n
+        found = [
+            rounding_error_of(statistics, reduction.fmt, shift + loss_shift).times(n / workers)
+            for shift, n in by_shift.items()
+        ]
+        narrow = reduction.fmt.mantissa_bits <= 10 or reduction.fmt == FP32
+        return reduce(add, found), len(by_shift) == 1 and narrow
+    x_Nxn = torch.from_numpy(np.array(statistics.samples["values"]))
+    shifts = [shift + loss_shift for shift, n in of_groups for _ in range(n)]
+    key = (seed, "observed")
+    largest = getattr(reduction.fmt, "max", math.inf)
+    weight = statistics.numel / max(1, x_Nxn.shape[1])
+    found = []
+    for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
+        rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.draw(*key, w)), -shift)
+        found.append(rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
+    return reduce(add, found).times(weight), False
 
 
 def loss_shift(about: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Return log2(the config's loss scale / the observed run's loss scale).
-
-    Args:
-        about: The properties of the observed run (`Observation.about`).
-        config: The resolved configuration.
-    """
+    """Return log2(the config's loss scale / the observed run's loss scale)."""
     setting = config["precision"].get("loss_scale", 1.0) if isinstance(config["precision"], Mapping) else 1.0
     return log2_of(setting) - round(math.log2(about.get("loss_scale", 1.0)))

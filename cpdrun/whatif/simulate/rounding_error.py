@@ -1,17 +1,16 @@
-"""Compute rounding-error statistics for one format and one shift from a table of moments.
+"""Compute rounding errors for a format and a shift from moments.
 
-The statistics describe rounding to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, where q rounds to
-the format. It is positive if the magnitude grows. Values beyond the format's largest value are counted in `beyond`.
-Their error is computed as if they were replaced by the largest value, even if a run would turn them into infinity,
-because infinite errors have no finite mean.
+Values are rounded to nearest. The error of a value x is |q(x 2^shift)| 2^-shift - |x|, where q rounds to the format. A
+positive error means that the magnitude grows. Values beyond the format's largest value are counted in `beyond`, and
+their error is that of saturation, even if a run would turn them into infinity, because infinite errors have no mean.
 
-For formats with at most 10 mantissa bits, the statistics are exact. For wider formats, these limits apply:
+The statistics are exact for formats with at most 10 mantissa bits. For wider formats:
 
-- The number of values that are rounded to zero is exact.
-- The squared error is an upper bound, which assumes an error of half a spacing for each element.
+- The number of values that round to zero is exact.
+- The squared error is an upper bound, as if each element had an error of half a spacing.
 - `error` and `product` are 0.
-- Values in the format's largest binade never count as beyond the largest value.
-- If the format's spacing is at most that of float32, as with 23 mantissa bits, values have no error.
+- No value of the format's largest binade counts as beyond the largest value.
+- Values have no error if the spacing is at most that of float32, as with 23 mantissa bits.
 
 Legend: K binades.
 """
@@ -28,21 +27,20 @@ from custom_fp import Format
 from cpdrun.whatif.collect.moments import COLUMNS, OF_SPACING, SPACINGS
 from cpdrun.whatif.collect.observation import TensorStatistics
 
-# The signal-to-noise ratio in dB if nothing is lost. It is far above the ratio that rounding to float32 causes.
+# The signal-to-noise ratio in dB if nothing is lost, far above that of rounding to float32.
 NO_ERROR_DB = 200.0
 
 # The number of mantissa bits of float32, and log2 of its smallest subnormal value.
 _FLOAT32_BITS, _FLOAT32_LEAST = 23, -149
-# For each moment that depends on the spacing, the index of its first column in COLUMNS.
+# The index of the first column of each moment that depends on the spacing.
 _FIRST = {name: COLUMNS.index(f"{name}{SPACINGS[0]}") for name in OF_SPACING}
 
 
 @dataclass(frozen=True)
 class Additive:
-    """The base of frozen dataclasses whose fields are sums of floats. Instances can be added and weighted."""
+    """A base of frozen dataclasses of sums, which can be added and weighted."""
 
     def times(self, weight: float) -> Self:
-        """Return the sums multiplied by a weight."""
         return type(self)(*(weight * getattr(self, f.name) for f in fields(self)))
 
     def __add__(self, other: Self) -> Self:
@@ -55,11 +53,11 @@ class RoundingError(Additive):
 
     Attributes:
         count: The number of elements.
-        to_zero: The number of elements that are rounded to zero.
+        to_zero: The number of elements that round to zero.
         beyond: The number of elements beyond the format's largest value.
         magnitude: The sum of |x|.
         square: The sum of x^2.
-        error: The sum of e, where e is the error of the magnitude |x|.
+        error: The sum of e, the error of |x|.
         squared_error: The sum of e^2.
         product: The sum of |x| e.
     """
@@ -74,9 +72,9 @@ class RoundingError(Additive):
     product: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return underflow, saturation, snr_db, bias, and cosine, which `effects.py` defines.
+        """Return underflow, saturation, snr_db, bias, and cosine (see `effects.py`).
 
-        If the denominator of a statistic is zero, the statistic is NaN.
+        A statistic is NaN if its denominator is zero.
         """
         rounded = self.square + 2 * self.product + self.squared_error
         return {
@@ -89,13 +87,7 @@ class RoundingError(Additive):
 
 
 def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0) -> RoundingError:
-    """Compute the statistics of the error if an observed tensor is multiplied by 2^shift and rounded to a format.
-
-    Args:
-        statistics: The observed tensor, whose table is used.
-        fmt: A scalar format.
-        shift: The exponent of the scale.
-    """
+    """Return the error of scaling a tensor by 2^shift and rounding it."""
     k_K = statistics.binades.astype(np.int64)
     shifted_K = k_K + shift
     mantissa_K = fmt.mantissa_bits - np.maximum(0, fmt.emin - shifted_K)
@@ -129,9 +121,8 @@ def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0)
         next_binade = math.ldexp(1.0, int(k_K[i]) + 1)
         up, up_error = of["up"][i], of["up_error"][i]
         below = (of["last"][i] - up, of["last_error"][i] - up_error)
-        # In its largest binade, a format may lack the last value of the grid, and it lacks the first value of the next
-        # binade. For each of these values: the value, the number of elements that would be rounded to it, and the sum
-        # of their errors.
+        # The format lacks the first value of the next binade, and may lack the last value of its largest binade. Each
+        # missing value, the number of elements that would round to it, and the sum of their errors:
         missing = [(next_binade, up, up_error)]
         if top < next_binade - 1.5 * spacing:  # the format's last code is NaN
             missing.append((next_binade - spacing, *below))
@@ -146,15 +137,10 @@ def rounding_error_of(statistics: TensorStatistics, fmt: Format, shift: int = 0)
 
 
 def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float) -> RoundingError:
-    """Compute rounding-error statistics from values and their rounded values.
+    """Return the rounding-error statistics of values, given their rounded values.
 
-    Elements of `x` that are zero, inf, or NaN are ignored. An element counts as beyond the largest value if it is
-    rounded to inf or NaN, or if it exceeds `largest` and is rounded to at least `largest`.
-
-    Args:
-        x: The values, of any shape.
-        rounded: The rounded values, of the same shape.
-        largest: The format's largest value in the units of `x`; inf if it is unknown.
+    Zeros, inf, and NaN in `x` are ignored. An element counts as beyond the largest value if it rounds to inf or NaN, or
+    if it exceeds `largest` (inf if unknown) and rounds to at least `largest`.
     """
     x, rounded = x.astype(np.float64).reshape(-1), rounded.astype(np.float64).reshape(-1)
     here = np.isfinite(x) & (x != 0)
@@ -175,12 +161,7 @@ def rounding_error_of_values(x: np.ndarray, rounded: np.ndarray, largest: float)
 
 
 def decibel(signal: float, noise: float) -> float:
-    """Return 10 log10(signal / noise), limited to NO_ERROR_DB; NaN if the signal is not positive.
-
-    Args:
-        signal: The sum of the squares of the values.
-        noise: The sum of the squares of the errors.
-    """
+    """Return 10 log10(signal / noise), at most NO_ERROR_DB; NaN if the signal is not positive."""
     if not signal > 0:
         return math.nan
     if noise <= signal * 10 ** (-NO_ERROR_DB / 10):

@@ -1,21 +1,19 @@
 """Simulate a precision or a recipe on weights, updates, activations, and output gradients.
 
-A tensor may be rounded by several rules (`custom_fp.recipe.rules`). The first rule that exists is simulated, in this
-order:
+If several rules (`custom_fp.recipe.rules`) round a tensor, only the first existing one is simulated:
 
-    weight            1. the rule for the stored parameter (role parameter)
-                      2. the rule for the weight operand of the forward product
-    activation        1. the rule for the input operand of the forward product
-                      2. the rule for the layer's inputs (role activation)
-    output_gradient   1. the rule for the operand of the product that computes the input's gradient
-                      2. the rule for the operand of the product that computes the weight's gradient
-                      3. the rule for the gradient of the layer's output (role error)
+    weight            1. the stored parameter (role parameter)
+                      2. the weight operand of the forward product
+    activation        1. the input operand of the forward product
+                      2. the layer's inputs (role activation)
+    output_gradient   1. the operand of the product that computes the input's gradient
+                      2. the operand of the product that computes the weight's gradient
+                      3. the gradient of the layer's output (role error)
 
 Accumulators and the rounding of products' results are not simulated.
 
-Formats with scales, Hadamard transforms, and stochastic rounding are applied to the samples, in blocks of neighbors in
-memory. If a format has one scale for the whole tensor, the scale follows from the tensor's largest observed value.
-Delayed scales are replaced by the scale of the same step.
+Formats with scales, Hadamard transforms, and stochastic rounding are applied to the samples, in blocks of neighbors. A
+scale for the whole tensor follows from its largest observed value. Delayed scales are those of the same step.
 
 Legend: n sampled elements of a layer.
 """
@@ -47,8 +45,7 @@ from cpdrun.whatif.collect.observer import RUN
 from cpdrun.whatif.simulate.gradients import LayerEffect, RoleSimulator, loss_shift
 from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
 
-# The rules that may apply to a tensor of each role, as pairs of the rule's role and product. The first rule that exists
-# is used.
+# The rules for each role as (rule's role, product), in the order above.
 _RULES_OF_ROLE = {
     "weight": (("parameter", None), ("weight", FORWARD)),
     "activation": (("input", FORWARD), ("activation", None)),
@@ -64,12 +61,9 @@ _SEED = 20  # the seed for the stochastic rounding of samples
 def tensor_simulators(
     observation: Observation, config: Mapping[str, Any], uncovered: list[str]
 ) -> dict[str, RoleSimulator]:
-    """Return a function for each role other than gradient, which computes the effects on the tensors of this role.
+    """Return a simulator for each role other than gradient.
 
-    Args:
-        observation: The observed tensors.
-        config: The resolved configuration.
-        uncovered: Receives a phrase for each part of the config that cannot be simulated.
+    `uncovered` receives a phrase for each part of the config that cannot be simulated.
 
     Raises:
         ValueError: The settings of the precision are not compatible.
@@ -105,7 +99,7 @@ def tensor_simulators(
 def _uncovered(
     observation: Observation, config: Mapping[str, Any], layers: Sequence[LayerDescription], rules: Rules
 ) -> Iterator[str]:
-    """Yield a phrase for each kind of rounding that is not simulated or is simulated differently from a real run."""
+    """Yield a phrase for each kind of rounding that is not simulated faithfully."""
     kinds, delayed = set(), False
     for role in ("activation", "output_gradient"):
         watched = {name for of_step in observation.of(role).values() for name in of_step}
@@ -127,15 +121,10 @@ def _uncovered(
 
 @dataclass(frozen=True)
 class _OperandSimulator:
-    """Compute the effects on weights, activations, or output gradients.
+    """Simulate the rounding of weights, activations, or output gradients.
 
-    Attributes:
-        role: The role of the tensors.
-        rules: The rules of the precision.
-        layers: The layers keyed by the names that the observation uses: parameter names for weights, otherwise layer
-            names.
-        larger: log2 of the factor by which the observed values are multiplied, because the config has another loss
-            scale than the observed run.
+    Weights have the names of parameters; other tensors have those of layers. Observed values are multiplied by
+    2^larger, because the config may have another loss scale.
     """
 
     role: str
@@ -158,16 +147,10 @@ class _OperandSimulator:
 
 @dataclass(frozen=True)
 class _UpdateSimulator:
-    """Compute the effects on updates.
+    """Simulate the rounding of updates, and count lost updates.
 
-    Updates are rounded to the format of the optimizer's operations. If weights are stored in a narrower format and have
-    no float32 master copy, the updates that leave a weight unchanged are counted.
-
-    Attributes:
-        observation: The observed tensors, which include the weights before each step.
-        precision: The precision.
-        rules: The rules of the precision.
-        holders: The layer of each parameter, keyed by the parameter's name.
+    Updates are rounded to the format of the optimizer's operations. They can be lost if weights are stored in a
+    narrower format without a float32 master copy. `holders` maps a parameter's name to its layer.
     """
 
     observation: Observation
@@ -190,14 +173,14 @@ class _UpdateSimulator:
         return parts
 
     def _lost(self, weight: np.ndarray, update: np.ndarray, fmt: str) -> tuple[float, float]:
-        """Return the number of lost updates and the number of nonzero updates.
+        """Return the number of lost updates and of nonzero updates.
 
-        A nonzero update is lost if the weight, stored in format `fmt`, does not change.
+        A nonzero update is lost if it leaves the weight, stored in `fmt`, unchanged.
         """
         word = self.precision.update_rounding
         u = torch.from_numpy(np.array(update)).double()
         w = custom_fp.quantize(torch.from_numpy(np.array(weight)), fmt).double()
-        if self.precision.kahan_weights:  # an update that is kept in the compensation term is not lost
+        if self.precision.kahan_weights:  # the compensation term keeps updates
             same = custom_fp.quantize(u, fmt) == 0
         else:
             seed = None if word == NEAREST else _SEED
@@ -209,15 +192,10 @@ class _UpdateSimulator:
 def simulate_rounding(
     statistics: TensorStatistics, rounding: Rounding | None, larger: int = 0
 ) -> LayerEffect:
-    """Compute the effects of a rounding on one observed tensor.
+    """Simulate the rounding of one observed tensor, multiplied by 2^larger. None leaves it in float32.
 
-    For scalar formats that are rounded to nearest without a Hadamard transform, the effects are computed from the
-    tensor's table; otherwise, from its sample.
-
-    Args:
-        statistics: The observed tensor.
-        rounding: The rounding. None leaves the tensor in float32.
-        larger: log2 of the factor by which the observed values are multiplied before rounding.
+    The table suffices for scalar formats that round to nearest without a Hadamard transform. Otherwise, the sample is
+    used.
     """
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)
@@ -246,8 +224,8 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
         return rounding_error_of_values(x_n.numpy(), rounded.numpy(), math.inf)
-    # The tensor's largest value is appended, because a scale for the whole tensor follows from it. If the format has
-    # blocks and the sampled elements fill whole blocks, the appended value is in a separate block and affects no other.
+    # A scale for the whole tensor depends on its largest value, so that value is appended. If the format has blocks and
+    # the sample fills whole blocks, the appended value has a block of its own.
     with_largest = torch.cat([x_n, torch.tensor([largest])])
     seed = _seed(rounding)
     if rounding.aps:

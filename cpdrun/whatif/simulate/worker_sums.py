@@ -1,13 +1,12 @@
-"""Sum the sampled gradient elements of N workers in the reduction order of a configuration.
+"""Sum the sampled gradients of N workers as a configuration does.
 
-The code that computes the sums in a real run (`cpdrun.comm.sums`) also computes them here. Therefore, every format,
-order, rounding, Kahan summation, and compat setting has the same effect as in a real run.
+`cpdrun.comm.sums` computes the sums, as in a real run, so formats, orders, rounding, Kahan summation, and compat
+settings have the same effect.
 
-A shift is the exponent of the power of two by which a layer is scaled. It depends on the largest magnitude in the whole
-layer. In the first level of a reduction order, this magnitude was observed for each worker. In later levels, the sums
-are known only for the sampled elements and for the element whose sum over all workers has the largest magnitude.
-Therefore, the shifts of later levels follow from the largest of these elements. The scaling rule `aps_delayed` uses the
-magnitudes of the same step, because the previous step was not observed.
+A layer is scaled by 2^shift, which depends on the largest magnitude in the whole layer. For the first level of a
+reduction order, each worker's largest magnitude was observed. At later levels, only the sampled elements and the
+element whose sum over all workers is largest are known, and the shift follows from the largest of them. The scaling
+rule `aps_delayed` uses magnitudes of the same step, because the previous step was not observed.
 
 Legend: N workers, n sampled elements of a layer, P layers.
 """
@@ -37,10 +36,10 @@ from cpdrun.whatif.simulate.rounding_error import Additive
 
 @dataclass(frozen=True)
 class SumAccuracy(Additive):
-    """The accuracy of the sum over workers for one layer in one step.
+    """The accuracy of one layer's sum over workers in one step.
 
-    S is the exact sum over workers, and s is the computed sum. S2 and s2 are the exact and the computed sum over
-    workers 0 and 1 only. All are vectors of the sampled elements.
+    S is the exact and s the computed sum over workers, restricted to the sampled elements. S2 and s2 are the sums over
+    workers 0 and 1 only.
 
     Attributes:
         exact: ||S||^2.
@@ -59,9 +58,9 @@ class SumAccuracy(Additive):
     first_error: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return cosine, sum_error, and growth, which `effects.py` defines.
+        """Return cosine, sum_error, and growth (see `effects.py`). Undefined statistics are NaN.
 
-        Undefined statistics are NaN. If the exact sum is zero or the error is not finite, all of them are NaN.
+        All of them are NaN if the exact sum is zero or the error is not finite.
         """
         if not (self.exact > 0 and math.isfinite(self.error)):
             return dict.fromkeys(("cosine", "sum_error", "growth"), math.nan)
@@ -81,12 +80,12 @@ class WorkerGradients:
 
     Attributes:
         names: The names of the layers.
-        values: values[p] contains the sampled gradient elements of layer p, (N, n) float32.
-        extremes: extremes[p] contains the workers' values of the element of layer p whose sum over all workers has the
-            largest magnitude, (N, 1) float32.
-        maxima: maxima[p] contains the largest finite magnitude of each worker in layer p, (N,) float32.
-        numels: numels[p] is the number of elements of layer p.
-        key: The key of the random numbers for stochastic rounding, such as (seed, step).
+        values: The sampled elements of each layer, (N, n) float32.
+        extremes: For each layer, the workers' values of the element whose sum over all workers has the largest
+            magnitude, (N, 1) float32.
+        maxima: The largest finite magnitude of each worker in each layer, (N,) float32.
+        numels: The number of elements of each layer.
+        key: The random key for stochastic rounding, such as (seed, step).
     """
 
     names: Sequence[str]
@@ -102,10 +101,10 @@ class WorkerGradients:
         return torch.from_numpy(np.stack(self.maxima, 1))
 
     def with_extremes(self, values: Sequence[Tensor], rule: ScalingRule | None) -> list[Tensor]:
-        """Return the values of each layer, (N, n), with the layer's extremes appended.
+        """Append each layer's extremes to its values, (N, n).
 
-        The shifts of later levels depend on the extremes. Without a rule, there are no shifts, and an appended element
-        would change the blocks of formats with scales. Therefore, nothing is appended.
+        Later levels choose their shifts by them. Without a rule, there are no shifts. Then nothing is appended, because
+        another element would change the blocks of formats with scales.
         """
         if rule is None:
             return [x_Nxn.contiguous() for x_Nxn in values]
@@ -114,12 +113,7 @@ class WorkerGradients:
 
 
 class ObservedShifts(Shifts):
-    """Choose the shifts of the first level of a reduction order by the observed magnitudes of the whole layers.
-
-    Args:
-        rule: The scaling rule; None for no scaling.
-        maxima_NxP: The observed largest magnitude of each worker in each layer.
-    """
+    """Choose the first level's shifts by the observed maxima of whole layers, (N, P)."""
 
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
         super().__init__(rule)
@@ -142,7 +136,7 @@ class ObservedShifts(Shifts):
 
 
 class _FixedShifts(ScalingRule):
-    """A scaling rule that returns given shifts, keyed by the name of the layer."""
+    """A scaling rule with a given shift for each layer."""
 
     def __init__(self, shifts: dict[str, int]):
         self.shifts = shifts
@@ -152,16 +146,7 @@ class _FixedShifts(ScalingRule):
 
 
 def first_shifts(reduction: Sum, rule: ScalingRule | None, given: WorkerGradients) -> list[list[int]]:
-    """Return the shifts with which the workers' gradients are rounded in the first level of the reduction order.
-
-    Args:
-        reduction: The settings of the sum over workers.
-        rule: The scaling rule; None for no scaling.
-        given: The observed gradients.
-
-    Returns:
-        The shifts as shifts[j][p], for group j of the first level and layer p.
-    """
+    """Return the shifts of the first level, as shifts[j][p] for group j and layer p."""
     workers = Workers(len(given.maxima[0]))
     level = reduction.ordering.levels(workers.world_size)[0]
     shifts = ObservedShifts(rule, given.stacked_maxima)
@@ -171,16 +156,9 @@ def first_shifts(reduction: Sum, rule: ScalingRule | None, given: WorkerGradient
 def simulate_sums(
     reduction: Sum, rule: ScalingRule | None, given: WorkerGradients, shifts: Sequence[int]
 ) -> tuple[list[SumAccuracy], list[np.ndarray]]:
-    """Compute the sums over workers for several layers in one step, and their accuracy.
+    """Return the accuracy and the sampled elements, (n,) float32, of each layer's sum in one step.
 
-    Args:
-        reduction: The settings of the sum over workers.
-        rule: The scaling rule; None for no scaling.
-        given: The observed gradients.
-        shifts: The shift of each layer for workers 0 and 1, from `first_shifts`.
-
-    Returns:
-        The accuracy of each layer's sum, and the sum of each layer's sampled elements, (n,) float32.
+    `shifts` are those of workers 0 and 1 (`first_shifts`).
 
     Raises:
         ValueError: The sum cannot be computed with this number of workers.
@@ -226,15 +204,14 @@ def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> S
 
 @dataclass
 class MultiStepSums:
-    """Accumulate the sums over workers over several steps, for one configuration.
+    """Accumulate the sums over workers over several steps.
 
     Attributes:
         feedback: The residuals of the workers' error feedback; None without error feedback.
-        came: For each layer, the total of the computed sums over the steps, (n,) float64.
-        exact: For each layer, the total of the exact sums over the steps, (n,) float64.
-        weights: For each layer, the number of elements divided by the number of sampled elements; 0 if the layer is
-            empty.
-        steps: The steps that have been added.
+        came: For each layer, the computed sums added over the steps, (n,) float64.
+        exact: For each layer, the exact sums added over the steps, (n,) float64.
+        weights: The number of elements of each layer per sampled element; 0 for an empty layer.
+        steps: The steps that were added.
     """
 
     feedback: ErrorFeedback | None
@@ -244,14 +221,9 @@ class MultiStepSums:
     steps: set[int] = field(default_factory=set)
 
     def add(self, step: int, name: str, values_Nxn: np.ndarray, result_n: np.ndarray, numel: int) -> None:
-        """Add the sum over workers for one layer in one step to the totals.
+        """Add one layer's sum in one step to the totals.
 
-        Args:
-            step: The step.
-            name: The name of the layer.
-            values_Nxn: The sampled gradient elements of the workers, (N, n). n may be 0.
-            result_n: The sum over workers as the configuration computes it, (n,).
-            numel: The number of elements of the layer.
+        values_Nxn are the workers' samples, where n may be 0, and result_n is their computed sum.
         """
         n = values_Nxn.shape[1]
         exact = values_Nxn.astype(np.float64).sum(0)
@@ -263,7 +235,7 @@ class MultiStepSums:
     def sum_with_feedback(
         self, reduction: Sum, rule: ScalingRule | None, given: WorkerGradients
     ) -> list[np.ndarray]:
-        """Return the sums over workers with error feedback, (n,) for each layer, and update the residuals."""
+        """Sum over workers with error feedback, (n,) for each layer. This updates the residuals."""
         feedback = self.feedback
         assert feedback is not None
         carried = [
@@ -289,7 +261,7 @@ class MultiStepSums:
         return [total[: x.shape[1]].numpy() for total, x in zip(out, carried, strict=True)]
 
     def figures(self) -> dict[str, float]:
-        """Return `steps_cosine` and `steps`, which `effects.py` defines. If no step was added, return nothing."""
+        """Return `steps_cosine` and `steps` (see `effects.py`), or nothing if no step was added."""
         if not self.steps:
             return {}
         products = {"came": 0.0, "exact": 0.0, "both": 0.0}
@@ -305,8 +277,5 @@ class MultiStepSums:
 
 
 def _largest(x_Nxn: torch.Tensor) -> torch.Tensor:
-    """Return the largest finite magnitude of each worker, (N,); 0 if a worker has no finite value.
-
-    Inf and NaN are ignored, as in the recorded maxima.
-    """
+    """Return the largest finite magnitude of each worker, (N,), or 0."""
     return x_Nxn.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if x_Nxn.shape[1] else x_Nxn.new_zeros(len(x_Nxn))

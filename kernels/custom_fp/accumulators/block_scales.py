@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.scaled import ScaledFormat
 
 GROUP_DIGITS = 8
 """e2m1 elements under scales in e8m0 or e4m3fn: products are multiples of 2**(e - 8), e the sum of both scales'
@@ -45,25 +45,26 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
     return None
 
 
-def _unknown_scales(fmt: BlockFormat, group: int) -> str | None:
-    if not isinstance(fmt.of, Format) or size_of(fmt) is None:
+def _unknown_scales(fmt: ScaledFormat, group: int) -> str | None:
+    if not isinstance(fmt.element, Format) or size_of(fmt) is None:
         return f"operands is {fmt}; allowed with scales: those of floats, in blocks along an axis or square tiles"
-    if group > 1 and fmt.of.name != "e2m1fn":
-        return f"group={group} adds products of e2m1fn exactly; {fmt} has elements of {fmt.of}"
-    if (fmt.scale, fmt.rule, fmt.margin) == ("e8m0", "floor", 0):
+    if group > 1 and fmt.element.name != "e2m1fn":
+        return f"group={group} adds products of e2m1fn exactly; {fmt} has elements of {fmt.element}"
+    how = (fmt.scale.format.name, fmt.scale.rule, fmt.scale.margin)
+    if how == ("e8m0", "floor", 0):
         return None
-    if (fmt.scale, fmt.rule, fmt.margin) == ("e4m3fn", "amax", 0):
+    if how == ("e4m3fn", "amax", 0):
         return None if group > 1 else f"scales of {fmt} have digits of their own; they go with group_16"
     known = "rule floor with e8m0 (mxfp8_e4m3), nvfp4"
     return f"operands is {fmt}, whose scales float32 values do not say; allowed: {known}"
 
 
-def size_of(fmt: BlockFormat) -> int | None:
+def size_of(fmt: ScaledFormat) -> int | None:
     """Terms of a dot product under one scale."""
     if isinstance(fmt.block, tuple):
         return fmt.block[0] if fmt.block[0] == fmt.block[1] else None
     return fmt.block if isinstance(fmt.block, int) else None
 
 
-def elements_of(fmt: Format | BlockFormat) -> Format:
-    return fmt.of if isinstance(fmt, BlockFormat) else fmt
+def elements_of(fmt: Format | ScaledFormat) -> Format:
+    return fmt.element if isinstance(fmt, ScaledFormat) else fmt

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scalar import Format
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators import table as operators
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import from_blocks, to_blocks
 
@@ -68,11 +68,11 @@ def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rul
         operators.quantize.compute(out.double() * alpha.double(), "fp32", out=out)
 
 
-def find(x: Tensor, fmt: BlockFormat, axis: int, how: Accumulator) -> Found:
+def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
     layout = fmt.layout(x.shape, axis)
     if x.numel() == 0:
         return Found(x, torch.zeros(1, dtype=torch.int32, device=x.device), None)
-    found = (_of_powers if fmt.scaled_by.is_power_of_two else _of_digits)(x, fmt, layout, axis)
+    found = (_of_powers if fmt.scale.format.is_power_of_two else _of_digits)(x, fmt, layout, axis)
     if found is None:
         dimension = "last" if axis == 2 else "last but one"
         raise ValueError(
@@ -88,15 +88,15 @@ def find(x: Tensor, fmt: BlockFormat, axis: int, how: Accumulator) -> Found:
     return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
 
 
-def _of_powers(x: Tensor, fmt: BlockFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
+def _of_powers(x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
     if not _same(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
         return None
-    codes_B = scales.of_blocks(fmt, to_blocks(x, layout).abs().amax(1), None)
-    return x, torch.where(codes_B == fmt.scaled_by.nan_code, 0, codes_B.int() - 127), None
+    codes_B = scales.scale_codes(fmt, to_blocks(x, layout).abs().amax(1), None)
+    return x, torch.where(codes_B == fmt.scale.format.nan_code, 0, codes_B.int() - 127), None
 
 
 def _of_digits(
-    x: Tensor, fmt: BlockFormat, layout: Layout, axis: int
+    x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     x_BxT = to_blocks(x, layout)
     is_nan_B = x_BxT.isnan().any(1)
@@ -112,14 +112,14 @@ def _of_digits(
             continue
         for of_tensor in _around(near):
             if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
-                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scaled_by.magnitudes.emin)
+                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scale.format.magnitudes.emin)
                 values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
                 values = from_blocks(values_BxT, layout).reshape(x.shape).contiguous()
                 return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
     return None
 
 
-def _near(fmt: BlockFormat, finite: Tensor) -> Iterator[Tensor | None]:
+def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
     """The tensor's scale but for its last digits. Where elements were not rounded to nearest even the largest may be a
     4."""
     if not fmt.has_tensor_scale:
@@ -127,13 +127,13 @@ def _near(fmt: BlockFormat, finite: Tensor) -> Iterator[Tensor | None]:
         return
     for code in LARGEST_CODES[:2]:
         t = finite.abs().amax() / (code * fmt.largest_scale)
-        yield t.clamp(min=scales.SMALLEST_TENSOR_SCALE)
+        yield t.clamp(min=scales.SMALLEST_SCALE)
 
 
 def _around(near: Tensor | None) -> list[Tensor | None]:
     if near is None:
         return [None]
-    smallest = scales.SMALLEST_TENSOR_SCALE
+    smallest = scales.SMALLEST_SCALE
     every = [(near.view(torch.int32) + ulps).view(torch.float32) for ulps in ULPS]
     return [t for t in every if t >= smallest]
 
@@ -144,17 +144,17 @@ def _of_few_digits(x: Tensor) -> Tensor:
     return torch.ldexp((mantissa * 256).round() / 256, exponent)
 
 
-def _scales(values_BxT: Tensor, fmt: BlockFormat) -> Tensor | None:
+def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
     """The least scale of each block under which all of its values are those of codes; None where one has none."""
     largest_B = values_BxT.abs().amax(1).double()
-    found_B = torch.where(largest_B == 0, fmt.scaled_by.smallest, 0.0).double()
+    found_B = torch.where(largest_B == 0, fmt.scale.format.smallest, 0.0).double()
     for code in LARGEST_CODES:
         left = (found_B == 0).nonzero()[:, 0]
         if not len(left):
             break
         scale = largest_B[left] / code
         codes = values_BxT[left].double() / scale[:, None]
-        fits = _is_of(scale, fmt.scaled_by.magnitudes) & _is_of(codes, fmt.of).all(1)
+        fits = _is_of(scale, fmt.scale.format.magnitudes) & _is_of(codes, fmt.element).all(1)
         found_B[left] = torch.where(fits, scale, 0.0)
     return found_B.float() if (found_B != 0).all() else None
 

@@ -1,5 +1,4 @@
-"""The compiled CPU backend of matrix products by an Accumulator, and of sums at once: the results of reference.py, bit
-for bit."""
+"""The compiled CPU backend of accumulators: matrix products, and sums of tensors that are rounded once."""
 
 from __future__ import annotations
 
@@ -7,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, get_num_threads
 
-from custom_fp import _accumulators
+from custom_fp import _native
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.accumulators.tables import tables
-from custom_fp.rule import Rule
+from custom_fp.native import pack_product
+from custom_fp.rounding import Rule
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
@@ -20,15 +20,15 @@ def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> N
 
 def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> None:
     a, b, *scales = operands
-    batch, rows, columns = out.shape
     mode, overflow, seed, _, mask = rule.flat
-    addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
-    sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
-    others = [0 if x is None else x.data_ptr() for x in (*scales, *tables(how, rule, out))]
-    _accumulators.dot(*addresses, *sizes, *others, *how.flat, mode, overflow, seed, mask, get_num_threads())
+    of_scales, of_tables = (
+        [0 if x is None else x.data_ptr() for x in tensors] for tensors in (scales, tables(how, rule, out))
+    )
+    summing = *of_tables, *how.flat, mode, overflow, seed, mask
+    _native.dot(pack_product(a, b, out), *of_scales, summing, get_num_threads())
 
 
-def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
+def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
     terms = [tensor.data_ptr() for tensor in tensors]
     aligned = -1 if width is None else width
-    _accumulators.add_at_once(terms, out.data_ptr(), out.numel(), aligned, emin, get_num_threads())
+    _native.fused_sum(terms, out.data_ptr(), out.numel(), aligned, emin, get_num_threads())

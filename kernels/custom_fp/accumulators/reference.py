@@ -30,7 +30,7 @@ from custom_fp.reference import (
     round_to_format,
     write,
 )
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 
 ROW = 128
 """Columns of a row of random words: a multiple of so many."""
@@ -246,7 +246,7 @@ def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
     return value * power_of_two(unit + 8 * wide.long())
 
 
-def add_at_once(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
+def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
     """The sum of float32 tensors of one shape as float64, for a format to round: exact, rounded to odd (`exact_sum`).
 
     With a width each value is cut off (toward zero) below 2**(E - width) first, E the largest exponent among the values

@@ -1,4 +1,4 @@
-"""The tables that kernels round by where an accumulator's formats are no binary floating point."""
+"""The tables with which kernels round if an accumulator's formats are tables of values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.tabulated.tables import table_of
 
 NEAREST = Rule()
 
 
 def tables(how: Accumulator, rule: Rule, like: Tensor) -> list[Tensor | None]:
-    """Of sums, products and the total, on a tensor's device; None: there is none. They are kept, and stay where they
-    are."""
+    """Return the tables for sums, products and the total, on the device of `like`. None: the format is not a table.
+
+    The tables are cached, so their addresses stay valid.
+    """
     rules = rule, rule, NEAREST
     return [
         table_of(fmt, by.rounding, by.overflow, str(like.device)) if isinstance(fmt, Tabulated) else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from custom_fp.formats.block import BlockFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rounding, read_rounding
-from custom_fp.words import did_you_mean
+from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.rounding import Rounding, read_rounding
+from custom_fp.suggestions import did_you_mean
 
 EXACT = "exact"
 WORDS = (
@@ -75,6 +75,6 @@ def _one_or_two(value: str) -> tuple[str, ...] | str:
 
 def _is_operand(name: str) -> bool:
     try:
-        return Format.named(name) is not None or BlockFormat.named(name) is not None
+        return Format.named(name) is not None or ScaledFormat.named(name) is not None
     except ValueError:  # of ours, but none that can be
         return False

@@ -1,5 +1,5 @@
-// CUDA kernels that make codes of numbers, dense bytes of codes, and sums of packed numbers; part of custom_fp.cu, whose
-// Arithmetic they use. Defined by reference.py.
+// CUDA kernels that make codes of numbers, dense bytes of codes, and sums of packed numbers; part of custom_fp.cu,
+// whose Arithmetic they use. Defined by reference.py.
 #pragma once
 
 template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
@@ -91,8 +91,8 @@ CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
         split_words(bytes, codes, k);
 }
 
-// The random bits of a thread's 8 elements, of the thread block's 2048 from the one of index `first` on. Neighbours lie in
-// several lanes (philox.h): each is drawn once, by some thread, and passes through `words`, of shared memory.
+// The random bits of a thread's 8 elements, of the thread block's 2048 from the one of index `first` on. Neighbours lie
+// in several lanes (philox.h): each is drawn once, by some thread, and passes through `words`, of shared memory.
 CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 seed, u32 mask) {
     const i32 past = static_cast<i32>(first % group);
     const i32 lanes = 16 * ((past + threads * codes_per_thread + group - 1) / group);
@@ -124,14 +124,14 @@ template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) 
 
 // `index`: of the first element, for its random bits
 template <Mode mode>
-CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, How how, u64 seed, u64 index, u32 mask) {
+CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode rounding, int shift, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
     __shared__ __align__(16) u32 words[mode == stochastic ? threads * codes_per_thread : 1];
     const Spec spec = unpack_spec(packed_spec);
     const int k = spec.bits;
-    const Rounder<float> rounder = make_rounder<float>(spec, how.mode, how.overflow);
+    const Rounder<float> rounder = make_rounder<float>(spec, rounding.mode, rounding.overflow);
     const Coder coder = make_coder(spec);
-    const bool directly = mode == nearest_even && shift == 0 && how.overflow == infinity;
+    const bool directly = mode == nearest_even && shift == 0 && rounding.overflow == infinity;
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8;
         float v[8];
@@ -153,7 +153,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
             const PowerOfTwo power(shift);
             make_codes([&](float x, u32) { return round<mode>(power.times_to_odd(x), rounder, 0); });
         } else {
-            const Rounder<double> wide = make_rounder<double>(spec, how.mode, how.overflow);
+            const Rounder<double> wide = make_rounder<double>(spec, rounding.mode, rounding.overflow);
             const double power = power_of_two<double>(shift);
             make_codes([&](float x, u32 random) { return CFP_CAST(round<mode>(x * power, wide, random)); });
         }
@@ -165,12 +165,12 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, int shift, H
 }
 
 #define CFP_PACK(mode)                                                                                            \
-    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int shift, int how,        \
+    extern "C" __global__ void pack_##mode(const float* x, u8* bytes, i64 n, u32 spec, int rounding, int shift,   \
                                            u64 seed, u64 index, u32 mask) {                                       \
-        pack<mode>(x, bytes, n, spec, shift, How(how), seed, index, mask);                                        \
+        pack<mode>(x, bytes, n, spec, RoundingMode(rounding), shift, seed, index, mask);                           \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_PACK
-CFP_EVERY_WAY(CFP_PACK)
+CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
 // value(code) of n codes of k bits, at most `most`, times 2^shift.
@@ -223,9 +223,9 @@ template <bool draws, int most> struct Staged {
 
 // `bytes`: `tensors` payloads of n codes each
 template <bool draws, int most, class Any, class Codes>
-CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& how, const Addresses& bytes,
+CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& codec, const Addresses& bytes,
                               int tensors, u8* out, i64 n, bool kahan, u64 seed, u64 index, u32 mask) {
-    const int k = how.k;
+    const int k = codec.k;
     u32 random[4][8] = {};
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
@@ -246,13 +246,13 @@ CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     const u32 own[4] = {random[0][j], random[1][j], random[2][j], random[3][j]};
-                    arithmetic.add(acc[j], c[j], how.value(codes[j]), kahan, true, own);
+                    arithmetic.add(acc[j], c[j], codec.value(codes[j]), kahan, true, own);
                 }
             }
             __syncthreads();
         }
 #pragma unroll
-        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? how.code(acc[j]) : 0;
+        for (int j = 0; j < 8; ++j) codes[j] = i + j < n ? codec.code(acc[j]) : 0;
         join_codes(codes, staged.bytes + threadIdx.x * k, k);
         __syncthreads();
         copy_bytes(out + first / 8 * k, staged.bytes, size);
@@ -262,15 +262,15 @@ CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic
 
 #define CFP_ACCUMULATE_PACKED(mode)                                                                                      \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                                             \
-        accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, u32 packed_spec, int how, int kahan,      \
+        accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, u32 packed_spec, int rounding, int kahan, \
                                  u64 seed, u64 index, u32 mask) {                                                        \
         __shared__ Staged<mode == stochastic, 32> staged;                                                                \
         const Spec spec = unpack_spec(packed_spec);                                                                      \
-        with_arithmetic<mode>(spec, How(how), [&](const auto& arithmetic) {                                              \
+        with_arithmetic<mode>(spec, RoundingMode(rounding), [&](const auto& arithmetic) {                                              \
             accumulate_packed(staged, arithmetic, Coded{spec.bits, make_coder(spec)}, bytes, tensors, out, n, kahan != 0, \
                               seed, index, mask);                                                                        \
         });                                                                                                              \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE_PACKED
-CFP_EVERY_WAY(CFP_ACCUMULATE_PACKED)
+CFP_FOR_EACH_MODE(CFP_ACCUMULATE_PACKED)
 #endif

@@ -15,9 +15,9 @@
 
 using namespace custom_fp;
 
-// compiled.py asks for a part of the kernels, and of one rounding: -DCFP_SOME -DCFP_ONLY_PACK and a CFP_EVERY_WAY.
-#ifndef CFP_EVERY_WAY
-#define CFP_EVERY_WAY(kernel) kernel(nearest_even) kernel(toward_zero) kernel(stochastic) kernel(otherwise)
+// nvrtc.py compiles one part of the kernels, for one rounding: -DCFP_SOME -DCFP_ONLY_PACK and a CFP_FOR_EACH_MODE.
+#ifndef CFP_FOR_EACH_MODE
+#define CFP_FOR_EACH_MODE(kernel) kernel(nearest_even) kernel(toward_zero) kernel(stochastic) kernel(otherwise)
 #endif
 
 // ---- elements --------------------------------------------------------------------------------------------------
@@ -49,14 +49,15 @@ CFP_FN void store4(float* out, i64 i, i64 n, bool wide, const float v[4]) {
         for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = v[j];
 }
 
-// The argument `how` of a kernel: Overflow, and Mode above it.
-struct How {
+// The argument `rounding` of a kernel: Overflow in the lowest byte, Mode above it.
+struct RoundingMode {
     int mode, overflow;
-    CFP_MEMBER explicit How(int how) : mode(how >> 8), overflow(how & 0xff) {}
+    CFP_MEMBER explicit RoundingMode(int packed) : mode(packed >> 8), overflow(packed & 0xff) {}
 };
 
-// Where `tensors` arrays are, given with a kernel's arguments; where there are more than `few`, from a table in memory, that
-// put_addresses has filled: nothing is copied from the host, so that a CUDA graph may hold it. cuda.py has it, too.
+// Where `tensors` arrays are, given with a kernel's arguments; where there are more than `few`, from a table in memory,
+// that put_addresses has filled: nothing is copied from the host, so that a CUDA graph may hold it. cuda.py has it,
+// too.
 struct Addresses {
     static constexpr int few = 480;  // arguments are 4 KB at most
     u64 first[few];
@@ -72,8 +73,8 @@ CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 // ---- quantize --------------------------------------------------------------------------------------------------
 
 template <Mode mode, class F>
-CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, How how) {
-    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), how.mode, how.overflow);
+CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, RoundingMode rounding) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), rounding.mode, rounding.overflow);
     const bool wide = aligned(x) && aligned(out);
     F v[4];
     float result[4];
@@ -122,8 +123,9 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
         random[place] = shaped(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
-// Calls body(group, lane, i) for all that a thread takes of n elements, the first of an `index`: one lane of a group at a
-// time, whose elements are i, i + 16 ... i + 112, as far as they are in 0..n-1. The lanes of a warp are neighbours in memory.
+// Calls body(group, lane, i) for all that a thread takes of n elements, the first of an `index`: one lane of a group at
+// a time, whose elements are i, i + 16 ... i + 112, as far as they are in 0..n-1. The lanes of a warp are neighbours in
+// memory.
 template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) {
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
@@ -144,8 +146,8 @@ template <class F> CFP_FN void load_lane(const F* x, i64 first, i64 n, F v[8]) {
 }
 
 template <class F>
-CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, u64 seed, u64 index, u32 mask) {
-    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, how.overflow);
+CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, RoundingMode rounding, u64 seed, u64 index, u32 mask) {
+    const Rounder<F> rounder = make_rounder<F>(unpack_spec(spec), stochastic, rounding.overflow);
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
         F v[8];
         u32 random[8];
@@ -160,16 +162,16 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, How how, 
 }
 
 #define CFP_QUANTIZE_FROM(mode, F, suffix)                                                                         \
-    extern "C" __global__ void quantize_##mode##_##suffix(const F* x, float* out, i64 n, u32 spec, int how,        \
+    extern "C" __global__ void quantize_##mode##_##suffix(const F* x, float* out, i64 n, u32 spec, int rounding,        \
                                                           u64 seed, u64 index, u32 mask) {                         \
         if constexpr (mode == stochastic)                                                                          \
-            quantize_randomly(x, out, n, spec, How(how), seed, index, mask);                                       \
+            quantize_randomly(x, out, n, spec, RoundingMode(rounding), seed, index, mask);                                       \
         else                                                                                                       \
-            quantize<mode>(x, out, n, spec, How(how));                                                             \
+            quantize<mode>(x, out, n, spec, RoundingMode(rounding));                                                             \
     }
 #define CFP_QUANTIZE(mode) CFP_QUANTIZE_FROM(mode, float, f32) CFP_QUANTIZE_FROM(mode, double, f64)
 #if !defined CFP_SOME || defined CFP_ONLY_QUANTIZE
-CFP_EVERY_WAY(CFP_QUANTIZE)
+CFP_FOR_EACH_MODE(CFP_QUANTIZE)
 #endif
 
 #if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
@@ -211,8 +213,8 @@ extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* larges
 
 // ---- sums ------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random): Q(a + b); member: a and b are values of the format,
-// here: g is one.
+// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random): Q(a + b); member: a and b are values of the
+// format, here: g is one.
 template <class Sum>
 CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4], const Sum& sum) {
     if (!kahan) {
@@ -232,9 +234,9 @@ template <Mode mode> struct Arithmetic<mode, double> {
     bool is_float32, is_signed;
     Rounder<double> rounder;
 
-    CFP_MEMBER Arithmetic(const Spec& s, How how)
-        : is_float32(mode == nearest_even && how.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
-          rounder(make_rounder<double>(s, how.mode, how.overflow)) {}
+    CFP_MEMBER Arithmetic(const Spec& s, RoundingMode rounding)
+        : is_float32(mode == nearest_even && rounding.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
+          rounder(make_rounder<double>(s, rounding.mode, rounding.overflow)) {}
 
     CFP_MEMBER float rounded(double exact, u32 random) const {
         const float value = CFP_CAST(round<mode>(exact, rounder, random));
@@ -258,9 +260,9 @@ template <Mode mode> struct Arithmetic<mode, float> {
     NearRounder near;
     Rounder<float> rounder;
 
-    CFP_MEMBER Arithmetic(const Spec& s, How how)
+    CFP_MEMBER Arithmetic(const Spec& s, RoundingMode rounding)
         : by_near(mode == nearest_even && NearRounder::checkable(s)), is_signed(s.is_signed),
-          near(make_near_rounder(s, how.overflow)), rounder(make_rounder<float>(s, how.mode, how.overflow)) {}
+          near(make_near_rounder(s, rounding.overflow)), rounder(make_rounder<float>(s, rounding.mode, rounding.overflow)) {}
 
     CFP_MEMBER float rounded(float to_odd) const {
         const float value = round<mode>(to_odd, rounder, 0);
@@ -279,11 +281,11 @@ template <Mode mode> struct Arithmetic<mode, float> {
 };
 
 // body(arithmetic) of the format
-template <Mode mode, class Body> CFP_FN void with_arithmetic(const Spec& spec, How how, const Body& body) {
+template <Mode mode, class Body> CFP_FN void with_arithmetic(const Spec& spec, RoundingMode rounding, const Body& body) {
     if (mode != stochastic && is_narrow(spec))
-        body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, how));
+        body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, rounding));
     else
-        body(Arithmetic<mode, double>(spec, how));
+        body(Arithmetic<mode, double>(spec, rounding));
 }
 
 template <class Any>
@@ -332,9 +334,9 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
 // Two blocks an SM: by itself NVRTC takes so many registers for the 8 elements of a thread that there is room for one.
 #define CFP_ACCUMULATE(mode)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
-        accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int how, int kahan, u64 seed,     \
+        accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int rounding, int kahan, u64 seed,     \
                           u64 index, u32 mask) {                                                                   \
-        with_arithmetic<mode>(unpack_spec(spec), How(how), [&](const auto& arithmetic) {                           \
+        with_arithmetic<mode>(unpack_spec(spec), RoundingMode(rounding), [&](const auto& arithmetic) {                           \
             if constexpr (mode != stochastic)                                                                      \
                 accumulate(arithmetic, x, tensors, out, n, kahan != 0);                                            \
             else if (kahan)                                                                                        \
@@ -344,7 +346,7 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
         });                                                                                                        \
     }
 #if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE
-CFP_EVERY_WAY(CFP_ACCUMULATE)
+CFP_FOR_EACH_MODE(CFP_ACCUMULATE)
 #endif
 
 // ---- codes -----------------------------------------------------------------------------------------------------
@@ -356,8 +358,8 @@ CFP_EVERY_WAY(CFP_ACCUMULATE)
 #if !defined CFP_SOME || defined CFP_ONLY_DOT
 #include "accumulators/dot.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_AT_ONCE
-#include "accumulators/at_once.cuh"
+#if !defined CFP_SOME || defined CFP_ONLY_FUSED_SUM
+#include "accumulators/fused_sum.cuh"
 #endif
 #if !defined CFP_SOME || defined CFP_ONLY_MATMUL
 #include "matmul.cuh"
@@ -369,7 +371,7 @@ CFP_EVERY_WAY(CFP_ACCUMULATE)
 #include "hadamard.cuh"
 #endif
 #if !defined CFP_SOME || defined CFP_ONLY_SCALED || defined CFP_ONLY_TILES
-#include "scaled/dealt.cuh"
+#include "scaled/tiles.cuh"
 #endif
 #if !defined CFP_SOME || defined CFP_ONLY_SCALED
 #include "scaled/scaled.cuh"

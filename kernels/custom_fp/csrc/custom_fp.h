@@ -1,18 +1,24 @@
-// The arithmetic of custom_fp: formats, rounding, codes. Every backend includes this one file: the CPU extension
-// (g++, clang) and the CUDA kernels (NVRTC, which has no standard headers, hence no #include).
-// Defined by reference.py, which the tests hold it to, bit for bit.
+// The arithmetic of custom_fp: formats, rounding and codes. The CPU extension (g++, clang) and the CUDA kernels include
+// this file. NVRTC has no standard headers, so there is no #include here. reference.py defines the results, bit for
+// bit.
 //
-// Rules of the file. Selection is by masks, because g++ 12 does not vectorise ternaries. Nothing may be contracted
-// (-ffp-contract=off, --fmad=false); a fused multiply-add is written as such. Callers on the CPU run with
-// round-to-nearest and without flush-to-zero (cpu/fp_environment.h); NVRTC's default is --ftz=false.
+// Rules of this file. Selection is done with masks, because g++ 12 does not vectorize ternaries. Nothing may be
+// contracted (-ffp-contract=off, --fmad=false); a fused multiply-add is written as such. Callers on the CPU round to
+// nearest and do not flush to zero (cpu/fp_environment.h); NVRTC's default is --ftz=false.
 #pragma once
 
+// Functions and members are inlined. On the CPU this excludes the _LARGE ones, which run once per call or for many
+// values and would take long to compile in every place that calls them.
 #if defined(__CUDACC__)
 #define CFP_FN __device__ __forceinline__
 #define CFP_MEMBER __device__ __forceinline__
+#define CFP_LARGE_FN __device__ __forceinline__
+#define CFP_LARGE_MEMBER __device__ __forceinline__
 #else
-#define CFP_MEMBER inline __attribute__((always_inline))
 #define CFP_FN static inline __attribute__((always_inline))
+#define CFP_MEMBER inline __attribute__((always_inline))
+#define CFP_LARGE_FN static __attribute__((noinline, unused))
+#define CFP_LARGE_MEMBER __attribute__((noinline))
 #endif
 
 namespace custom_fp {
@@ -55,20 +61,20 @@ CFP_FN double from_bits(u64 x) { return __builtin_bit_cast(double, x); }
 CFP_FN float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #endif
 
-// a where the condition (0 or 1) holds, else b
+// Returns a if the condition is 1, b if it is 0.
 template <class U> CFP_FN U select(U condition, U a, U b) { return b ^ ((a ^ b) & (U(0) - condition)); }
 
-// 2^n for exponents of normal values
+// 2^n, where n is the exponent of a normal value.
 template <class F> CFP_FN F power_of_two(int n) {
     typedef Bits<F> B;
     return from_bits(static_cast<typename B::U>(n + B::bias) << B::mantissa);
 }
 
-// NaN as the one NaN
+// Returns x; the canonical NaN for any NaN.
 CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
 
-// float64 to float32, of values that float32 holds. CFP_CAST: the conversion itself, for a test to stand in a GPU's,
-// which makes any NaN 0x7fffffff.
+// Converts a float64 that float32 can represent. CFP_CAST is the conversion itself. A test replaces it with that of a
+// GPU, which turns any NaN into 0x7fffffff.
 #if !defined(CFP_CAST)
 #define CFP_CAST(x) static_cast<float>(x)
 #endif
@@ -77,17 +83,18 @@ CFP_FN float to_float32(float x) { return x; }
 
 // ---- formats ---------------------------------------------------------------------------------------------------
 
-// A format as formats/scalar.py's Format.spec packs it.
+// A format, unpacked from Format.spec (formats/scalar.py).
 struct Spec {
     int exponent_bits, mantissa_bits, emin, bits;
     u32 has_inf, has_nan, is_signed;
     u32 is_fnuz;   // the code of -0 is NaN
     u32 is_plain;  // with a sign and a -0
-    // magnitudes, but for the nan_code of fnuz; inf_code and nan_code already hold what stands in for them
+    // Codes without the sign, except for nan_code of fnuz. If the format has no infinity or NaN, inf_code and nan_code
+    // are the codes used instead.
     u32 max_code, inf_code, nan_code;
 };
 
-CFP_FN Spec unpack_spec(u32 spec) {
+CFP_LARGE_FN Spec unpack_spec(u32 spec) {
     Spec s;
     s.exponent_bits = static_cast<int>(spec & 0xff);
     s.mantissa_bits = static_cast<int>(spec >> 8 & 0x7f);
@@ -125,15 +132,15 @@ template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code
 
 // ---- rounding --------------------------------------------------------------------------------------------------
 
-// As rule.py numbers them.
+// As rounding.py numbers them.
 enum Mode {
     nearest_even = 0, toward_zero = 1, stochastic = 2, nearest_away = 3, toward_positive = 4, toward_negative = 5,
     to_odd = 6
 };
 enum Overflow { infinity = 0, saturate = 1, propagate = 2 };
 
-// Of templates that three modes have to themselves: the others, and formats without a sign or a -0, share one, which reads
-// the mode from its Rounder (any but stochastic).
+// Three modes have template instances of their own. The other modes, and formats without a sign or a -0, share the
+// instance `otherwise`, which reads the mode from its Rounder (any mode but stochastic).
 constexpr Mode otherwise = static_cast<Mode>(7);
 
 CFP_FN Mode template_of(int mode, int overflow, bool is_plain) {
@@ -145,28 +152,28 @@ CFP_FN Mode template_of(int mode, int overflow, bool is_plain) {
 // Everything `round` needs, computed once per call.
 template <class F> struct Rounder {
     typedef typename Bits<F>::U U;
-    U half, odd, keep;              // of the mantissa: what to add before truncating to m bits
+    U half, odd, keep;              // what to add to the mantissa before truncating it to m bits
     U min_normal, max;              // magnitudes
-    U overflow, infinity, nan;      // what a finite value past max, infinity and NaN become
-    U overflow_below;               // and a finite one past -max, but for its sign
+    U overflow, infinity, nan;      // the results for a finite value past max, infinity and NaN
+    U overflow_below;               // the magnitude of the result for a finite value past -max
     F magic, quantum;               // quantum = 2^(emin - m); adding magic rounds to multiples of it
     F scale_a, scale_b;             // scale_a * scale_b = 2^31 / quantum
     int drop;                       // mantissa bits of F that the format does not have
-    // of `otherwise`: 1 for each way up that the mode has
-    U half_unit, even_is_one;       // the one digit of m = 0
+    // For `otherwise`: 1 for each case in which the mode rounds up.
+    U half_unit, even_is_one;       // the only digit of m = 0
     U nearest, ties_up, up, down, odd_up;
-    // of `settle`, bits of float32: what a negative number and -infinity become
+    // For settle(): the float32 bits of the results for a negative number and -infinity.
     u32 below_zero, below_zero_infinity, is_signed, is_plain;
 };
 
-template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int overflow) {
+template <class F> CFP_LARGE_FN Rounder<F> make_rounder(const Spec& s, int mode, int overflow) {
     typedef Bits<F> B;
     typedef typename B::U U;
     Rounder<F> r;
     const int quantum_exponent = s.emin - s.mantissa_bits;
     r.drop = B::mantissa - s.mantissa_bits;
     r.keep = ~((B::one << r.drop) - 1);
-    // m = 0: both neighbours of a tie have an odd digit (1), and IEEE 754 then takes the larger one.
+    // m = 0: both neighbors of a tie have an odd digit (1), and IEEE 754 then takes the larger one.
     r.odd = s.mantissa_bits > 0 && r.drop > 0;
     r.half = r.drop > 0 ? (B::one << (r.drop - 1)) - r.odd : 0;
     r.min_normal = static_cast<U>(s.emin + B::bias) << B::mantissa;
@@ -198,7 +205,8 @@ template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int o
     return r;
 }
 
-// Whether a magnitude goes up to the next multiple of the quantum: each argument is 0 or 1, `odd` of the multiple below.
+// Returns whether a magnitude is rounded up to the next multiple of the quantum. Each argument is 0 or 1; `odd` is for
+// the multiple below.
 template <class F, class U>
 CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Rounder<F>& r) {
     const U away = (above_half | (half & (odd | r.ties_up))) & r.nearest;
@@ -206,11 +214,11 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
     return away | (directed & inexact);
 }
 
-// x rounded to the format. `random`: 32 bits, read by stochastic rounding only: the magnitude goes up when the upper 31
-// carry out of the discarded digits, of uniform ones with probability floor(2^31 distance) / 2^31. The last bit, where it
-// is set, stands for ones without an end, which carry where any digit is lost below (philox.h: shaped).
-// NaN loses its sign and payload, so that all backends agree on its bits. tells_infinity: from what is past max; where
-// both become the same, sums save the question.
+// Rounds x to the format. `random` has 32 bits, which only stochastic rounding reads. It rounds the magnitude up if the
+// upper 31 bits, added to the discarded digits, carry. For uniform bits the probability is floor(2^31 distance) / 2^31.
+// If the last bit is set, it stands for infinitely many ones, which carry if any lower digit is lost (`shaped` in
+// philox.h). NaN loses its sign and payload, so that all backends return the same bits. tells_infinity: infinity is
+// distinguished from finite values past max. Sums skip this if the results are the same.
 template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
     typedef typename B::U U;
@@ -233,7 +241,7 @@ template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN
     }
     const U normal = (magnitude + add) & r.keep;
 
-    // Below min_normal the quantum is fixed: let the addition round, at a magnitude where one ulp is one quantum.
+    // Below min_normal the quantum is fixed. The addition rounds, at a magnitude whose ulp is the quantum.
     F multiple = (absolute + r.magic) - r.magic;
     if (mode != nearest_even) {
         const U too_large = static_cast<U>(multiple > absolute);
@@ -264,8 +272,8 @@ template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN
     return from_bits(result | (sign & (U(0) - is_number)));
 }
 
-// A rounded value in a format without a -0 or a sign: -0 is 0, what is less a format without a sign has not. Any value of
-// other formats stays.
+// Adjusts a rounded value for formats without a -0 or without a sign: -0 becomes 0, and a format without a sign has no
+// negative values. Values of other formats are unchanged.
 template <class F> CFP_FN float settle(float value, const Rounder<F>& r) {
     const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
     const u32 below = select(static_cast<u32>(magnitude == 0x7f800000u), r.below_zero_infinity, r.below_zero);
@@ -275,43 +283,44 @@ template <class F> CFP_FN float settle(float value, const Rounder<F>& r) {
 
 // ---- exact sums and products -----------------------------------------------------------------------------------
 
-// sum + error, an exact value, truncated to the digits of F with the last digit set if any was lost (round to odd).
-// Rounding that to a format with at least two digits fewer equals rounding the exact value (Boldo, Melquiond 2008).
+// Rounds the exact value sum + error to odd: truncates it to the digits of F and sets the last digit if any was lost.
+// Rounding the result to a format with at least two digits fewer equals rounding the exact value (Boldo, Melquiond
+// 2008).
 template <class F> CFP_FN F make_odd(F sum, F error) {
     typedef Bits<F> B;
     typedef typename B::U U;
     const U bits = to_bits(sum);
-    const U inexact = static_cast<U>(from_bits(to_bits(error) & ~B::sign) > F(0));  // 0 for the NaN beside infinity
+    const U inexact = static_cast<U>(from_bits(to_bits(error) & ~B::sign) > F(0));  // 0 for a NaN, which is the error of infinity
     const U beyond = ((bits ^ to_bits(error)) >> (8 * sizeof(F) - 1)) & inexact;     // rounded away from zero
     return from_bits((bits - beyond) | inexact);
 }
 
-// a + b rounded to odd; the error is Knuth's TwoSum.
+// a + b, rounded to odd. The error is that of Knuth's TwoSum.
 template <class F> CFP_FN F add_to_odd(F a, F b) {
     const F sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
     return make_odd(sum, error);
 }
 
-// x * 2^shift in one rounding, for |shift| <= 400 (float32 results of larger shifts are those of 400).
+// x * 2^shift, rounded once, for |shift| <= 400. Larger shifts have the float32 results of 400.
 CFP_FN float scale(float x, double power) { return to_float32(static_cast<double>(x) * power); }
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 
-// Codes of values that already are values of the format (or infinity, or NaN), and back. Magnitudes below min_normal
-// are lifted by it on the way, which puts their digits where those of normal values are, under a hidden one.
+// Conversion between codes and values of the format, infinity and NaN. It adds min_normal to smaller magnitudes, which
+// puts their digits in the place of a normal value's, below a hidden one.
 struct Coder {
     int drop, sign_shift;
-    u32 sign;            // bit 31, 0 where there is none
+    u32 sign;            // bit 31; 0 if the format has no sign
     u32 min_normal, hidden, magnitude_mask;
-    u32 rebias;  // exponent field 0 of the format, as a code's bits (of float32, those shifted by `drop`)
+    u32 rebias;  // the difference between the bits of a code and those of float32, shifted by `drop`
     u32 inf_code, nan_code, max_code;
-    u32 last_number;  // the largest code that is no NaN
+    u32 last_number;  // the largest code that is not NaN
     u32 infinity, nan;  // float32 bits of the specials' codes
     u32 is_plain;
-    u32 first_special, special_mask, specials, infinities;  // so many codes, of those bits, from the first on
+    u32 first_special, special_mask, specials, infinities;  // the number of special codes, from the first on
 };
 
-CFP_FN Coder make_coder(const Spec& s) {
+CFP_LARGE_FN Coder make_coder(const Spec& s) {
     Coder c;
     c.drop = 23 - s.mantissa_bits;
     c.sign_shift = 32 - s.bits;
@@ -334,7 +343,7 @@ CFP_FN Coder make_coder(const Spec& s) {
     return c;
 }
 
-// The magnitude of a finite value, given by its bits, to that of its code, and back.
+// Converts the bits of a finite magnitude to its code, and back.
 CFP_FN u32 encode_magnitude(u32 magnitude, const Coder& c) {
     const u32 is_subnormal = 0u - static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(c.min_normal));
     const u32 lifted = to_bits(from_bits(magnitude) + from_bits(c.min_normal & is_subnormal));
@@ -347,7 +356,7 @@ CFP_FN u32 decode_magnitude(u32 code, const Coder& c) {
     return to_bits(from_bits(lifted) - from_bits(c.min_normal & is_subnormal));
 }
 
-// Of a settled value.
+// Encodes a value that settle() returned.
 CFP_FN u32 encode(float value, const Coder& c) {
     const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
     u32 code = encode_magnitude(magnitude, c);
@@ -356,7 +365,7 @@ CFP_FN u32 encode(float value, const Coder& c) {
     return code | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// Reads the low `bits` bits of the code; is_plain: of plain formats only.
+// Reads the low `bits` bits of the code. is_plain: for plain formats only.
 template <bool is_plain> CFP_FN float decode(u32 code, const Coder& c) {
     if (is_plain) {
         const u32 magnitude = code & c.magnitude_mask, sign = code << c.sign_shift & 0x80000000u;
@@ -375,7 +384,7 @@ template <bool is_plain> CFP_FN float decode(u32 code, const Coder& c) {
 
 CFP_FN float decode(u32 code, const Coder& c) { return c.is_plain ? decode<true>(code, c) : decode<false>(code, c); }
 
-// encode(round<nearest_even>(x)) in one go, of formats with a sign; is_plain: and with a -0
+// encode(round<nearest_even>(x)) in one step, for formats with a sign. is_plain: and with a -0.
 template <bool is_plain = true> CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu;
     const u32 normal = ((magnitude + r.half + (magnitude >> r.drop & r.odd)) >> r.drop) - c.rebias;
@@ -389,7 +398,7 @@ template <bool is_plain = true> CFP_FN u32 round_and_encode(float x, const Round
     return code | ((bits & 0x80000000u) >> c.sign_shift & (0u - is_number));
 }
 
-// ceil(log2(magnitude)) of a nonzero finite float64 given by its bits (float32 is widened first)
+// ceil(log2(magnitude)) of a nonzero finite float64, given as bits. Float32 is widened first.
 CFP_FN int ceil_log2(u64 magnitude) {
     if (magnitude >> 52) return static_cast<int>(magnitude >> 52) - 1023 + ((magnitude & 0xfffffffffffffull) != 0);
     int exponent = -1075;

@@ -53,7 +53,7 @@ CFP_FN void matmul(const Any& arithmetic, MatmulTiles& tiles, const float* a, co
                                     i64 b_step, u32 packed_spec) {                                                    \
         __shared__ MatmulTiles tiles;                                                                                 \
         const Spec spec = unpack_spec(packed_spec);                                                                   \
-        with_arithmetic<nearest_even>(spec, How(nearest_even << 8 | infinity), [&](const auto& arithmetic) {          \
+        with_arithmetic<nearest_even>(spec, RoundingMode(nearest_even << 8 | infinity), [&](const auto& arithmetic) {          \
             matmul<kahan>(arithmetic, tiles, a, b, out, M, K, N, a_step, b_step, spec.is_plain != 0);                 \
         });                                                                                                           \
     }

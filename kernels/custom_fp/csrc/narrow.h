@@ -1,8 +1,8 @@
-// float32 where float64 would do, of which some GPUs have two lanes for 128: exact sums, products, and products with powers
-// of two, all rounded to odd in float32. Rounding that again is rounding the exact number once where the format has two
-// digits fewer (Boldo, Melquiond 2008) and its smallest step is 2^-147 or more: 21 mantissa bits; and where nothing is
-// drawn, for which these are too few digits. What passes float32's largest number becomes that, which is odd; infinity
-// comes of infinity alone.
+// float32 where float64 would do, of which some GPUs have two lanes for 128: exact sums, products, and products with
+// powers of two, all rounded to odd in float32. Rounding that again is rounding the exact number once where the format
+// has two digits fewer (Boldo, Melquiond 2008) and its smallest step is 2^-147 or more: 21 mantissa bits; and where
+// nothing is drawn, for which these are too few digits. What passes float32's largest number becomes that, which is
+// odd; infinity comes of infinity alone.
 #pragma once
 
 #include "custom_fp.h"
@@ -14,8 +14,8 @@ CFP_FN bool is_narrow(const Spec& s) { return s.mantissa_bits <= 21; }
 
 CFP_FN float absolute(float x) { return from_bits(to_bits(x) & 0x7fffffffu); }
 
-// Dekker's Fast2Sum, of the larger and the smaller: as many additions as Knuth's TwoSum with the comparison, and its error
-// is -infinity, no NaN, where the sum leaves float32.
+// Dekker's Fast2Sum, of the larger and the smaller: as many additions as Knuth's TwoSum with the comparison, and its
+// error is -infinity, no NaN, where the sum leaves float32.
 CFP_FN float add_to_odd_narrow(float a, float b) {
     const bool swapped = absolute(b) > absolute(a);
     const float large = swapped ? b : a, small = swapped ? a : b, sum = large + small;

@@ -7,9 +7,9 @@
 // stream, h) under key = seed: the words of 16 neighbouring counters serve 128 neighbouring elements, which suits a
 // vector unit (16 lanes, no shuffles) and a GPU thread alike, and depends on neither.
 //
-// Where fewer bits are to count, `mask` (Rule.flat in rule.py) has ones for the first N of them and the others become
+// Where fewer bits are to count, `mask` (Rule.flat in rounding.py) has ones for the first N of them and the others become
 // zeros: with R below 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 exactly where floor(2^N d) + R does
-// past 2^N. The forms that round d to N bits first (rule.py: Form) are other digits after R: d + u carries past 1 for
+// past 2^N. The forms that round d to N bits first (rounding.py: Form) are other digits after R: d + u carries past 1 for
 //
 // fast  u = (R + 1/2) / 2^N                     one half
 // even  so where R is even; where it is odd, u is less than that by less than any number: ones without an end

@@ -1,9 +1,9 @@
-// Shorter ways to the results of custom_fp.h, for loops that should cost no more than memory does. Each is right for
-// elements that meet a condition and takes down what tells, for a whole block of elements at once, whether all of them
-// did. Where they did not, the caller does the block again the general way. (The GPU, which has no blocks to spare, uses
-// the checked form of NearRounder.)
+// Faster forms of the functions in custom_fp.h, for loops that should be as fast as memory. Each is right for elements
+// that meet a condition, and records for a whole block of elements whether all of them do. If not, the caller computes
+// the block again with the general functions. GPU kernels do not repeat blocks; they use the checked form of
+// NearRounder.
 //
-// F is float, or a vector of floats where a compiler has them (cpu/lanes.h): what stands here works on either.
+// F is float, or a vector of floats if the compiler has them (cpu/lanes.h).
 #pragma once
 
 #include "custom_fp.h"
@@ -22,45 +22,45 @@ template <> struct Integers<float> {
     static CFP_MEMBER I more(I a, I b) { return larger(a, b); }
 };
 
-// What a block has met.
+// What is recorded for a block.
 template <class F> struct Met {
     typedef typename Integers<F>::I I;
     typedef typename Integers<F>::U U;
     I largest = I{};                  // magnitude, as bits
-    I tie = I{} - 0x7fffffff;         // how near to a tie, see NearRounder::tie
-    U digits = U{};                   // all terms' bits, or'ed
-    U carry = ~U{};                   // how near to an undecided carry, see RandomRounder
+    I tie = I{} - 0x7fffffff;         // how close an element came to a tie (NearRounder::tie)
+    U digits = U{};                   // the bits of all terms, combined with or
+    U carry = ~U{};                   // how close an element came to an undecided carry (RandomRounder)
     i64 wide_largest = 0;             // magnitude, as bits of a double
 };
 
 // ---- rounding to nearest ---------------------------------------------------------------------------------------
 
-// Adding a number whose ulp is the quantum of x's binade rounds x to it. Two forms. Unchecked: counts where magnitudes
-// do not pass `limit`. Checked (formats that are `checkable`): any x, but NaN keeps sign and payload; callers finish
-// with `canonical`.
+// Adding a number whose ulp is the quantum of x's binade rounds x to that quantum. There are two forms. The unchecked
+// form is right if no magnitude exceeds `limit`. The checked form, for formats that are `checkable`, is right for any
+// x, except that NaN keeps its sign and payload; callers then apply `canonical`.
 struct NearRounder {
     i32 min_exponent, offset;  // exponents in place in the bits of a float32
-    i32 limit;                 // the largest value, or the last one that there is such a number for
+    i32 limit;                 // the largest value, or the last one for which such a number exists
     i32 past_top;
     float max;
     u32 overflow;
-    u32 beyond;  // digits, and the sign, that a value of the format does not have
+    u32 beyond;  // bits that no value of the format has set
 
-    // There is room for x above the half.
+    // The number to add has enough digits for x.
     static CFP_MEMBER bool fits(const Spec& s) { return s.mantissa_bits <= 21; }
-    // Sums of two values of p digits, added in 24 digits and then rounded to p, are rounded as if once where
+    // The sum of two values of p digits, rounded to 24 digits and then to p, equals the sum rounded once if
     // 24 >= 2 p + 2 (Figueroa 1995).
     static CFP_MEMBER bool allowed(const Spec& s) { return s.mantissa_bits <= 10; }
     static CFP_MEMBER bool checkable(const Spec& s) {
         return s.is_signed && allowed(s) && s.has_nan && s.max_code > 0 &&
                s.emin + (1 << s.exponent_bits) + 24 - s.mantissa_bits <= 127;
     }
-    // Met::tie of a tie; below it, none was met. Half a quantum must be a normal float32.
+    // The value of Met::tie for a tie. If it is smaller, there was none. Half a quantum must be a normal float32.
     static constexpr i32 tie = -((24 << 23) + 0x00400000);
     static CFP_MEMBER bool tells_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
 };
 
-CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
+CFP_LARGE_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
     NearRounder r;
     r.min_exponent = (s.emin + 127) << 23;
     r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
@@ -107,7 +107,7 @@ CFP_FN float round_near_checked(float x, const NearRounder& r) {
     return with_sign(near_overflow((x + magic) - magic, r), x);
 }
 
-// Of a sum that float32 has rounded already: right unless that made a tie of it.
+// Rounds a sum that was already rounded to float32. This is right unless that made it a tie.
 template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, Met<F>& met) {
     typedef Integers<F> N;
     const F magic = near_magic<false>(x, r, met), rounded = (x + magic) - magic;
@@ -116,7 +116,7 @@ template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, Met<F>& 
     return with_sign<F>(rounded, x);
 }
 
-// a * b rounded once: the fused addition rounds the exact product
+// a * b, rounded once: the fused addition rounds the exact product.
 CFP_FN float multiply_near(float a, float b, const NearRounder& r, Met<float>& met) {
     const float product = a * b, magic = near_magic<false>(product, r, met);
     return with_sign(fused_multiply_add(a, b, magic) - magic, product);
@@ -128,7 +128,7 @@ CFP_FN float multiply_near_checked(float a, float b, const NearRounder& r) {
     return with_sign(near_overflow(fused_multiply_add(a, b, magic) - magic, r), product);
 }
 
-// encode(round_near(x)): what the magic number's last digits count is the code, within a binade
+// encode(round_near(x)). The last digits of the sum with the magic number are the code within a binade.
 CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, Met<float>& met) {
     const u32 bits = to_bits(x);
     const float magic = near_magic<false>(x, r, met);
@@ -137,14 +137,14 @@ CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, 
     return ((binade >> c.drop) + quanta) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// The same in double, for any m: 53 >= 2 p + 2 for the 24 digits of float32 and fewer. Right for products of two floats,
-// which double holds, for sums of two values of the format, and for any sum to odd. Counts where magnitudes do not pass
-// `limit`, the largest value.
+// The same in double, for any m, because 53 >= 2 p + 2 for up to 24 digits. It is right for products of two floats,
+// which are exact in double, for sums of two values of the format, and for any sum that is rounded to odd, if no
+// magnitude exceeds `limit`, the largest value.
 struct WideNearRounder {
     i64 min_exponent, offset, limit;
 };
 
-CFP_FN WideNearRounder make_wide_near_rounder(const Spec& s) {
+CFP_LARGE_FN WideNearRounder make_wide_near_rounder(const Spec& s) {
     WideNearRounder r;
     r.min_exponent = static_cast<i64>(s.emin + 1023) << 52;
     r.offset = (static_cast<i64>(52 - s.mantissa_bits) << 52) | 0x0008000000000000ll;
@@ -171,7 +171,7 @@ CFP_FN u32 encode_number(float value, const Coder& c) {
     return encode_magnitude(bits & 0x7fffffffu, c) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// Of plain formats. Met::largest takes down the code's magnitude: max_code at most
+// For plain formats. Met::largest records the magnitude of the code, which must be at most max_code.
 CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
     const u32 magnitude = code & c.magnitude_mask;
     met.largest = larger(met.largest, static_cast<i32>(magnitude));
@@ -180,10 +180,10 @@ CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------
 
-// From the first 16 random bits, where they decide. They do unless, added to the first 16 discarded digits, they come out
-// one short of a carry; or just past it, where lifting has rounded the digits. Magnitudes below min_normal are lifted by
-// it, which puts their digits where those of normal values are. `few`: there are no more random bits than these, so that
-// they decide where lifting has rounded nothing.
+// Uses only the first 16 random bits, if they decide. They do not decide if their sum with the first 16 discarded
+// digits is one less than a carry, or just past it after the digits were rounded. Magnitudes below min_normal have it
+// added, which puts their digits in the place of a normal value's and may round them. `few`: there are no more random
+// bits, so they decide if that rounds nothing.
 struct RandomRounder {
     u32 min_normal, keep, unit, undecided, max;
     int shift;
@@ -192,7 +192,7 @@ struct RandomRounder {
     CFP_MEMBER bool sure(const Met<float>& met) const { return met.largest <= static_cast<i32>(max) && met.carry != 0; }
 };
 
-CFP_FN RandomRounder make_random_rounder(const Spec& s) {
+CFP_LARGE_FN RandomRounder make_random_rounder(const Spec& s) {
     RandomRounder r;
     const int drop = 23 - s.mantissa_bits;
     r.min_normal = static_cast<u32>(s.emin + 127) << 23;
@@ -204,7 +204,7 @@ CFP_FN RandomRounder make_random_rounder(const Spec& s) {
     return r;
 }
 
-// `random`: 16 bits, in the upper half of the word. is_exact: whether x itself is what is to be rounded.
+// random: 16 bits, in the upper half of the word. is_exact: x is the exact value to be rounded.
 template <bool few = false>
 CFP_FN float round_randomly(float x, const RandomRounder& r, u32 random, Met<float>& met, bool is_exact = true) {
     const u32 magnitude = to_bits(x) & 0x7fffffffu;

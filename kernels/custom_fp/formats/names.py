@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 from custom_fp import formats
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scale import ScaleFormat
+from custom_fp.formats.scaled import Affine, BlockFormat, Codebook
 from custom_fp.formats.synonyms import meant
 
 _HERE = f"{formats.__name__}."
-_NO_KINDS = {_HERE + name for name in ("names", "protocol", "synonyms", "layout", "scale", "tables")}
+_NO_KINDS = {
+    _HERE + name for name in ("names", "protocol", "synonyms", "layout", "scale", "tables", "elements")
+}
 _files = {file.name for file in walk_packages(formats.__path__, _HERE)} - _NO_KINDS
 for _file in (f"{_HERE}scalar", *sorted(_files)):  # floating point comes first in messages
     import_module(_file)
@@ -34,6 +40,13 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
 
 KINDS = _kinds()  # of ours, a file of this folder each; a user's own may join later
 
+_FORMER_KINDS: dict[str, Callable[..., NumberFormat]]
+_FORMER_KINDS = {
+    "BlockFormat": BlockFormat,
+    "Codebook": Codebook,
+    "Affine": Affine,
+}  # in models that were saved before
+
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -41,10 +54,8 @@ def parse(name: str | NumberFormat) -> NumberFormat:
     """The format called `name`; a format is returned as it is.
 
     e5m2, e4m3fn, bf16 ...     `Format`, by torch's names float8_e4m3fn and float8_e5m2 too
-    dynamic_tree, nf4_b64 ...  `Codebook`
-    int8_affine ...            `Affine`
-    mxfp8_e4m3, nvfp4 ...      `BlockFormat`
     posit8, p3109_k8p3se ...   `Tabulated`, of the kinds in by_table/
+    mxfp8_e4m3, nf4_b64 ...    `ScaledFormat`
     package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
     a name of one's own        that an installed package has in its entry points, group `cpdrun.formats`
 
@@ -72,15 +83,24 @@ def installed() -> dict[str, EntryPoint]:
 @cache
 def spelled(fmt: NumberFormat) -> str:
     """A text that `read` makes this format of again, in any process: its name if `parse` knows it, else all of it."""
+    if _is_known(fmt):
+        return fmt.name
+    return json.dumps([type(fmt).__name__, _fields(fmt)], default=_fields)
+
+
+def _fields(part: Any) -> Any:
+    """Return the arguments of a format or of a part of one. A part that has a name of its own is that name."""
+    if isinstance(part, ScaleFormat) or (isinstance(part, NumberFormat) and _is_known(part)):
+        return str(part)
+    return {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+
+
+def _is_known(fmt: NumberFormat) -> bool:
+    """Return whether `parse` makes the format from its name."""
     try:
-        if _parse(fmt.name) == fmt:
-            return fmt.name
+        return _parse(fmt.name) == fmt
     except ValueError:
-        pass
-    assert is_dataclass(fmt)
-    return json.dumps(
-        [type(fmt).__name__, {f.name: getattr(fmt, f.name) for f in fields(fmt) if f.init}], default=str
-    )
+        return False
 
 
 def read(fmt: str | NumberFormat) -> NumberFormat:
@@ -92,7 +112,8 @@ def read(fmt: str | NumberFormat) -> NumberFormat:
 def _read(text: str) -> NumberFormat:
     if text.startswith("["):
         kind, values = json.loads(text)
-        return _kinds()[kind](**values)
+        former = _FORMER_KINDS.get(kind)
+        return former(**values) if former else _kinds()[kind](**values)
     return _parse(text)
 
 

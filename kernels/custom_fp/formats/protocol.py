@@ -2,7 +2,7 @@
 
 A kind of format is a frozen dataclass under NumberFormat in a file of this folder, where names.py finds it. It states
 the facts below, says which names are its own (`named`), and where the functions are that compute with it
-(`BACKENDS`); the operators, the report and the runner ask for facts, never for the kind.
+(`backends`); the operators, the report and the runner ask for facts, never for the kind.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import custom_fp
 from custom_fp.formats.layout import Block, Layout, cut
 
 _cut = lru_cache(maxsize=4096)(cut)
 Tensor = Any  # torch's, which is not loaded here
+
+
+class Backends(NamedTuple):
+    """Where the functions are that compute with a format: a module or module:object by device type, None for none.
+
+    `any` serves every device. It is the reference, which defines the results.
+    """
+
+    any: str
+    cpu: str | None = None
+    cuda: str | None = None
 
 
 class NumberFormat(ABC):
@@ -32,9 +43,8 @@ class NumberFormat(ABC):
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
     """Names that a list of formats shows; more exist."""
 
-    BACKENDS: ClassVar[Mapping[str, str]]
-    """By type of device a module, or module:object, with the functions that compute: what operators/table.py calls.
-    "any" serves every device and defines the results."""
+    BACKENDS: ClassVar[Backends | Mapping[str, str]]
+    """The modules whose functions operators/table.py calls for the formats of this kind."""
 
     if TYPE_CHECKING:  # read only: a kind has a fact as a field, as a property, or once for all its formats
 
@@ -112,6 +122,12 @@ class NumberFormat(ABC):
     def named(cls, name: str) -> Self | None:
         """The format of this kind called `name`, None if the name is not of this kind; ValueError for one that is, but
         which no format can have (e9m2)."""
+
+    @cached_property
+    def backends(self) -> Backends:
+        """The modules whose functions operators/table.py calls."""
+        found = self.BACKENDS
+        return found if isinstance(found, Backends) else Backends(**found)
 
     @property
     def synonyms(self) -> tuple[str, ...]:

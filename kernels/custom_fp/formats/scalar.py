@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, ClassVar
 
-from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.protocol import Backends, NumberFormat
 
 ALSO = {"ue4m3": "ue4m3fn", "ue5m3": "ue5m3fn"} | {
     f"float8_{name}": name for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
@@ -72,7 +72,7 @@ class Format(NumberFormat):
         *("e5m2", "e4m3", "e4m3fn", "e5m2fnuz", "e4m3fnuz", "e4m3b11fnuz", "e3m4", "e3m0"),
         *("e3m2fn", "e2m3fn", "e2m1fn", "ue4m3", "ue5m3"),
     )
-    BACKENDS: ClassVar = {"cpu": "custom_fp.native", "cuda": "custom_fp.cuda", "any": "custom_fp.reference"}
+    BACKENDS: ClassVar = Backends("custom_fp.reference", "custom_fp.native", "custom_fp.cuda")
     exponent_bits: int
     mantissa_bits: int
     bias: int = _BY_WIDTHS
@@ -193,6 +193,16 @@ class Format(NumberFormat):
     def max(self) -> float:
         """The largest finite value."""
         return self.value_of(self.max_code)
+
+    @property
+    def least(self) -> float:
+        """The least finite value."""
+        return -self.max if self.is_signed else 0.0
+
+    @property
+    def target(self) -> float:
+        """What a scale makes of the largest magnitude of its block."""
+        return self.max
 
     @cached_property
     def smallest_normal(self) -> float | None:

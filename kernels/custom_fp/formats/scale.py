@@ -1,38 +1,56 @@
-"""What scales, and elements that are integers, can be. Standard library only.
+"""The scales that the elements of a format share: how they are stored, who shares one, and how they are chosen.
 
-A scale is positive or NaN, so that its format needs no sign:
+A scale is positive or NaN, so its format needs no sign:
 
-    e8m0     2**(code - 127), code 0..254; 255 is NaN (OCP MX 1.0, section 5.4.1)
-    e4m3fn   the OCP 8-bit format with its sign bit 0: codes 1..126 are 2**-9 .. 448, 127 is NaN. `ue4m3` and
-             `ue4m3fn` are other names for it: the PTX ISA's type of that name has the same seven bits
-    ue5m3    5 exponent bits of bias 15, 3 mantissa bits, subnormals, no infinity: codes 1..254 are 2**-17 .. 114688,
-             255 is NaN: the magnitudes of e5m3fn; `ue5m3fn` is another name for it
-    fp32     a float32; the smallest that is used is 2**-126, so that its reciprocal is a normal number, too
+    e8m0     2**(code - 127) for the codes 0 to 254; 255 is NaN (OCP MX 1.0, section 5.4.1).
+    e4m3fn   The OCP 8-bit format with its sign bit 0: the codes 1 to 126 are 2**-9 to 448, and 127 is NaN. `ue4m3` and
+             `ue4m3fn` are other names for it, because the type of that name in the PTX ISA has the same seven bits.
+    ue5m3    5 exponent bits of bias 15, 3 mantissa bits, subnormals, no infinity: the codes 1 to 254 are 2**-17 to
+             114688, and 255 is NaN. These are the magnitudes of e5m3fn. `ue5m3fn` is another name for it.
+    fp32     A float32. Except with the rule absmax, the smallest scale is 2**-126, so that its reciprocal is normal.
 
-Code 0 of the two in the middle is zero, and never written.
+Code 0 of e4m3fn and ue5m3 is zero and is never written. This module does not import torch.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass
-from functools import cache, cached_property
+from typing import Any
 
+from custom_fp.formats.layout import WHOLE, Block
 from custom_fp.formats.scalar import Format
 
 ALIASES = {"ue4m3": "e4m3fn", "ue4m3fn": "e4m3fn", "ue5m3fn": "ue5m3"}
+POWERS = ("floor", "ceil", "nearest", "even", "rceil")
+"""The rules for scales that are powers of two."""
+RULES = (*POWERS, "amax", "4over6")
+"""The rules that a format's name can state. formats/scaled.py defines them."""
+OWN_RULES = ("absmax", "minmax")
+"""The rules of codebooks and of formats with zero points, which their names imply."""
+BY_FORMAT: Any = None
+"""The rule of a scale that says none: it depends on the format."""
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
 class ScaleFormat:
+    """A format of scales.
+
+    Attributes:
+        name: The name of the format.
+        bits: The bits of a code.
+        smallest: The smallest scale.
+        largest: The largest scale.
+        nan_code: The code of NaN; None for float32.
+        magnitudes: The scalar format that the codes belong to; None for e8m0 and fp32.
+    """
+
     name: str
     bits: int
     smallest: float
     largest: float
-    nan_code: int | None  # None: a float32's own
-    magnitudes: Format | None = None  # of which format the codes are
+    nan_code: int | None
+    magnitudes: Format | None = None
 
     @property
     def is_power_of_two(self) -> bool:
@@ -40,6 +58,7 @@ class ScaleFormat:
 
     @classmethod
     def parse(cls, name: str | ScaleFormat) -> ScaleFormat:
+        """Return the format of scales with the given name. Raise ValueError if there is none."""
         if isinstance(name, ScaleFormat):
             return name
         if (known := ALIASES.get(name, name)) not in SCALES:
@@ -50,7 +69,7 @@ class ScaleFormat:
         return self.name
 
 
-def _of(name: str, magnitudes: Format) -> ScaleFormat:
+def _from_scalar(name: str, magnitudes: Format) -> ScaleFormat:
     smallest, largest = magnitudes.smallest_subnormal, magnitudes.max
     assert smallest is not None
     return ScaleFormat(name, 8, smallest, largest, magnitudes.nan_code, magnitudes)
@@ -58,76 +77,60 @@ def _of(name: str, magnitudes: Format) -> ScaleFormat:
 
 SCALES = {
     "e8m0": ScaleFormat("e8m0", 8, 2.0**-127, 2.0**127, 255),
-    "e4m3fn": _of("e4m3fn", Format.parse("e4m3fn")),
-    "ue5m3": _of("ue5m3", Format.parse("e5m3fn")),
+    "e4m3fn": _from_scalar("e4m3fn", Format.parse("e4m3fn")),
+    "ue5m3": _from_scalar("ue5m3", Format.parse("e5m3fn")),
     "fp32": ScaleFormat("fp32", 32, 2.0**-126, _FLOAT32_MAX, None),
 }
 
 
 @dataclass(frozen=True)
-class Integer:
-    """k bits of two's complement, times 2**-fraction_bits. Symmetric: the least is minus the largest, so that rounding
-    has no bias (arXiv 2510.25602)."""
+class Scale:
+    """The scales of a format.
 
-    bits: int
-    fraction_bits: int = 0
-    is_symmetric: bool = True
+    Attributes:
+        format: The format of the scales, or its name.
+        block: The elements that share a scale: a number of them along an axis, (rows, columns) of a tile, "row",
+            "column" or "tensor" (layout.py).
+        rule: How a scale is chosen (formats/scaled.py). None means "floor" for e8m0 and "amax" for other formats.
+        has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of its blocks.
+        margin: The rules amax and 4over6 scale the largest magnitude to the largest element divided by 2**margin.
 
-    @property
-    def name(self) -> str:
-        return f"int{self.bits}"
+    Raises:
+        ValueError: An attribute has a value that is not allowed, or two of them do not fit together.
+    """
 
-    @property
-    def mantissa_bits(self) -> int:
-        """Digits of the largest value behind its first."""
-        return self.bits - 2
+    format: ScaleFormat
+    block: Block = 32
+    rule: str = BY_FORMAT
+    has_tensor_scale: bool = False
+    margin: int = 0
 
-    @cached_property
-    def unit(self) -> float:
-        return 2.0**-self.fraction_bits
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", ScaleFormat.parse(self.format))
+        if isinstance(self.block, list):
+            object.__setattr__(self, "block", tuple(self.block))
+        if self.rule is BY_FORMAT:
+            object.__setattr__(self, "rule", "floor" if self.format.is_power_of_two else "amax")
+        if problem := self._problem():
+            raise ValueError(problem)
 
-    @cached_property
-    def max(self) -> float:
-        return (2 ** (self.bits - 1) - 1) * self.unit
-
-    @cached_property
-    def least(self) -> float:
-        return -self.max if self.is_symmetric else -(self.max + self.unit)
-
-    @property
-    def emax(self) -> int:
-        return self.bits - 2 - self.fraction_bits
-
-    @cached_property
-    def spec(self) -> int:
-        """As `Format.spec`, of a format without specials whose values are all multiples of the unit up to past
-        2**(bits - 1): one exponent bit, so that all have one quantum."""
-        return (self.bits - 1 - self.fraction_bits + 512) << 16 | (self.bits - 1) << 8 | 1
-
-    def values(self) -> list[float]:
-        """In the order of their codes, two's complement."""
-        size = 2**self.bits
-        return [(code - size * (code >= size // 2)) * self.unit for code in range(size)]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-MXINT8 = Integer(8, fraction_bits=6, is_symmetric=False)  # OCP MX 1.0, section 5.3.4
-_INTEGER = re.compile(r"int([2-8])")
-
-
-@cache
-def element(name: Format | Integer | str | None) -> Format | Integer:
-    """The element called `name`: int2 .. int8, or a Format's; None: MX's int8. ValueError tells what is allowed."""
-    if name is None:
-        return MXINT8
-    if isinstance(name, Integer):
-        return name
-    if isinstance(name, str) and (match := _INTEGER.fullmatch(name)):
-        return Integer(int(match[1]))
-    return Format.parse(name)
-
-
-def power_of_two_at_most(value: float) -> float:
-    return 2.0 ** math.floor(math.log2(value))
+    def _problem(self) -> str | None:
+        """Return what is wrong with the attributes, or None."""
+        sizes = self.block if isinstance(self.block, tuple) else (self.block,)
+        is_size = all(type(size) is int and size >= 1 for size in sizes)
+        if self.block not in WHOLE and not (is_size and len(sizes) == 1 + isinstance(self.block, tuple)):
+            allowed = f"a whole number from 1, two of them, {', '.join(WHOLE)}"
+            return f"with block={self.block!r}; allowed: {allowed}"
+        if self.rule not in (*RULES, *OWN_RULES):
+            return f"with rule={self.rule!r}; allowed: {', '.join(RULES)}"
+        if self.rule in POWERS and not self.format.is_power_of_two:
+            return f"with rule={self.rule} and scales in {self.format}; that rule is e8m0's; allowed: amax, 4over6"
+        if self.rule in OWN_RULES and self.format.name != "fp32":
+            return f"with rule={self.rule} and scales in {self.format}; allowed: scales in fp32, or rule=amax"
+        if self.has_tensor_scale and self.format.name in ("e8m0", "fp32"):
+            return f"with a scale of the tensor and others in {self.format}, which need none; allowed: e4m3fn, ue5m3"
+        if type(self.margin) is not int or not 0 <= self.margin < 100:
+            return f"with margin={self.margin!r}; allowed: 0 .. 99"
+        if self.margin and self.rule not in ("amax", "4over6"):
+            return f"with margin={self.margin!r} and rule={self.rule}; allowed: 0 .. 99, with amax and 4over6"
+        return None

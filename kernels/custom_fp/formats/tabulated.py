@@ -34,6 +34,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
 
 Number = float | Fraction
 
@@ -64,11 +65,7 @@ class Half:
 class Tabulated(NumberFormat):
     """Raises ValueError where the values are no table of numbers with a zero."""
 
-    BACKENDS: ClassVar = {
-        "cpu": "custom_fp.tabulated.native",
-        "cuda": "custom_fp.tabulated.on_cuda",
-        "any": "custom_fp.reference",
-    }
+    BACKENDS: ClassVar = Format.BACKENDS
     exponent_bits: ClassVar = None
     tapered: ClassVar[bool] = False
     """Whether precision is best somewhere in the middle of the range: `emax` is then where that ends."""
@@ -190,6 +187,16 @@ class Tabulated(NumberFormat):
     def max(self) -> float:
         """The largest value."""
         return self.positive.magnitudes[-1]
+
+    @property
+    def least(self) -> float:
+        """The least value."""
+        return -self.negative.magnitudes[-1]
+
+    @property
+    def target(self) -> float:
+        """What a scale makes of the largest magnitude of its block. A tapered format is precise only up to 2**emax."""
+        return 2.0**self.emax if self.tapered else self.max
 
     @cached_property
     def smallest(self) -> float | None:

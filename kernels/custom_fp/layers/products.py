@@ -236,7 +236,7 @@ def _accumulator_name(how: Accumulator | Format | str) -> str:
     if isinstance(how, Accumulator) or (isinstance(how, str) and is_name(how)):
         return Accumulator.parse(how).name
     fmt = parse(how)
-    check_knows("matmul", type(fmt))
+    check_knows("matmul", fmt)
     return fmt.name
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulator import read as read_accumulator
-from custom_fp.accumulators import at_once
+from custom_fp.accumulators import fused_sum
 from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
@@ -40,7 +40,7 @@ from custom_fp.operators.checks import (
     scale_shapes,
 )
 from custom_fp.operators.registration import Derivative, Plan, operator
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 
 FormatLike = NumberFormat | str  # a format, its name, or its text (`names.spelled`)
 
@@ -49,7 +49,7 @@ _ON_CPU = torch.empty(0, device="cpu")
 
 
 def _backend_function(name: str, x: Tensor, fmt: Any) -> Callable[..., None]:
-    return function(name, fmt.__class__, _device_type(x))
+    return function(name, fmt.backends, _device_type(x))
 
 
 def _device_type(x: Tensor) -> str:
@@ -138,7 +138,7 @@ def quantize(
 @operator("(Tensor x, SymInt shift) -> Tensor", vmap=elementwise)
 def scale_pow2(x: Tensor, shift: int) -> Plan:
     check_float(x)
-    scale = function("scale_pow2", Format, _device_type(x))
+    scale = function("scale_pow2", Format.BACKENDS, _device_type(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
 
@@ -156,7 +156,7 @@ def max_exponent(x: Tensor) -> Plan:
 def compute_max_exponent(x: Tensor) -> int | None:
     """Return what `custom_fp.max_exponent` returns, for a tensor whose memory can be read."""
     check_float(x)
-    return function("max_exponent", Format, _device_type(x))(as_source(x))
+    return function("max_exponent", Format.BACKENDS, _device_type(x))(as_source(x))
 
 
 # ---- Hadamard transforms
@@ -198,7 +198,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
         rows_length_columns = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
         source = quantize.compute(x, "fp32") if x.dtype is torch.float64 else as_source(x)
         if size <= shape[dim]:
-            transform = function("hadamard", Format, _device_type(x))
+            transform = function("hadamard", Format.BACKENDS, _device_type(x))
             transform(source.view(rows_length_columns), size, seed, inverse, out.view(rows_length_columns))
         else:  # there is no whole block
             scale_pow2.compute(source, 0, out=out)
@@ -293,25 +293,25 @@ def accumulate(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Plan:
     for tensor in tensors:
         check_float(tensor)
     check_terms("accumulate", tensors)
-    at_once.check_order(order, width, kahan, len(tensors))
-    if order != at_once.SEQUENTIAL:
-        at_once.check_narrow(tensors)
+    fused_sum.check_order(order, width, kahan, len(tensors))
+    if order != fused_sum.SEQUENTIAL:
+        fused_sum.check_narrow(tensors)
     first, fmt = tensors[0], read(fmt)
-    check_knows("accumulate", type(fmt))
+    check_knows("accumulate", fmt)
     rule = _read_rule(fmt, (rounding, overflow, seed, offset))
 
     def fill(out: Tensor) -> None:
         terms = [*map(as_source, tensors)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _backend_function("accumulate", first, fmt)(terms, fmt, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate(terms, fmt, width, _with_seed(rule), out)
+            fused_sum.accumulate(terms, fmt, width, _with_seed(rule), out)
 
     return [(first.shape, torch.float32)], first, fill
 
@@ -331,24 +331,24 @@ def accumulate_packed(
     overflow: str = "infinity",
     seed: int | None = None,
     offset: int = 0,
-    order: str = at_once.SEQUENTIAL,
+    order: str = fused_sum.SEQUENTIAL,
     width: int | None = None,
 ) -> Plan:
     fmt = read(fmt)
-    check_knows("accumulate_packed", type(fmt))
+    check_knows("accumulate_packed", fmt)
     rule = _read_rule(fmt, (rounding, overflow, seed, offset))
     for payload in payloads:
         check_bytes("accumulate_packed", payload, n, fmt)
     check_terms("accumulate_packed", payloads)
-    at_once.check_order(order, width, kahan, len(payloads))
+    fused_sum.check_order(order, width, kahan, len(payloads))
     first = payloads[0]
 
     def fill(out: Tensor) -> None:
         terms = [*map(dense, payloads)]
-        if order == at_once.SEQUENTIAL:
+        if order == fused_sum.SEQUENTIAL:
             _backend_function("accumulate_packed", first, fmt)(terms, fmt, n, kahan, _with_seed(rule), out)
         else:
-            at_once.accumulate_packed(terms, fmt, n, width, _with_seed(rule), out)
+            fused_sum.accumulate_packed(terms, fmt, n, width, _with_seed(rule), out)
 
     return [(first.shape, torch.uint8)], first, fill
 
@@ -388,8 +388,7 @@ def matmul(
 ) -> Plan:
     how, is_kahan = read_accumulator(accumulator, kahan)
     for checked in (how, read_accumulator(backward, kahan)[0]):
-        kind: Any = type(checked)
-        check_knows("matmul", kind)
+        check_knows("matmul", checked)
     check_matrices(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])

@@ -22,7 +22,7 @@ from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.parsing import SHORT_FORMS, read_rules, short_form
 from custom_fp.recipe.placement import Placement
 from custom_fp.recipe.rules import Rules
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 LOOP_KEYS = (  # keys of a recipe that concern the training loop
     *("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order"),

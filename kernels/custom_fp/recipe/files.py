@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 INGREDIENTS = "ingredients"
 _REFERENCE = re.compile(r"\$\{ingredients\.(\w+)\}")

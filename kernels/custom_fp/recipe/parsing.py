@@ -17,9 +17,9 @@ from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.rounding import NEAREST, Rounding
 from custom_fp.recipe.rules import Rule
-from custom_fp.rule import Rounding as Mode
-from custom_fp.rule import is_stochastic, read_rounding, words
-from custom_fp.words import did_you_mean
+from custom_fp.rounding import Rounding as Mode
+from custom_fp.rounding import is_stochastic, read_rounding, words
+from custom_fp.suggestions import did_you_mean
 
 KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),

@@ -11,7 +11,7 @@ from custom_fp import ops
 from custom_fp.accumulator import is_name
 from custom_fp.formats.names import parse
 from custom_fp.recipe.tensor_aps import aps_quantize
-from custom_fp.rule import is_stochastic
+from custom_fp.rounding import is_stochastic
 
 NEAREST = "nearest_even"
 SIGNS = 0  # the seed of the signs of all transforms, which must be the same for both operands of a product

@@ -1,84 +1,102 @@
-"""Affine integers with the compiled extension, csrc/scaled/, on the CPU, rounded to nearest; torch does the rest."""
+"""Integers with zero points with the compiled extension, csrc/scaled/, on the CPU. Other roundings than to nearest even
+run in PyTorch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _scaled
-from custom_fp.formats.affine import Affine
-from custom_fp.rule import Rounding, Rule
-from custom_fp.scaled.affine import NEAREST, AffineBlocks
+from custom_fp import _native
+from custom_fp.formats.layout import Layout
+from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.rounding import Rounding, Rule
+from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
 
 
-class NativeAffine(AffineBlocks):
-    def quantize(self, x: Tensor, fmt: Affine, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+class NativeAffine(ScaledReference):
+    """The fast paths of integers with zero points."""
+
+    def quantize(
+        self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
         layout = fmt.layout(x.shape, axis)
         if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel():
             super().quantize(x, fmt, rule, out, axis)
             return
         x = single(x)
-        addresses, rest = (x.data_ptr(), out.data_ptr()), (fmt.levels, get_num_threads())
+        addresses, rest = (x.data_ptr(), out.data_ptr()), (_largest_code(fmt), get_num_threads())
         if layout.height == 1:
-            rows = layout.planes * layout.rows
-            _scaled.affine_quantize(*addresses, rows, layout.columns, layout.width, *rest)
+            _native.affine_quantize(*addresses, *_rows(layout), *rest)
         elif layout.width == 1:
             sizes = layout.planes, layout.rows, layout.columns, layout.height
-            _scaled.affine_columns(*addresses, *sizes, *rest)
+            _native.affine_columns(*addresses, *sizes, *rest)
         else:
-            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
-            _scaled.affine_tiles(*addresses, 0, 0, 0, *sizes, *rest)
+            _native.affine_tiles(*addresses, 0, 0, 0, *_tiles(layout), *rest)
 
     def encode(
         self,
         x: Tensor,
-        fmt: Affine,
+        fmt: ScaledFormat,
         codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor,
+        scale_codes: Tensor,
+        *others: Tensor,
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
         layout = fmt.layout(x.shape, axis)
         if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel():
-            super().encode(x, fmt, codes, scales, zeros, axis, rule)
+            super().encode(x, fmt, codes, scale_codes, *others, axis=axis, rule=rule)
             return
         x = single(x)
-        addresses = [tensor.data_ptr() for tensor in (x, codes, scales, zeros)]
+        addresses = [tensor.data_ptr() for tensor in (x, codes, scale_codes, *others)]
+        rest = _largest_code(fmt), get_num_threads()
         if layout.height > 1:
-            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
-            _scaled.affine_tiles(addresses[0], 0, *addresses[1:], *sizes, fmt.levels, get_num_threads())
-            return
-        sizes = layout.planes * layout.rows, layout.columns, layout.width
-        _scaled.affine_encode(*addresses, *sizes, fmt.levels, get_num_threads())
+            _native.affine_tiles(addresses[0], 0, *addresses[1:], *_tiles(layout), *rest)
+        else:
+            _native.affine_encode(*addresses, *_rows(layout), *rest)
 
     def decode(
-        self, codes: Tensor, scales: Tensor, zeros: Tensor, fmt: Affine, out: Tensor, axis: int | None = None
+        self,
+        codes: Tensor,
+        scale_codes: Tensor,
+        *rest: Tensor | ScaledFormat,
+        axis: int | None = None,
     ) -> None:
+        zeros, fmt, out = rest
         layout = fmt.layout(codes.shape, axis)
-        addresses = [tensor.data_ptr() for tensor in (codes, scales, zeros, out)]
+        addresses = [tensor.data_ptr() for tensor in (codes, scale_codes, zeros, out)]
         if layout.height > 1:
-            sizes = layout.planes, layout.rows, layout.columns, layout.height, layout.width
-            _scaled.affine_decode_tiles(*addresses, *sizes, get_num_threads())
-            return
-        sizes = layout.planes * layout.rows, layout.columns, layout.width
-        _scaled.affine_decode(*addresses, *sizes, get_num_threads())
+            _native.affine_decode_tiles(*addresses, *_tiles(layout), get_num_threads())
+        else:
+            _native.affine_decode(*addresses, *_rows(layout), get_num_threads())
 
-    def join_codes(self, codes_n: Tensor, fmt: Affine, data: Tensor) -> None:
+    def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
         if fmt.code_bits != 4:
-            super().join_codes(codes_n, fmt, data)
+            super().join(codes_n, fmt, out)
             return
         n = codes_n.numel()
-        _scaled.join_halves(codes_n.data_ptr(), data.data_ptr(), n, get_num_threads())
-        data[(n + 1) // 2 :].zero_()
+        _native.join_halves(codes_n.data_ptr(), out.data_ptr(), n, get_num_threads())
+        out[(n + 1) // 2 :].zero_()
 
-    def split_codes(self, data: Tensor, n: int, fmt: Affine) -> Tensor:
+    def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
         if fmt.code_bits != 4:
-            return super().split_codes(data, n, fmt)
+            return super().split(data, n, fmt)
         codes_n = torch.empty(n, dtype=torch.uint8)
-        _scaled.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
+        _native.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
         return codes_n
+
+
+def _largest_code(fmt: ScaledFormat) -> int:
+    return int(fmt.element.max)
+
+
+def _rows(layout: Layout) -> tuple[int, int, int]:
+    return layout.planes * layout.rows, layout.columns, layout.width
+
+
+def _tiles(layout: Layout) -> tuple[int, int, int, int, int]:
+    return layout.planes, layout.rows, layout.columns, layout.height, layout.width
 
 
 backend = NativeAffine()

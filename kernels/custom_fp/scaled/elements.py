@@ -1,51 +1,92 @@
-"""Elements of blocks in torch: step 5 of formats/block.py, and their codes. Values are float32, of any shape."""
+"""Elements under scales, in PyTorch: step 5 of formats/scaled.py, and their codes.
+
+Values are float32 in blocks, (B, K). Every element has at most 8 bits, so its codes are read and written by tables.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from custom_fp.formats.block import BlockFormat
-from custom_fp.formats.scale import Integer
-from custom_fp.operators import table as operators
-from custom_fp.reference import goes_up, round_to_format
-from custom_fp.rule import Overflow, Rounding, Rule
+from custom_fp.formats.elements import Element, Integer, ValueTable
+from custom_fp.reference import round_to_format
+from custom_fp.rounding import Overflow, Rule
 
 
-def rounded(fmt: BlockFormat, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:
-    """q, within the elements' least and largest value, rounded to those. random: 32 bits for each (int64), where
-    rounding is stochastic."""
-    if fmt.is_integer:
-        return to_integer(fmt.of, q, rule, random)
-    if random is not None:
-        saturating = replace(rule, overflow=Overflow.SATURATE)
-        return round_to_format(q.double(), fmt.of, saturating, random).float()
-    return operators.quantize.compute(q, fmt.of, rule.rounding, Overflow.SATURATE)
+@dataclass(frozen=True)
+class ElementTables:
+    """The values of an element on a device.
+
+    Attributes:
+        by_code: float32 (256,), the value of each byte, of which the low `code_bits` bits count. For a `ValueTable` all
+            bits count, and bytes that are no code are NaN.
+        ascending: float32 (n,), the distinct values.
+        codes: uint8 (n,), their codes. If several codes have a value, the first one.
+        minus_zero: The code of -0, or of 0 if there is no -0.
+    """
+
+    by_code: Tensor
+    ascending: Tensor
+    codes: Tensor
+    minus_zero: int
 
 
-def to_integer(kind: Integer, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:
-    units = q.double() / kind.unit
-    if rule.rounding is Rounding.NEAREST_EVEN:
-        whole = units.round()
-    else:
-        whole = units.trunc()
-        up = goes_up(whole.abs(), (units - whole).abs(), torch.signbit(units), rule, random)
-        whole = whole + torch.copysign(up.double(), units)
-    return (whole * kind.unit).float() + 0.0  # no -0
+@cache
+def tables_of(element: Element, device: str) -> ElementTables:
+    """Return the tables of an element on a device."""
+    values = list(element.code_values() or ())
+    first: dict[float, int] = {}
+    for code, value in enumerate(values):
+        if math.isfinite(value):
+            first.setdefault(value, code)
+    order = sorted(first)
+    minus = (code for code, value in enumerate(values) if value == 0 and math.copysign(1.0, value) < 0)
+    if isinstance(element, ValueTable):
+        values += [math.nan] * (256 - len(values))
+    return ElementTables(
+        torch.tensor(values * (256 // len(values)), dtype=torch.float32, device=device),
+        torch.tensor(order, dtype=torch.float32, device=device),
+        torch.tensor([first[value] for value in order], dtype=torch.uint8, device=device),
+        next(minus, first.get(0.0, 0)),
+    )
 
 
-def codes(fmt: BlockFormat, elements: Tensor) -> Tensor:
-    """uint8; an integer's in two's complement."""
-    if fmt.is_integer:
-        units = (elements / fmt.of.unit).to(torch.int16)
-        return (units & (1 << fmt.code_bits) - 1).to(torch.uint8)
-    return operators.encode.compute(elements, fmt.of)[0]
+@cache
+def _thresholds(table: ValueTable, device: str) -> Tensor:
+    return torch.tensor(table.thresholds, dtype=torch.float32, device=device)
 
 
-def of_codes(fmt: BlockFormat, codes: Tensor) -> Tensor:
-    if fmt.is_integer:
-        unused = 16 - fmt.code_bits
-        return (codes.to(torch.int16) << unused >> unused).to(torch.float32) * fmt.of.unit
-    return operators.decode.compute([codes], fmt.of)
+def round_elements(element: Element, q: Tensor, rule: Rule, random: Tensor | None) -> Tensor:
+    """Round float32 values, which lie within the least and the largest element.
+
+    Args:
+        random: 32 random bits for each value (int64), if the rounding is stochastic.
+    """
+    if isinstance(element, ValueTable):
+        nearest = torch.bucketize(q, _thresholds(element, str(q.device)), out_int32=True)
+        return tables_of(element, str(q.device)).ascending[nearest]
+    saturating = replace(rule, overflow=Overflow.SATURATE)
+    if isinstance(element, Integer):
+        units = round_to_format(q.double(), element.as_scalar, saturating, random)
+        return units.float() + 0.0  # integers have no -0
+    return round_to_format(q.double(), element, saturating, random).float()
+
+
+def to_codes(element: Element, elements_BxK: Tensor, zeros_B: Tensor | None) -> Tensor:
+    """Return the codes of elements as uint8. With zero points they are the elements plus the zero point."""
+    if zeros_B is not None:
+        return (elements_BxK + zeros_B[:, None]).to(torch.uint8)
+    tables = tables_of(element, str(elements_BxK.device))
+    codes = tables.codes[torch.searchsorted(tables.ascending, elements_BxK)]
+    return torch.where(torch.signbit(elements_BxK) & (elements_BxK == 0), tables.minus_zero, codes)
+
+
+def from_codes(element: Element, codes_BxK: Tensor, zeros_B: Tensor | None) -> Tensor:
+    """Return the elements of codes as float32."""
+    if zeros_B is not None:
+        return codes_BxK.float() - zeros_B.float()[:, None]
+    return tables_of(element, str(codes_BxK.device)).by_code[codes_BxK.to(torch.int32)]

@@ -1,70 +1,128 @@
-"""Scales of blocks in torch: steps 1 to 3 of formats/block.py, in float32 as they stand there. B blocks."""
+"""The scales of blocks, in PyTorch: steps 1 to 4 of formats/scaled.py, in float32 as defined there.
+
+Legend: B blocks of K values.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from custom_fp.formats.block import POWERS, BlockFormat
-from custom_fp.formats.scale import ScaleFormat
+from custom_fp.formats.scale import POWERS, ScaleFormat
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators import table as operators
 
-SMALLEST_TENSOR_SCALE = 2.0**-126
+SMALLEST_SCALE = 2.0**-126
+"""The smallest scale of a tensor, and the smallest of the rule minmax."""
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-def of_tensor(fmt: BlockFormat, x: Tensor) -> Tensor:
-    """Step 1 over the last dimension of x, which is left out: t."""
+@dataclass(frozen=True)
+class Scaled:
+    """Scaled blocks.
+
+    Attributes:
+        q: (B, K), what is rounded to elements.
+        codes: (B,), the codes of the scales: uint8, or float32 for fp32.
+        factors: (B,), what elements are multiplied by.
+        zeros: (B,), the zero points as float32, or None.
+    """
+
+    q: Tensor
+    codes: Tensor
+    factors: Tensor
+    zeros: Tensor | None = None
+
+
+def scale_blocks(fmt: ScaledFormat, x_BxK: Tensor, tensor_scale: Tensor | None, times: float = 1.0) -> Scaled:
+    """Choose the scales of blocks and divide by them.
+
+    Args:
+        times: A factor of the scale that the rule amax computes.
+    """
+    if fmt.scale.rule == "minmax":
+        return _scale_by_range(fmt, x_BxK)
+    largest_B = x_BxK.abs().amax(1)
+    is_finite_Bx1 = largest_B.isfinite()[:, None]
+    if fmt.scale.rule == "absmax":
+        scales_B = torch.where(is_finite_Bx1[:, 0], largest_B, math.nan)
+        divisors_B = torch.where(scales_B > 0, scales_B, 1.0)
+        return Scaled(torch.where(is_finite_Bx1, x_BxK / divisors_B[:, None], -1.0), scales_B, scales_B)
+    codes_B = scale_codes(fmt, largest_B, tensor_scale, times)
+    values_B = values(fmt.scale.format, codes_B)
+    reciprocals_B = 1.0 / values_B if tensor_scale is None else 1.0 / tensor_scale / values_B
+    q_BxK = torch.where(is_finite_Bx1, x_BxK * reciprocals_B.clamp(max=_FLOAT32_MAX)[:, None], 0.0)
+    factors_B = values_B if tensor_scale is None else values_B * tensor_scale
+    return Scaled(q_BxK.clamp(fmt.element.least, fmt.element.max), codes_B, factors_B)
+
+
+def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
+    """Apply the rule minmax."""
+    most = fmt.element.max
+    low_B, high_B = x_BxK.amin(1).clamp(max=0.0), x_BxK.amax(1).clamp(min=0.0)
+    scales_B = ((high_B - low_B) / most).clamp(min=SMALLEST_SCALE)
+    is_finite_B = scales_B.isfinite()
+    scales_B = torch.where(is_finite_B, scales_B, math.nan)
+    zeros_B = (0.0 - (low_B / scales_B).round()).clamp(0, most).nan_to_num(0.0)
+    q_BxK = torch.where(is_finite_B[:, None], x_BxK * (1.0 / scales_B)[:, None], 0.0)
+    return Scaled(q_BxK, scales_B, scales_B, zeros_B)
+
+
+def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
+    """Return the scale of a tensor (step 1) over the last dimension of x."""
     finite = torch.where(x.isfinite(), x.abs(), 0.0)
     largest = finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
-    return (largest / (fmt.target * fmt.largest_scale)).clamp(min=SMALLEST_TENSOR_SCALE)
+    return (largest / (fmt.target * fmt.largest_scale)).clamp(min=SMALLEST_SCALE)
 
 
-def of_blocks(fmt: BlockFormat, largest_B: Tensor, tensor_scale: Tensor | None, times: float = 1.0) -> Tensor:
-    """Step 2: the codes of the scales, uint8, or float32 for fp32. largest_B: NaN or inf where a block holds one.
-    times: of what the rule amax wants."""
-    scale, finite_B = fmt.scaled_by, largest_B.isfinite()
-    largest_B = torch.where(finite_B, largest_B, 0.0)
-    if fmt.rule in POWERS:
-        wanted_B = largest_B / fmt.of.max if fmt.rule == "rceil" else largest_B
-        code_B = _exponent(wanted_B, fmt.added) - (0 if fmt.rule == "rceil" else fmt.emax) + 127
-        code_B = torch.where(wanted_B > 0, code_B.clamp(0, 254), 0)
+def scale_codes(
+    fmt: ScaledFormat, largest_B: Tensor, tensor_scale: Tensor | None, times: float = 1.0
+) -> Tensor:
+    """Return the codes of scales (step 2) as uint8, or as float32 for fp32.
+
+    Args:
+        largest_B: The largest magnitude of each block; NaN or inf if the block holds one.
+        times: A factor of the scale that the rule amax computes.
+    """
+    scale, is_finite_B = fmt.scale.format, largest_B.isfinite()
+    largest_B = torch.where(is_finite_B, largest_B, 0.0)
+    if fmt.scale.rule in POWERS:
+        is_quotient = fmt.scale.rule == "rceil"
+        wanted_B = largest_B / fmt.target if is_quotient else largest_B
+        codes_B = _exponent(wanted_B, fmt.added) - (0 if is_quotient else fmt.emax) + 127
+        codes_B = torch.where(wanted_B > 0, codes_B.clamp(0, 254), 0)
     else:
         wanted_B = largest_B / fmt.target
         wanted_B = wanted_B if tensor_scale is None else wanted_B / tensor_scale
         wanted_B = (wanted_B * times).clamp(scale.smallest, scale.largest)
         if scale.bits == 32:
-            return torch.where(finite_B, wanted_B, math.nan)
+            return torch.where(is_finite_B, wanted_B, math.nan)
         if scale.is_power_of_two:
-            code_B = (_exponent(wanted_B, fmt.added) + 127).clamp(0, 254)
+            codes_B = (_exponent(wanted_B, fmt.added) + 127).clamp(0, 254)
         else:
-            code_B = operators.encode.compute(wanted_B, scale.magnitudes)[0]
-    return torch.where(finite_B, code_B, scale.nan_code).to(torch.uint8)
+            codes_B = operators.encode.compute(wanted_B, scale.magnitudes)[0]
+    return torch.where(is_finite_B, codes_B, scale.nan_code).to(torch.uint8)
 
 
 def _exponent(value: Tensor, added: int) -> Tensor:
-    """floor(log2) of positive values after their bits were raised by `added`."""
-    is_small = value < 2.0**-100  # made larger, for the bits of subnormal values have no exponent
+    """Return floor(log2) of positive values after `added` was added to their bits."""
+    is_small = value < 2.0**-100  # scaled up, because the bits of subnormal values have no exponent
     bits = torch.where(is_small, value * 2.0**24, value).view(torch.int32)
     return (bits + added >> 23) - 127 - torch.where(is_small, 24, 0)
 
 
-def values(scale: ScaleFormat, scales_B: Tensor) -> Tensor:
-    """The float32 values of scales."""
-    return scales_B if scale.bits == 32 else _table(scale, str(scales_B.device))[scales_B.to(torch.int32)]
-
-
-def reciprocals(values_B: Tensor, tensor_scale: Tensor | None) -> Tensor:
-    """Step 3: what the elements of each block are multiplied by."""
-    return (1.0 / values_B if tensor_scale is None else 1.0 / tensor_scale / values_B).clamp(max=_FLOAT32_MAX)
+def values(scale: ScaleFormat, codes_B: Tensor) -> Tensor:
+    """Return the float32 values of the codes of scales."""
+    return codes_B if scale.bits == 32 else _table(scale, str(codes_B.device))[codes_B.to(torch.int32)]
 
 
 @cache
 def _table(scale: ScaleFormat, device: str) -> Tensor:
-    """By code, 256 of them; NaN for those that are none."""
+    """Return the value of each of 256 codes, NaN for those that are no scale."""
     if scale.magnitudes is None:
         powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64))
         return torch.cat([powers, torch.tensor([math.nan])]).to(torch.float32).to(device)

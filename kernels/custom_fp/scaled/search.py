@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from custom_fp.formats.codebook import Codebook
-from custom_fp.scaled.codebook import tables_of
+from custom_fp.formats.elements import ValueTable
+from custom_fp.scaled.elements import tables_of
 
 MOST_CELLS = 1 << 13
 
@@ -32,18 +32,25 @@ class Search:
 
 
 @cache
-def search_of(fmt: Codebook, device: str) -> Search:
-    tables = tables_of(fmt, "cpu")
-    thresholds = torch.full((256,), math.inf)
-    thresholds[: len(tables.thresholds)] = tables.thresholds
-    codes = tables.codes.to(torch.int32)
-    counts_Cx2, sizes = _cells(tables.thresholds)
+def search_of(table: ValueTable, device: str) -> Search:
+    """Return the tables of a table of values, on a device."""
+    tables, known = tables_of(table, "cpu"), torch.tensor(table.thresholds, dtype=torch.float32)
+    thresholds = _filled(known, math.inf)
+    codes, ascending = _filled(tables.codes.to(torch.int32), 0), _filled(tables.ascending, math.nan)
+    counts_Cx2, sizes = _cells(known)
     lows_C, highs_C = counts_Cx2.unbind(1)
     at_most_one_C = torch.where(highs_C > lows_C, thresholds[lows_C], math.inf)
     sides_Cx2 = torch.stack([lows_C, highs_C], 1)
-    cells = at_most_one_C, tables.ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous()
-    there = [tuple(x.to(device) for x in part) for part in (cells, (thresholds, tables.ascending, codes))]
+    cells = at_most_one_C, ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous()
+    there = [tuple(x.to(device) for x in part) for part in (cells, (thresholds, ascending, codes))]
     return Search(there[0], sizes, there[1])
+
+
+def _filled(values: Tensor, rest: float) -> Tensor:
+    """Return 256 values, of which the last ones are `rest`."""
+    found = values.new_full((256,), rest)
+    found[: len(values)] = values
+    return found
 
 
 def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.tabulated import Half, Tabulated
-from custom_fp.rule import Form, Rounding, Rule
+from custom_fp.rounding import Form, Rounding, Rule
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,11 @@ def _goes_up(
 
 
 def carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
-    """Whether stochastic rounding goes up from a distance, 0 <= distance <= 1 (float64): rule.Form. `random`: 32 bits,
-    of which the first `rule.bits` count."""
+    """Return whether stochastic rounding goes up from a distance in [0, 1] (float64), as `Form` defines it.
+
+    Args:
+        random: 32 random bits for each element, of which the first `rule.bits` count.
+    """
     steps = distance * 2.0**rule.bits
     whole = steps.floor()
     part, is_odd = steps - whole, whole % 2 == 1

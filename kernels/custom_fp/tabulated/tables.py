@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.tabulated import Half, Tabulated
-from custom_fp.rule import Rounding, Rule
+from custom_fp.rounding import Rounding, Rule
 from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome
 

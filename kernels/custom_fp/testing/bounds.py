@@ -30,7 +30,7 @@ from custom_fp.accumulator import EXACT, FP32, Order
 from custom_fp.accumulators.reference import ZERO, digits
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import power_of_two
-from custom_fp.rule import Rounding
+from custom_fp.rounding import Rounding
 from custom_fp.testing import orders
 from custom_fp.testing.problem import Problem, is_exact
 

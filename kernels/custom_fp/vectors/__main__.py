@@ -15,9 +15,9 @@ from typing import Any, TextIO
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.block_scales import elements_of, size_of
 from custom_fp.backends import only_reference
-from custom_fp.facts import definition, facts
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.properties import definition, facts
 from custom_fp.vectors import dot_products
 from custom_fp.vectors.answers import Row, rows, rules, shape_of
 from custom_fp.vectors.inputs import corners
@@ -60,7 +60,7 @@ def accumulator_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterat
 def _scales(operands: list[Any]) -> dict[str, Any]:
     if not operands[0].has_scales:
         return {}
-    each = [{"format": fmt.scale, "terms": size_of(fmt)} for fmt in operands]
+    each = [{"format": fmt.scale.format.name, "terms": size_of(fmt)} for fmt in operands]
     return {"scales": dict(zip(("a", "b"), each, strict=True))}
 
 
@@ -76,7 +76,7 @@ def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
         **about,
         "format": {**asdict(facts(fmt)), "spelled": spelled(fmt)},
         "definition": definition(fmt),
-        "rounding_is_defined_in": "custom_fp/rule.py",
+        "rounding_is_defined_in": "custom_fp/rounding.py",
     }
 
 

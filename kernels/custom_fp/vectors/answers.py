@@ -12,7 +12,7 @@ from torch import Tensor
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.reference import random_words
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from custom_fp.vectors.blocks import blocks, other_block, size_of
 from custom_fp.vectors.inputs import inputs
 
@@ -102,14 +102,14 @@ def _random_bits(rule: Rule, n: int) -> list[int]:
 
 def _pack(x: Tensor, fmt: NumberFormat, rule: Rule) -> Tensor:
     data = torch.empty(fmt.packed_size(x.shape), dtype=torch.uint8)
-    function("pack", type(fmt), "any")(x, fmt, 0, rule, data)
+    function("pack", fmt.backends, "any")(x, fmt, 0, rule, data)
     return data
 
 
 def _unpack(data: Tensor, fmt: NumberFormat, shape: Sequence[int]) -> list[int]:
     """Return the float32 bits of packed values."""
     out = torch.empty(shape, dtype=torch.float32)
-    function("unpack", type(fmt), "any")(data, fmt, 0, out)
+    function("unpack", fmt.backends, "any")(data, fmt, 0, out)
     return (out.view(-1).view(torch.int32).long() & 0xFFFFFFFF).tolist()
 
 

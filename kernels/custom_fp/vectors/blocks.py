@@ -96,14 +96,14 @@ def _split(elements: list[list[int]], size: int) -> Iterator[list[int]]:
         yield part + [0] * (size - len(part))
 
 
-def _largest_magnitudes(fmt: NumberFormat) -> list[int]:
+def _largest_magnitudes(fmt: Any) -> list[int]:
     """Return the largest magnitudes at which the scale of a block changes, and their neighbors.
 
     If the format of the scales has a mantissa, these are all of its boundaries. Otherwise, they are powers of two and
     the values at which the scaling rules change.
     """
-    target = getattr(fmt, "target", 1.0)
-    magnitudes = getattr(getattr(fmt, "scaled_by", None), "magnitudes", None)
+    target = 1.0 if fmt.has_zero_point else fmt.target
+    magnitudes = fmt.scale.format.magnitudes
     found: dict[int, None] = {}
     if magnitudes is not None:
         scales = [magnitudes.value_of(code) for code in range(magnitudes.max_code + 1)]

@@ -208,13 +208,13 @@ def _extreme_values(fmt: Any) -> list[float]:
 def _codes(values: Sequence[Sequence[float]], fmt: NumberFormat) -> Tensor:
     x = torch.tensor(values, dtype=torch.float32).view(len(values), -1)
     out = torch.empty(x.shape, dtype=torch.int64)
-    function("encode", type(fmt), "any")(x, fmt, out)
+    function("encode", fmt.backends, "any")(x, fmt, out)
     return out
 
 
 def _values(codes: Tensor, fmt: NumberFormat) -> Tensor:
     out = torch.empty(codes.shape, dtype=torch.float32)
-    function("decode", type(fmt), "any")(codes, fmt, out)
+    function("decode", fmt.backends, "any")(codes, fmt, out)
     return out
 
 

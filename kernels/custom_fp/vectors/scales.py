@@ -14,7 +14,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands
-from custom_fp.formats.block import BlockFormat
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.reference import random_words
 from custom_fp.scaled import scales
 
@@ -37,7 +37,7 @@ def cases(how: Accumulator, operands: Sequence[Any], depth: int) -> Iterator[tup
     """
     count = -(-depth // how.scales)
     low, high = _exponents(operands[0])
-    a, b = (fmt.of for fmt in operands)
+    a, b = (fmt.element for fmt in operands)
     for distance in range(min(2 * (high - low), 24 + (how.width or 0) + 12) + 1):
         exponent_a = max(low, high - distance)
         exponent_b = 2 * high - distance - exponent_a
@@ -60,7 +60,7 @@ def cases(how: Accumulator, operands: Sequence[Any], depth: int) -> Iterator[tup
         yield ("not finite", [1.0] * depth, [1.0] * depth), scales_of_blocks
 
 
-def random_codes(operands: Sequence[BlockFormat], count: int, blocks: int, seed: int) -> list[Tensor]:
+def random_codes(operands: Sequence[ScaledFormat], count: int, blocks: int, seed: int) -> list[Tensor]:
     """Return the codes of random scales for both vectors.
 
     Rows alternate between any scales, scales near 1, and one scale for the whole row.
@@ -69,7 +69,7 @@ def random_codes(operands: Sequence[BlockFormat], count: int, blocks: int, seed:
     for i, fmt in enumerate(operands):
         words = random_words(count * blocks, SCALES - i, seed, torch.device("cpu")).view(count, blocks)
         last = int(codes([[_ends(fmt)[-1]]], fmt))
-        rows = words % (last + 1) if fmt.scaled_by.is_power_of_two else 1 + words % last
+        rows = words % (last + 1) if fmt.scale.format.is_power_of_two else 1 + words % last
         near = int(codes([[1.0]], fmt)) - 8 + words % 17
         rows[1::3] = near[1::3]
         rows[2::3] = rows[2::3, :1]
@@ -77,16 +77,16 @@ def random_codes(operands: Sequence[BlockFormat], count: int, blocks: int, seed:
     return found
 
 
-def codes(values: Sequence[Sequence[float]], fmt: BlockFormat) -> Tensor:
+def codes(values: Sequence[Sequence[float]], fmt: ScaledFormat) -> Tensor:
     """Return the codes of scales, each of which is a value of the format of the scales, or NaN."""
-    every = scales.values(fmt.scaled_by, torch.arange(256).to(torch.uint8))
+    every = scales.values(fmt.scale.format, torch.arange(256).to(torch.uint8))
     code_of = {value: code for code, value in reversed(list(enumerate(every.tolist()))) if value == value}
-    found = [[code_of.get(value, fmt.scaled_by.nan_code) for value in row] for row in values]
+    found = [[code_of.get(value, fmt.scale.format.nan_code) for value in row] for row in values]
     return torch.tensor(found, dtype=torch.uint8)
 
 
 def scaled_operands(
-    values: Sequence[Tensor], codes: Sequence[Tensor], operands: Sequence[BlockFormat], size: int
+    values: Sequence[Tensor], codes: Sequence[Tensor], operands: Sequence[ScaledFormat], size: int
 ) -> Operands:
     """Return the vectors of each row, (rows, terms), multiplied by their scales, as a batch of matrix operands.
 
@@ -98,9 +98,9 @@ def scaled_operands(
     """
     scaled, exponents = [], []
     for x, block_codes, fmt in zip(values, codes, operands, strict=True):
-        s = scales.values(fmt.scaled_by, block_codes)
+        s = scales.values(fmt.scale.format, block_codes)
         scaled.append(x * s.repeat_interleave(size, 1)[:, : x.shape[1]])
-        smallest = -127 if fmt.scaled_by.magnitudes is None else fmt.scaled_by.magnitudes.emin
+        smallest = -127 if fmt.scale.format.magnitudes is None else fmt.scale.format.magnitudes.emin
         exponent = (torch.frexp(s).exponent - 1).clamp(min=smallest)
         exponents.append(torch.where(s.isnan(), 0, exponent).to(torch.int32))
     return Operands(
@@ -109,14 +109,14 @@ def scaled_operands(
 
 
 def _exponents(fmt: Any) -> tuple[int, int]:
-    magnitudes = fmt.scaled_by.magnitudes
+    magnitudes = fmt.scale.format.magnitudes
     if magnitudes is None:
         return -WIDE, WIDE
     return magnitudes.emin - magnitudes.mantissa_bits, magnitudes.emax
 
 
 def _ends(fmt: Any) -> list[float]:
-    scale = fmt.scaled_by
+    scale = fmt.scale.format
     if scale.magnitudes is None:
         return [scale.smallest, 2.0 ** (127 - fmt.emax)]
     magnitudes = scale.magnitudes

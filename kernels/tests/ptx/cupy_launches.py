@@ -18,7 +18,7 @@ import cupy
 import numpy as np
 import torch
 from cupy.cuda.function import Function
-from custom_fp import compiled
+from custom_fp import nvrtc
 
 Run = Callable[[str, tuple[int, ...], tuple], object]
 """What runs in place of the driver: it gets a kernel's name, the grid and the arguments."""
@@ -50,7 +50,7 @@ def replaced_driver(run: Run) -> Iterator[None]:
         return launched
 
     with (
-        mock.patch.object(compiled, "kernel", kernel),
+        mock.patch.object(nvrtc, "kernel", kernel),
         mock.patch.object(cupy.cuda, "Device", lambda number: nullcontext()),
         mock.patch.object(torch.cuda, "current_stream", lambda device: mock.Mock(cuda_stream=0)),
     ):

@@ -10,18 +10,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import ModuleType
 
 import custom_fp
 import torch
 from custom_fp import cuda
+from custom_fp.accumulators import cuda as dots_cuda
 from custom_fp.accumulators import native as dots_native
-from custom_fp.accumulators import on_cuda as dots_on_cuda
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rule import Rule
-from custom_fp.scaled import on_cuda, tiles_on_cuda
-from custom_fp.tabulated import on_cuda as tables_on_cuda
+from custom_fp.rounding import Rule
+from custom_fp.scaled import codebook_cuda, tiles_cuda
 from ptx_device import Device
 from torch import Tensor
 
@@ -86,11 +84,6 @@ def rules(roundings: list[str], overflows: list[str]) -> list[dict[str, object]]
     return [{"rounding": r, "overflow": o, "seed": SEED} for r in roundings for o in overflows]
 
 
-def home(fmt: Format | Tabulated) -> ModuleType:
-    """Whose functions launch a format's kernels."""
-    return tables_on_cuda if isinstance(fmt, Tabulated) else cuda
-
-
 def elements(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
     """quantize, of float32 and of float64 between float32 values, and pack."""
     n, words = to.dice.choice(LENGTHS), words | {"offset": to.dice.choice(OFFSETS)}
@@ -99,15 +92,11 @@ def elements(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) ->
     double.copy_(x.double() * (1 + 2.0**-30))
     for source in (x, double):
         out, expected = to.empty(n), custom_fp.quantize(source, fmt, **words)
-        to.equal(
-            f"quantize {said}", lambda s=source, o=out: home(fmt).quantize(s, fmt, rule, o), out, expected
-        )
+        to.equal(f"quantize {said}", lambda s=source, o=out: cuda.quantize(s, fmt, rule, o), out, expected)
     for shift in (0, to.dice.choice([5, -140, 200])):
         expected = custom_fp.pack(x, fmt, shift=shift, **words)
         out = to.empty(len(expected), dtype=torch.uint8)
-        to.equal(
-            f"pack {said} {shift}", lambda s=shift, o=out: home(fmt).pack(x, fmt, s, rule, o), out, expected
-        )
+        to.equal(f"pack {said} {shift}", lambda s=shift, o=out: cuda.pack(x, fmt, s, rule, o), out, expected)
 
 
 def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
@@ -129,7 +118,7 @@ def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> Non
             out, expected = to.empty(n), custom_fp.accumulate(rows, fmt, kahan=kahan, **words)
             to.equal(
                 f"accumulate {said}",
-                lambda k=kahan, o=out, r=rows: home(fmt).accumulate(r, fmt, k, rule, o),
+                lambda k=kahan, o=out, r=rows: cuda.accumulate(r, fmt, k, rule, o),
                 out,
                 expected,
             )
@@ -137,7 +126,7 @@ def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> Non
             out = to.empty(len(expected), dtype=torch.uint8)
             to.equal(
                 f"accumulate_packed {said}",
-                lambda k=kahan, o=out, p=packed: home(fmt).accumulate_packed(p, fmt, n, k, rule, o),
+                lambda k=kahan, o=out, p=packed: cuda.accumulate_packed(p, fmt, n, k, rule, o),
                 out,
                 expected,
             )
@@ -149,14 +138,14 @@ def codes(to: Compared, fmt: Format | Tabulated) -> None:
     x = to.data(n)
     expected = custom_fp.encode(x, fmt)
     out = to.empty(n, dtype=expected.dtype)
-    to.equal(f"encode {fmt} {n}", lambda: home(fmt).encode(x, fmt, out), out, expected)
+    to.equal(f"encode {fmt} {n}", lambda: cuda.encode(x, fmt, out), out, expected)
     g = torch.Generator().manual_seed(n)
     for dtype in [torch.uint8] * (fmt.bits <= 8) + [torch.int32, torch.int64]:
         found, decoded = to.empty(n, dtype=dtype), to.empty(n)
         found.copy_(torch.randint(2**fmt.bits, (n,), generator=g))
         to.equal(
             f"decode {fmt} {n} {dtype}",
-            lambda f=found, o=decoded: home(fmt).decode(f, fmt, o),
+            lambda f=found, o=decoded: cuda.decode(f, fmt, o),
             decoded,
             custom_fp.decode(found, fmt),
         )
@@ -167,7 +156,7 @@ def codes(to: Compared, fmt: Format | Tabulated) -> None:
         expected = custom_fp.unpack(data, fmt, (n,), shift=shift)
         to.equal(
             f"unpack {fmt} {n} {shift}",
-            lambda s=shift, o=unpacked: home(fmt).unpack(data, fmt, s, o),
+            lambda s=shift, o=unpacked: cuda.unpack(data, fmt, s, o),
             unpacked,
             expected,
         )
@@ -185,7 +174,7 @@ def products(to: Compared, fmt: Format | Tabulated) -> None:
                 custom_fp.matmul(a, b, accumulator=fmt, kahan=kahan),
             )
             what = f"matmul {fmt} {batch}x{rows}x{depth}x{columns} kahan={kahan}"
-            to.equal(what, lambda a=a, b=b, k=kahan, o=out: home(fmt).matmul(a, b, fmt, k, o), out, expected)
+            to.equal(what, lambda a=a, b=b, k=kahan, o=out: cuda.matmul(a, b, fmt, k, o), out, expected)
 
 
 def dots(to: Compared, name: str) -> None:
@@ -200,19 +189,19 @@ def dots(to: Compared, name: str) -> None:
         )
     out, expected = to.empty(2, 7, 9), torch.empty(2, 7, 9)
     dots_native.matmul(a, b, how, rule, expected)
-    to.equal(f"dot {name}", lambda: dots_on_cuda.matmul(a, b, how, rule, out), out, expected)
+    to.equal(f"dot {name}", lambda: dots_cuda.matmul(a, b, how, rule, out), out, expected)
 
 
-def at_once(to: Compared) -> None:
+def fused_sum(to: Compared) -> None:
     """Sums of all terms at once, exact and aligned."""
     for width, emin, count in ((None, -126, 5), (3, -6, 2), (23, -126, 9), (40, -14, 1)):
         n = to.dice.choice(LENGTHS)
         terms = [to.data(n, kind=to.dice.choice(["any", "normal"])) for _ in range(count)]
         out, expected = to.empty(n, dtype=torch.float64), torch.empty(n, dtype=torch.float64)
-        dots_native.add_at_once(terms, width, emin, expected)
+        dots_native.fused_sum(terms, width, emin, expected)
         to.equal(
-            f"add_at_once width {width}",
-            lambda x=terms, w=width, e=emin, o=out: dots_on_cuda.add_at_once(x, w, e, o),
+            f"fused_sum width {width}",
+            lambda x=terms, w=width, e=emin, o=out: dots_cuda.fused_sum(x, w, e, o),
             out,
             expected,
         )
@@ -261,8 +250,8 @@ def whole(to: Compared) -> None:
 def scaled(to: Compared, name: str, words: dict[str, object], shape: tuple[int, ...] = (3, 41, 150)) -> None:
     """A format with scales along every axis: quantize, codes and back."""
     fmt, rule = custom_fp.parse(name), Rule(**words)
-    kind = {"Codebook": on_cuda.codebook, "Affine": on_cuda.affine}.get(
-        type(fmt).__name__, tiles_on_cuda.backend
+    kind = {"Codebook": codebook_cuda.codebook, "Affine": codebook_cuda.affine}.get(
+        type(fmt).__name__, tiles_cuda.backend
     )
     x = to.data(*shape, kind="normal")
     x *= torch.logspace(-20, 8, shape[-1])

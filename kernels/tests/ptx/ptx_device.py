@@ -17,7 +17,7 @@ import numpy as np
 import ptx_to_cpp
 import torch
 from cupy_launches import check_types, prototypes, replaced_driver
-from custom_fp import compiled
+from custom_fp import nvrtc
 
 HERE = Path(__file__).parent
 COMPILER = ["g++", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
@@ -118,12 +118,12 @@ def _compiled(programs: list[str], folder: Path, level: str) -> list[CDLL]:
 
 
 def ptx_of(names: Iterable[str], architecture: str = "compute_90") -> str:
-    """Of the parts of custom_fp.cu that the kernels are in, compiled as compiled.py does. RuntimeError: NVRTC is not
+    """Of the parts of custom_fp.cu that the kernels are in, compiled as nvrtc.py does. RuntimeError: NVRTC is not
     there, or refuses the source."""
-    parts = sorted({compiled.part_of(name) for name in names})
-    return "\n".join(compile_ptx(compiled.source(), architecture, part) for part in parts)
+    parts = sorted({nvrtc.part_of(name) for name in names})
+    return "\n".join(compile_ptx(nvrtc.source(), architecture, part) for part in parts)
 
 
 def compile_ptx(source: str, architecture: str = "compute_90", part: tuple[str, ...] = ()) -> str:
-    options = [f"--gpu-architecture={architecture}", "-w", *compiled.OPTIONS, *part]
-    return compiled.compile_source(source, options).decode().rstrip("\0")
+    options = [f"--gpu-architecture={architecture}", "-w", *nvrtc.OPTIONS, *part]
+    return nvrtc.compile_source(source, options).decode().rstrip("\0")

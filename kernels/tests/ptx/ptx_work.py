@@ -13,16 +13,15 @@ from itertools import product
 import custom_fp
 import torch
 from custom_fp import cuda
-from custom_fp.accumulators import on_cuda as dots
-from custom_fp.compiled import WAYS
-from custom_fp.rule import Rule
-from custom_fp.scaled import on_cuda, tiles_on_cuda
-from custom_fp.tabulated import on_cuda as tables
+from custom_fp.accumulators import cuda as dots
+from custom_fp.nvrtc import MODES
+from custom_fp.rounding import Rule
+from custom_fp.scaled import codebook_cuda, tiles_cuda
 from ptx_device import Device
 from torch import Tensor
 
 N, SIDE, BLOCKS = 1 << 16, 64, 4  # blocks of a launch: as 2^12 for 2^26 elements
-OTHER = {**{way: way for way in WAYS}, "otherwise": "nearest_away"}
+OTHER = {**{mode: mode for mode in MODES}, "otherwise": "nearest_away"}
 
 
 @dataclass(frozen=True)
@@ -71,24 +70,24 @@ def cases() -> Iterator[Case]:
         used = [a for one in args for a in (one if isinstance(one, list) else [one]) if isinstance(a, Tensor)]
         return Case(what, lambda: call(*args), sum(tensor.nbytes for tensor in used), N)
 
-    for name, at in (("e4m3", cuda), ("takum8", tables)):
+    for name in ("e4m3", "takum8"):
         fmt = custom_fp.parse(name)
         data = custom_fp.pack(x, fmt)
         packed = [custom_fp.pack(term, fmt) for term in terms]
-        for way in WAYS:
-            rule = Rule(rounding=OTHER[way], seed=1)
+        for mode in MODES:
+            rule = Rule(rounding=OTHER[mode], seed=1)
             said = f"{name}, {rule.rounding}"
-            yield case(said, at.quantize, x, fmt, rule, out)
-            yield case(f"{said}, of float64", at.quantize, wide, fmt, rule, out)
-            yield case(said, at.pack, x, fmt, 0, rule, data)
-            yield case(f"8 of {said}", at.accumulate, terms, fmt, False, rule, out)
-            yield case(f"8 of {said}", at.accumulate_packed, packed, fmt, N, False, rule, data)
-        yield case(name, at.unpack, data, fmt, 0, out)
+            yield case(said, cuda.quantize, x, fmt, rule, out)
+            yield case(f"{said}, of float64", cuda.quantize, wide, fmt, rule, out)
+            yield case(said, cuda.pack, x, fmt, 0, rule, data)
+            yield case(f"8 of {said}", cuda.accumulate, terms, fmt, False, rule, out)
+            yield case(f"8 of {said}", cuda.accumulate_packed, packed, fmt, N, False, rule, data)
+        yield case(name, cuda.unpack, data, fmt, 0, out)
         for dtype in (torch.uint8, torch.int32, torch.int64):
             codes = custom_fp.encode(x, fmt).to(dtype)
-            if not (at is tables and dtype is torch.int64):
-                yield case(name, at.encode, x, fmt, codes)
-            yield case(name, at.decode, codes, fmt, out)
+            if name != "takum8" or dtype is not torch.int64:
+                yield case(name, cuda.encode, x, fmt, codes)
+            yield case(name, cuda.decode, codes, fmt, out)
     yield case("", cuda.scale_pow2, x, 3, out)
     yield case("", cuda.max_exponent, x)
     yield case("of float64", cuda.max_exponent, wide)
@@ -98,13 +97,13 @@ def cases() -> Iterator[Case]:
 
 
 def scaled(x: Tensor, out: Tensor, case: Callable[..., Case]) -> Iterator[Case]:
-    tiles = tiles_on_cuda.backend
-    for name, way in product(("nvfp4", "fp8_tensor"), WAYS):
-        rule = Rule(rounding=OTHER[way], seed=1)
+    tiles = tiles_cuda.backend
+    for name, mode in product(("nvfp4", "fp8_tensor"), MODES):
+        rule = Rule(rounding=OTHER[mode], seed=1)
         yield case(f"{name}, {rule.rounding}", tiles.quantize, x, custom_fp.parse(name), rule, out)
     nvfp4, rows, across = custom_fp.parse("nvfp4"), x.view(-1, 1 << 8), out.view(-1, 1 << 8)
-    for way in WAYS:
-        rule = Rule(rounding=OTHER[way], seed=1)
+    for mode in MODES:
+        rule = Rule(rounding=OTHER[mode], seed=1)
         said = f"nvfp4, {rule.rounding}, along the first axis"
         yield case(said, tiles.quantize, rows, nvfp4, rule, across, 0)
     for axis, said in ((None, "nvfp4"), (0, "nvfp4, along the first axis")):
@@ -114,7 +113,7 @@ def scaled(x: Tensor, out: Tensor, case: Callable[..., Case]) -> Iterator[Case]:
         ("codebook", ("nf4_b64", "dynamic_tree")),
         ("affine", ("int4_affine_b32", "int8_affine")),
     ):
-        quantize = getattr(on_cuda, kind).quantize
+        quantize = getattr(codebook_cuda, kind).quantize
         for name in names:
             yield case(name, quantize, x, custom_fp.parse(name), Rule(), out)
         fmt = custom_fp.parse(names[0])
@@ -132,7 +131,7 @@ def products() -> Iterator[Case]:
     for fmt, kahan in ((custom_fp.parse("fp16"), False), (custom_fp.parse("fp16"), True)):
         said = f"fp16{', Kahan' if kahan else ''}"
         yield case(said, lambda f=fmt, k=kahan: cuda.matmul(a, b, f, k, out))
-    yield case("takum8", lambda: tables.matmul(a, b, custom_fp.parse("takum8"), False, out))
+    yield case("takum8", lambda: cuda.matmul(a, b, custom_fp.parse("takum8"), False, out))
     for name in ("fp32-fused", "h100_fp16", "fp16-stochastic", "fp16-nearest_away"):
         how = custom_fp.Accumulator.parse(name)
         rule = replace(how.rule, seed=1)

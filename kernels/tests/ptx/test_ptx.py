@@ -12,10 +12,10 @@ pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x"
 import ptx_cases
 import ptx_to_cpp
 import torch
-from cupy.cuda import nvrtc
-from custom_fp import compiled, cuda
+from cupy.cuda import nvrtc as cupy_nvrtc
+from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 from ptx_device import Device, compile_ptx, ptx_of
 
 if shutil.which("g++") is None:
@@ -35,7 +35,7 @@ SOME = {  # a kernel of each kind, each rounding once
         "scaled_tiles_stochastic",
         "scaled_runs_stochastic",
         "hadamard",
-        "add_at_once",
+        "fused_sum",
     ),
 }
 
@@ -43,10 +43,10 @@ SOME = {  # a kernel of each kind, each rounding once
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
     try:
-        nvrtc.getVersion()
+        cupy_nvrtc.getVersion()
     except Exception as error:
         pytest.skip(f"no NVRTC library: {error}")
-    return Device(ptx_of(SOME), compiled.source(), tmp_path_factory.mktemp("ptx"), SOME)
+    return Device(ptx_of(SOME), nvrtc.source(), tmp_path_factory.mktemp("ptx"), SOME)
 
 
 @pytest.fixture
@@ -81,15 +81,15 @@ def test_products_transforms_and_scales(to, device):
     assert not to.wrong and {"matmul", "hadamard", "quantize_scaled"} <= set(to.values)
 
 
-def test_sums_at_once(to):
+def test_fused_sums(to):
     for _ in range(3):
-        ptx_cases.at_once(to)
-    assert not to.wrong and to.values["add_at_once"]
+        ptx_cases.fused_sum(to)
+    assert not to.wrong and to.values["fused_sum"]
 
 
 def test_a_wrong_launch_is_found(device):
     x, out = torch.randn(100), torch.empty(100)
-    rest = np.uint32(Format.parse("e5m2").spec), *cuda.told(Rule())
+    rest = np.uint32(Format.parse("e5m2").spec), *cuda.rule_args(Rule())
 
     def launch(*args):
         with device.in_place():

@@ -107,7 +107,7 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
 
 
 def shapes(kernels: Kernels, fmt: AnyFormat, form: str) -> Claim:
-    """What `shaped` makes of 32 random bits of which the first N count carries, by carries, where rule.Form says: at
+    """What `shaped` makes of 32 random bits of which the first N count carries, by carries, where Form says: at
     every distance of 60 binary digits. With `stochastic`, which is of any 32 bits but ones alone, that is the form's
     rounding."""
     random, n = Word.unknown(32, "random"), Word.unknown(32, "N")

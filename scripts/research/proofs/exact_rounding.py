@@ -102,7 +102,7 @@ def bits_of(n: Word, exponent: Word) -> Word:
 
 
 def rounded(fmt: AnyFormat, x: Word, rounding: str, overflow: Word, random: Word) -> Word:
-    """quantize, as rule.py and reference.py define it."""
+    """quantize, as rounding.py and reference.py define it."""
     magnitude, is_negative = x & 0x7FFFFFFF, x.bit(31)
     found = _multiple(fmt, magnitude, is_negative, rounding, random)
     infinity, past = _past_max(fmt, is_negative, rounding, overflow)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import custom_fp
 import pytest
 import torch
-from custom_fp.rule import Rounding
+from custom_fp.rounding import Rounding
 
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
 from cpdrun.comm.compressors.min_max import MinMax

@@ -1,4 +1,8 @@
-// CPU matrix products of an Accumulator. One panel of 64 columns of b is copied into a dense buffer and serves all rows.
+// CPU matrix products of an Accumulator. One panel of 64 columns of b is copied into a dense buffer and serves all
+// rows.
+//
+// There are two fast paths: aligned blocks (cpu_blocks.h) and sums in panels (cpu_panel.h). dot.h computes what they
+// cannot.
 #pragma once
 
 #include <algorithm>
@@ -6,73 +10,87 @@
 #include <tuple>
 #include <type_traits>
 
-#include "accumulators/cpu_aligned.h"
-#include "accumulators/cpu_anchored.h"
-#include "accumulators/cpu_exact.h"
+#include "accumulators/cpu_blocks.h"
 #include "accumulators/cpu_panel.h"
+#include "accumulators/kernels.h"
 
 namespace custom_fp {
 namespace {
 
-constexpr int64_t prepared = 1 << 20;  // values of a, for all panels
-constexpr int most_abreast = AnchoredRows<FloatLanes>::abreast;
+// The fast paths do not pay on x86-64 without AVX2, which is only a fallback.
+#if defined(__x86_64__) && !defined(__AVX2__)
+constexpr bool has_fast_paths = false;
+#else
+constexpr bool has_fast_paths = true;
+#endif
 
-// AnchoredRows of the batch of rows and the columns at work, prepared when they are first asked for.
-template <class V> class Anchored {
-    std::unique_ptr<AnchoredRows<V>> rows_;
+constexpr int64_t prepared = 1 << 20;  // values of a that are prepared together for all panels
+constexpr int most_abreast = AlignedBlocks<FloatLanes>::abreast;
+
+// Aligned blocks of the current rows and columns, which are prepared when they are first needed.
+template <class V> class PreparedBlocks {
+    std::unique_ptr<AlignedBlocks<V>> blocks_;
     bool has_rows_ = false, has_columns_ = false;
 
 public:
-    Anchored(const Summing& s, int64_t depth) {
-        if (is_usual(s) && AnchoredRows<V>::allowed(s)) rows_ = std::make_unique<AnchoredRows<V>>(s, depth);
+    PreparedBlocks(const Summing& s, int64_t depth) {
+        if constexpr (has_fast_paths)
+            if (is_usual(s) && AlignedBlocks<V>::allowed(s)) blocks_ = std::make_unique<AlignedBlocks<V>>(s, depth);
     }
     void new_rows() { has_rows_ = false; }
     void new_columns() { has_columns_ = false; }
-    int products(const float* a_MxK, int64_t count, const float* b_Kx64, int64_t i, float* out_Rx64) {
-        if (!rows_) return 0;
-        if (!has_columns_) rows_->columns(b_Kx64);
-        if (!has_rows_) rows_->rows(a_MxK, count);
-        has_rows_ = has_columns_ = true;
-        return rows_->products(i, out_Rx64);
+    int products([[maybe_unused]] const float* a_MxK, [[maybe_unused]] int64_t count,
+                 [[maybe_unused]] const float* b_Kx64, [[maybe_unused]] int64_t i, [[maybe_unused]] float* out_Rx64) {
+        if constexpr (has_fast_paths) {
+            if (!blocks_) return 0;
+            if (!has_columns_) blocks_->columns(b_Kx64);
+            if (!has_rows_) blocks_->rows(a_MxK, count);
+            has_rows_ = has_columns_ = true;
+            return blocks_->products(i, out_Rx64);
+        }
+        return 0;
     }
 };
 
-// What a row is tried by, before dot.h does it result by result.
+// Computes rows by the first path that is right for them.
 template <Mode mode> class Rows {
     template <class Sums> using Panels = std::unique_ptr<PanelRows<Sums>>;
-    template <class V> using Quick = std::conditional_t<mode == nearest_even, NearSums<V, false>, CutSums<V, mode == stochastic>>;
-    template <class V> using QuickOfExact = std::conditional_t<mode == nearest_even, NearSums<V, true>, Quick<V>>;
+    // The arithmetic in registers of floats, and of doubles if a rounding needs its random bits after many digits.
+    typedef std::conditional_t<mode == nearest_even, NearSums<FloatLanes, false>, CutSums<FloatLanes, mode == stochastic>>
+        ShortSums;
+    typedef std::conditional_t<mode == nearest_even, NearSums<FloatLanes, true>, CutSums<DoubleLanes, true>> LongSums;
     const Summing& s_;
     const int64_t depth_;
     const Dot<mode> dot_;
     const float *a_MxK_ = nullptr, *b_Kx64_ = nullptr;
     int64_t count_ = 0;
-    Anchored<FloatLanes> few_digits_;
-    Anchored<DoubleLanes> many_digits_;
-    bool has_columns_ = false;  // of what follows
+    PreparedBlocks<FloatLanes> few_digits_;
+    PreparedBlocks<DoubleLanes> many_digits_;
+    // The panels, in the order in which they are tried. The general one is always right.
+    typedef std::tuple<Panels<FloatSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>, Panels<ExactSums<mode, true>>,
+                       Panels<ShortSums>, Panels<LongSums>>
+        FastPanels;
+    std::conditional_t<has_fast_paths, FastPanels, std::tuple<>> panels_;
+    Panels<GeneralSums<mode>> general_;
+    bool has_columns_ = false;  // of the panels
     Facts columns_;
-    std::unique_ptr<AlignedRows> aligned_;
-    std::unique_ptr<ExactRows<mode>> exact_;
-    // in this order
-    std::tuple<Panels<FloatSums>, Panels<Quick<FloatLanes>>, Panels<QuickOfExact<FloatLanes>>, Panels<Quick<DoubleLanes>>,
-               Panels<QuickOfExact<DoubleLanes>>> quick_;
-    Panels<GeneralSums<mode>> panels_;
 
     template <class Rows> static void make(std::unique_ptr<Rows>& rows, const Summing& s) {
         if (Rows::allowed(s)) rows = std::make_unique<Rows>(s);
+    }
+    template <class Call> void each_panel(const Call& call) {
+        std::apply([&](auto&... rows) { ((rows ? call(*rows) : void()), ...); }, panels_);
+        if (general_) call(*general_);
     }
 
 public:
     Rows(const Summing& s, int64_t depth)
         : s_(s), depth_(depth), dot_(s), few_digits_(s, depth), many_digits_(s, depth) {
-        if (ExactRows<mode>::allowed(s)) exact_ = std::make_unique<ExactRows<mode>>(s, depth);
-        if (!is_usual(s)) return;
-        if (AlignedRows::allowed(s)) aligned_ = std::make_unique<AlignedRows>(s, depth);
-        std::apply([&](auto&... rows) { (make(rows, s), ...); }, quick_);
-        make(panels_, s);
+        std::apply([&](auto&... rows) { (make(rows, s), ...); }, panels_);
+        make(general_, s);
     }
 
-    // Of both the last call counts.
+    // The rows and the columns that `products` works on.
     void rows(const float* a_MxK, int64_t count) {
         a_MxK_ = a_MxK;
         count_ = count;
@@ -86,41 +104,36 @@ public:
         many_digits_.new_columns();
     }
 
-    // 64 results each of row i and perhaps of some behind it: of how many. element: the first's among random words
+    // Computes 64 results of row i and perhaps of some rows after it. Returns the number of rows. `element` is the
+    // index of the first result among random words.
     int products(int64_t i, float* out_Rx64, u64 element, const Scales& scales, int64_t width) {
         int done = few_digits_.products(a_MxK_, count_, b_Kx64_, i, out_Rx64);
         if (!done) done = many_digits_.products(a_MxK_, count_, b_Kx64_, i, out_Rx64);
         if (done) return done;
-        row(a_MxK_ + i * depth_, b_Kx64_, out_Rx64, element, scales, width);
+        const float* a = a_MxK_ + i * depth_;
+        if (!row_of_panel(a, out_Rx64, element))
+            for (int64_t j = 0; j < width; ++j)
+                out_Rx64[j] = dot_(a, 1, b_Kx64_ + j, panel, depth_, element + static_cast<u64>(j), scales.from(0, j));
         return 1;
     }
 
 private:
-    void row(const float* a, const float* b_Kx64, float* out, u64 element, const Scales& scales, int64_t width) {
+    // Returns false if no panel can compute the row.
+    bool row_of_panel(const float* a, float* out, u64 element) {
         if (!has_columns_) {
-            if (aligned_) aligned_->columns(b_Kx64);
-            if (exact_) exact_->columns(b_Kx64);
-            if (panels_) columns_ = facts_of(b_Kx64, depth_ * panel);
+            columns_ = facts_of(b_Kx64_, depth_ * panel);
+            each_panel([&](auto& rows) { rows.columns(b_Kx64_, depth_); });
             has_columns_ = true;
         }
-        if (aligned_ && aligned_->row(a, b_Kx64, out)) return;
-        if (exact_ && exact_->row(a, out)) return;
-        if (is_usual(s_) && fused_row(s_, a, b_Kx64, out, depth_)) return;
-        if (panels_) return by_panels(a, b_Kx64, out, element);
-        for (int64_t j = 0; j < width; ++j)
-            out[j] = dot_(a, 1, b_Kx64 + j, panel, depth_, element + static_cast<u64>(j), scales.from(0, j));
-    }
-
-    void by_panels(const float* a, const float* b_Kx64, float* out, u64 element) {
         const Facts facts = facts_of(a, depth_);
         bool tried = false, done = false;
         const auto attempt = [&](auto& rows) {
-            if (tried || !rows || !rows->takes(facts, columns_)) return;
+            if (tried || !rows || !rows->takes(facts, columns_, depth_)) return;
             tried = true;
-            done = rows->row(a, b_Kx64, out, depth_, element);
+            done = rows->row(a, out, depth_, element);
         };
-        std::apply([&](auto&... rows) { (attempt(rows), ...); }, quick_);
-        if (!done) panels_->row(a, b_Kx64, out, depth_, element);
+        std::apply([&](auto&... rows) { (attempt(rows), ...); }, panels_);
+        return done || (general_ && general_->row(a, out, depth_, element));
     }
 };
 

@@ -1,22 +1,29 @@
-// Terms added one by one or in trees, 64 results side by side: dot.h's Dot, of a strip of columns at a time.
+// Sums of terms one by one, in trees or in exact blocks: what dot.h computes, for 64 results of a row at a time.
+//
+// PanelRows has the orders of summation. A class of sums has the arithmetic: it says for which accumulators (`allowed`)
+// and which factors (`takes`) it is right, or whether it was (`trusted`).
 #pragma once
 
-#include "accumulators/cpu_quick.h"
+#include <type_traits>
+#include <vector>
+
+#include "accumulators/lane_sums.h"
 #include "accumulators/kernels.h"
 #include "cpu/fp_environment.h"
 
 namespace custom_fp {
 namespace {
 
-// Float32 itself, to nearest: the processor's own.
-struct FloatSums : Quick<FloatLanes, 4> {
-    static constexpr int direction = FE_TONEAREST;
+constexpr u32 float32 = 23 << 8 | 8;  // the digits of a spec
+
+// Float32 arithmetic, rounded to nearest.
+struct FloatSums : LaneSums<FloatLanes, 4> {
     static bool allowed(const Summing& s) {
-        constexpr u32 float32 = 23 << 8 | 8;
-        return s.mode == nearest_even && s.overflow == infinity && s.sum == s.product && (s.sum & 0xffff) == float32;
+        return is_usual(s) && adds_terms(s) && s.mode == nearest_even && s.overflow == infinity && s.sum == s.product &&
+               (s.sum & 0xffff) == float32;
     }
-    explicit FloatSums(const Summing& s) : Quick(s) {}
-    bool takes(const Facts&, const Facts&) const { return true; }
+    explicit FloatSums(const Summing& s) : LaneSums(s) {}
+    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
     bool trusted() const { return true; }
     static CFP_MEMBER Value product(float a, const float* b, u64, u32) {
         Value out;
@@ -36,7 +43,108 @@ struct FloatSums : Quick<FloatLanes, 4> {
     }
 };
 
-// Any formats and rounding.
+// Exact products added to float32 sums, rounded to nearest: fused multiply-adds, where the processor has them.
+struct FusedSums : LaneSums<FloatLanes, 4> {
+    static constexpr bool in_blocks = true;
+    static bool allowed(const Summing& s) {
+        return has_fma && is_usual(s) && s.order == sequential && s.block == 1 && s.width < 0 && s.product == 0 &&
+               !s.kahan && s.mode == nearest_even && s.overflow == infinity && (s.sum & 0xffff) == float32;
+    }
+    explicit FusedSums(const Summing& s) : LaneSums(s) {}
+    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
+    bool trusted() const { return true; }
+    static CFP_MEMBER void add_product(Value& acc, float a, const float* b) {
+        for (int i = 0; i < 4; ++i) acc.v[i] = multiply_add(a - FloatLanes{}, load<FloatLanes>(b + i * width), acc.v[i]);
+    }
+    static CFP_MEMBER void begin_block(Value&) {}
+    static CFP_MEMBER void round_block(Value&) {}
+};
+
+// Exact sums, of whole rows or of blocks with the partial sum. If all products and sums are multiples of one power of
+// two and few enough, a double holds them. This is for any formats; a table's values need not be multiples of what the
+// products are, so only the last sum is rounded to one.
+//
+// `wide` sums are two doubles. The first starts as an anchor, which keeps it in one binade: a fused multiply-add then
+// rounds the product to a multiple of that binade's ulp. The second one is the sum of the errors, which are exact.
+template <Mode mode, bool wide> class ExactSums {
+    static constexpr int vectors = wide ? 4 : 8, width = lanes / 2;
+    const Quantizer<mode> quantizer_;
+    const bool is_usual_;
+    DoubleLanes anchor_ = {};
+    bool finite_ = true;
+
+public:
+    static constexpr bool in_blocks = true;
+    static constexpr int columns = vectors * width, direction = FE_TONEAREST;
+    typedef double Factor;
+    struct Value {
+        DoubleLanes sum[vectors], error[wide ? vectors : 1];
+    };
+
+    static bool allowed(const Summing& s) {
+        const bool blocks = s.order == sequential && s.block > 1 && is_usual(s);
+        return !s.flush && s.product == 0 && s.width < 0 && s.mode != stochastic && (s.order == exact_order || blocks) &&
+               (has_fma || !wide);
+    }
+    explicit ExactSums(const Summing& s)
+        : quantizer_(make_quantizer<mode>(s, s.sum, s.sum_table)), is_usual_(is_usual(s)) {}
+    void begin() { finite_ = true; }
+    void seen(const ExactSums& by) { finite_ = by.finite_; }
+    bool trusted() const { return finite_; }
+    bool takes(const Facts& a, const Facts& b, int64_t depth) {
+        if (!a.finite || !b.finite || a.least < -126 || b.least < -126) return false;
+        if (a.least > 500 || b.least > 500) return !wide;  // all products are zero
+        const int last = a.least + b.least - (a.digits - 1) - (b.digits - 1);
+        int first = a.most + b.most + 4;  // a product is below 4 of its exponent, a rounded sum at most twice the sum
+        int depth_bits = 1;
+        for (int64_t n = depth; n > 0; n >>= 1) ++depth_bits;
+        first += depth_bits;
+        if (!wide) return first - last <= 53;
+        const int ulp = last + 53 - depth_bits;  // errors, and their sum, are multiples of 2^last below 2^53 of these
+        anchor_ = 0x1.8p52 * power_of_two<double>(ulp) - DoubleLanes{};
+        return first <= ulp + 51;
+    }
+
+    static CFP_MEMBER Value zero() { return Value{}; }
+    static CFP_MEMBER void store(const Value& x, double* to) { std::memcpy(to, x.sum, sizeof x.sum); }
+    CFP_MEMBER void begin_block(Value& acc) const {
+        for (int i = 0; i < vectors && wide; ++i) {
+            const DoubleLanes start = anchor_ + acc.sum[i];
+            acc.error[i] = acc.sum[i] - (start - anchor_);
+            acc.sum[i] = start;
+        }
+    }
+    static CFP_MEMBER void add_product(Value& acc, float a, const double* b) {
+        const DoubleLanes x = static_cast<double>(a) - DoubleLanes{};
+        for (int i = 0; i < vectors; ++i) {
+            DoubleLanes y;
+            std::memcpy(&y, b + i * width, sizeof y);
+            const DoubleLanes sum = multiply_add(x, y, acc.sum[i]);
+            if (wide) acc.error[i] += multiply_add(x, y, acc.sum[i] - sum);
+            acc.sum[i] = sum;
+        }
+    }
+    void round_block(Value& acc) {
+        double sum[columns], error[columns];
+        for (int i = 0; i < vectors && wide; ++i) acc.sum[i] -= anchor_;
+        std::memcpy(sum, acc.sum, sizeof sum);
+        if (wide) {
+            std::memcpy(error, acc.error, sizeof acc.error);
+            for (int j = 0; j < columns; ++j) sum[j] = add_to_odd(sum[j], error[j]);
+        }
+        if (is_usual_)  // in a loop that compilers vectorize
+            for (int j = 0; j < columns; ++j) sum[j] = round<mode>(sum[j], quantizer_.rounder, 0);
+        else
+            for (int j = 0; j < columns; ++j) sum[j] = quantizer_(sum[j], 0);
+        u64 infinite = 0;
+        for (int j = 0; j < columns; ++j)
+            infinite |= static_cast<u64>((to_bits(sum[j]) & Bits<double>::infinity) == Bits<double>::infinity);
+        finite_ = finite_ && !infinite;
+        std::memcpy(acc.sum, sum, sizeof sum);
+    }
+};
+
+// Any usual formats and any rounding.
 template <Mode mode> class GeneralSums {
     const Rounder<double> sum_, product_;
     const bool exact_;
@@ -44,19 +152,21 @@ template <Mode mode> class GeneralSums {
     const u32 mask_;
 
 public:
+    static constexpr bool in_blocks = false;
     static constexpr int columns = panel, direction = FE_TONEAREST;
+    typedef float Factor;
     struct Value {
         double at[panel];
     };
 
-    static bool allowed(const Summing&) { return true; }
+    static bool allowed(const Summing& s) { return is_usual(s) && adds_terms(s); }
     explicit GeneralSums(const Summing& s)
         : sum_(overflowing_rounder<double>(s.sum, s.mode, s.overflow)),
           product_(overflowing_rounder<double>(s.product ? s.product : s.sum, s.mode, s.overflow)),
           exact_(s.product == 0), seed_(s.seed), mask_(s.mask) {}
     void begin() {}
     void seen(const GeneralSums&) {}
-    bool takes(const Facts&, const Facts&) const { return true; }
+    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
     bool trusted() const { return true; }
 
     CFP_MEMBER Value product(float a, const float* b, u64 element, u32 stream) const {
@@ -83,7 +193,8 @@ public:
     static CFP_MEMBER void store(const Value& x, double* to) { std::memcpy(to, x.at, sizeof x.at); }
 
 private:
-    CFP_MEMBER Value rounded(Value x, const Rounder<double>& r, u64 element, u32 stream) const {
+    // Not inlined, because it is long and is called in many places.
+    __attribute__((noinline)) Value rounded(Value x, const Rounder<double>& r, u64 element, u32 stream) const {
         u32 random[panel] = {};
         if (mode == stochastic) random_panel(random, element, stream, seed_, mask_);
         for (int j = 0; j < panel; ++j) x.at[j] = round<mode>(x.at[j], r, random[j]);
@@ -91,35 +202,42 @@ private:
     }
 };
 
-// Whether terms are added one by one or in trees.
-inline bool goes_in_panels(const Summing& s) {
-    return s.width < 0 && (s.order == pairwise || (s.order == sequential && s.block == 1));
-}
-
 template <class Sums> class PanelRows {
     typedef typename Sums::Value Value;
+    typedef typename Sums::Factor Factor;
     const Summing& s_;
     Sums sums_;
-    const Rounder<double> total_;
-    // of the strip at work
-    const float *a_ = nullptr, *b_ = nullptr;
+    const Quantizer<nearest_even> total_;
+    std::vector<Factor> widened_;
+    const Factor* b_Kx64_ = nullptr;
+    // of the strip of columns that is computed
+    const float* a_ = nullptr;
+    const Factor* b_ = nullptr;
     u64 element_ = 0;
     u32 rounded_ = 0;
-    Value waiting_[40];
+    Value waiting_[Sums::in_blocks ? 1 : 40];
 
 public:
-    static bool allowed(const Summing& s) { return goes_in_panels(s) && Sums::allowed(s); }
+    static bool allowed(const Summing& s) { return Sums::allowed(s); }
 
-    explicit PanelRows(const Summing& s)
-        : s_(s), sums_(s), total_(make_rounder<double>(unpack_spec(s.total), nearest_even, infinity)) {}
+    explicit PanelRows(const Summing& s) : s_(s), sums_(s), total_(quantizer_of_total(s)) {}
 
-    bool takes(const Facts& a, const Facts& b) const { return sums_.takes(a, b); }
+    void columns(const float* b_Kx64, int64_t depth) {
+        if constexpr (std::is_same<Factor, float>::value) {
+            b_Kx64_ = b_Kx64;
+        } else {
+            widened_.assign(b_Kx64, b_Kx64 + depth * panel);
+            b_Kx64_ = widened_.data();
+        }
+    }
+    bool takes(const Facts& a, const Facts& b, int64_t depth) { return sums_.takes(a, b, depth); }
 
-    // 64 results of a row, the first of which is `element` among random words; false where they cannot be trusted.
-    bool row(const float* a, const float* b_Kx64, float* out, int64_t depth, u64 element) {
+    // Computes 64 results of a row. `element` is the index of the first among random words. Returns false if the
+    // results may be wrong.
+    bool row(const float* a, float* out, int64_t depth, u64 element) {
         sums_.begin();
         for (int j = 0; j < panel; j += Sums::columns) {
-            a_ = a, b_ = b_Kx64 + j, element_ = element + static_cast<u64>(j), rounded_ = 0;
+            a_ = a, b_ = b_Kx64_ + j, element_ = element + static_cast<u64>(j), rounded_ = 0;
             strip(out + j, depth);
         }
         return sums_.trusted();
@@ -139,9 +257,11 @@ private:
             }
             if (!s_.chunk)
                 std::memcpy(total, acc, sizeof total);
-            else
+            else if (total_.table)
+                for (int j = 0; j < Sums::columns; ++j) total[j] = total_(add_to_odd(total[j], acc[j]), 0);
+            else  // in a loop that compilers vectorize
                 for (int j = 0; j < Sums::columns; ++j)
-                    total[j] = round<nearest_even>(add_to_odd(total[j], acc[j]), total_, 0);
+                    total[j] = round<nearest_even>(add_to_odd(total[j], acc[j]), total_.rounder, 0);
         }
         for (int j = 0; j < Sums::columns; ++j) out[j] = canonical(static_cast<float>(total[j]));
     }
@@ -151,13 +271,28 @@ private:
 
     __attribute__((noinline)) void segment(int64_t begin, int64_t end, double* out) {
         Sums sums = sums_;  // in registers meanwhile
-        if (s_.order == pairwise && s_.block == 1)
+        if constexpr (Sums::in_blocks)
+            Sums::store(blocks(sums, begin, end), out);
+        else if (s_.order == pairwise && s_.block == 1)
             Sums::store(tree(sums, begin, end), out);
         else if (s_.order == pairwise)
             Sums::store(trees(sums, begin, end), out);
         else
             Sums::store(s_.kahan ? compensated(sums, begin, end) : one_by_one(sums, begin, end), out);
         sums_.seen(sums);
+    }
+
+    CFP_MEMBER Value blocks(Sums& sums, int64_t begin, int64_t end) {
+        const bool is_one = s_.order == exact_order || std::is_same<Sums, FusedSums>::value;  // its blocks are terms
+        const int64_t block = is_one ? end - begin : s_.block;
+        Value acc = Sums::zero();
+        for (int64_t first = begin; first < end; first += block) {
+            const int64_t last = end - first < block ? end : first + block;
+            sums.begin_block(acc);
+            for (int64_t k = first; k < last; ++k) sums.add_product(acc, a_[k], b_ + k * panel);
+            sums.round_block(acc);
+        }
+        return acc;
     }
 
     CFP_MEMBER Value one_by_one(Sums& sums, int64_t begin, int64_t end) {
@@ -198,23 +333,6 @@ private:
         return acc;
     }
 };
-
-// Exact products added to float32 to nearest: fused multiply-adds, where the processor has them.
-CFP_FN bool fused_row(const Summing& s, const float* a, const float* b_Kx64, float* out, int64_t depth) {
-#if defined(__FMA__) || defined(__aarch64__)
-    constexpr u32 float32 = 23 << 8 | 8;
-    const bool takes = s.order == sequential && s.block == 1 && s.width < 0 && s.product == 0 && !s.kahan && !s.chunk &&
-                       s.mode == nearest_even && s.overflow == infinity && (s.sum & 0xffff) == float32;
-    if (!takes) return false;
-    float acc[panel] = {};
-    for (int64_t k = 0; k < depth; ++k)
-        for (int j = 0; j < panel; ++j) acc[j] = fused_multiply_add(a[k], b_Kx64[k * panel + j], acc[j]);
-    for (int j = 0; j < panel; ++j) out[j] = canonical(acc[j]);
-    return true;
-#else
-    return false;
-#endif
-}
 
 }  // namespace
 }  // namespace custom_fp

@@ -1,5 +1,5 @@
-// The matrix products of an Accumulator, a result a thread; part of custom_fp.cu. out[z] (MxN) = a[z] (MxK) b[z] (KxN).
-// a_step, b_step: elements from one matrix of the batch to the next, 0 where all share one.
+// The matrix products of an Accumulator: out[z] (MxN) = a[z] (MxK) b[z] (KxN). A thread computes one result. Part of
+// custom_fp.cu. a_step, b_step: elements from one matrix of the batch to the next; 0: the batch shares one matrix.
 #pragma once
 
 template <Mode mode>
@@ -9,7 +9,7 @@ CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, 
     const i64 parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // scales of a row
     const i64 wide = (N + random_row - 1) / random_row * random_row;
     for (i64 at = thread_index(); at < batch * M * N; at += thread_count()) {
-        const i64 row = at / N, column = at % N, z = row / M;  // of all rows
+        const i64 row = at / N, column = at % N, z = row / M;  // row: among all rows of the batch
         const float *a_row = a + z * a_step + (row - z * M) * K, *b_column = b + z * b_step + column;
         const Scales of_row = scales.from((a_step ? row : row - z * M) * parts, (b_step ? z * parts * N : 0) + column);
         out[at] = dot(a_row, 1, b_column, N, K, static_cast<u64>(row * wide + column), of_row);
@@ -22,11 +22,11 @@ CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, 
         const i32* a_scales, const i32* b_scales, const i32* sum_table, const i32* product_table,                    \
         const i32* total_table, u32 sum, u32 product, u32 total, int order, int block, int width, int emin_a,        \
         int emin_b, int kahan, i64 chunk, int flush, int join, int join_acc, int split, int group, int scales,       \
-        int packed_how, u64 seed, u32 mask) {                                                                        \
-        const How how(packed_how);                                                                                   \
+        int packed_rounding, u64 seed, u32 mask) {                                                                        \
+        const RoundingMode rounding(packed_rounding);                                                                                   \
         const Summing summing = {sum,    product, total, order, block, width,    emin_a,                             \
                                  emin_b, kahan,   chunk, flush, join,  join_acc, split, group, scales,               \
-                                 sum_table, product_table, total_table, how.mode, how.overflow, seed, mask};         \
+                                 sum_table, product_table, total_table, rounding.mode, rounding.overflow, seed, mask};         \
         dot_products<which>(a, b, out, batch, M, K, N, a_step, b_step, {a_scales, b_scales, N}, summing);            \
     }
-CFP_EVERY_WAY(CFP_DOT)
+CFP_FOR_EACH_MODE(CFP_DOT)

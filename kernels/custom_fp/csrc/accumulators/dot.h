@@ -1,5 +1,5 @@
-// One dot product as an Accumulator (accumulator.py) sums it, in the calling thread: what the CPU falls back on and what
-// every thread of the CUDA kernel does. Defined by accumulators/reference.py, bit for bit.
+// One dot product as an Accumulator (accumulator.py) sums it: the general path on the CPU, and the work of a thread on
+// a GPU. accumulators/reference.py defines the result, bit for bit.
 #pragma once
 
 #include "custom_fp.h"
@@ -10,44 +10,44 @@ namespace custom_fp {
 
 enum Order { sequential = 0, pairwise = 1, exact_order = 2 };
 
-// Accumulator.flat and its rule
+// The members of Accumulator.flat, and its rule.
 struct Summing {
     u32 sum, product, total;  // specs; product 0: exact
-    int order, block, width;  // width < 0: nothing is aligned
+    int order, block, width;  // width < 0: terms are not aligned
     int emin_a, emin_b;       // of the factors' formats
     int kahan;
-    i64 chunk;                // 0: none
+    i64 chunk;                // 0: no chunks
     int flush;
     int join, join_acc;       // join 0: acc is aligned with the terms
     int split;
-    int group, scales;        // scales: terms under one scale; 0: there are none
-    // of formats that are a table, whose spec is float32's; null: none
+    int group, scales;        // scales: terms under one scale; 0: no scales
+    // Tables, for formats that are a table of values; their spec is that of float32. Null: no table.
     const i32 *sum_table, *product_table, *total_table;
     int mode, overflow;
     u64 seed;
     u32 mask;
 };
 
-// Exponents of the scales of one row of a, side by side, and of one column of b.
+// The exponents of the scales of one row of a, which are adjacent, and of one column of b.
 struct Scales {
-    const i32 *a, *b;  // null: there are none
+    const i32 *a, *b;  // null: no scales
     i64 b_step;
 
-    // those so far on
+    // Returns the scales that start at these offsets.
     CFP_MEMBER Scales from(i64 of_a, i64 of_b) const { return a ? Scales{a + of_a, b + of_b, b_step} : *this; }
 };
 
-// Whether there is nothing of all that; products and sums of binary formats with a sign and a -0.
+// Whether all formats are binary floating point with a sign and a -0, without scales, flush and join.
 CFP_FN bool is_usual(const Summing& s) {
     const u32 specs = s.sum | s.product | s.total, unusual = 1u << 31 | 1u << 15;
     return !(specs & unusual) && !s.flush && !s.join && !s.scales && !s.sum_table && !s.product_table && !s.total_table;
 }
 
-constexpr int zero_exponent = -126;  // of a factor, or a partial sum, that is zero
-constexpr int group_digits = 8;      // of products in a group, below the sum of their scales' exponents
-constexpr i64 random_row = 128;      // columns of a row of random words: a multiple of so many
+constexpr int zero_exponent = -126;  // by which a factor or a partial sum of zero is aligned
+constexpr int group_digits = 8;      // of a group's products, below the sum of the exponents of their scales
+constexpr i64 random_row = 128;      // a row of random words has a multiple of this many columns
 
-// sum() of double values that are multiples of 2^-298 below 2^256, exact: fixed point, two's complement (Kulisch).
+// The exact sum of doubles that are multiples of 2^-298 below 2^256, in fixed point (Kulisch).
 struct ExactSum {
     static constexpr int words = 10, lowest = -298;
     u64 w[words];
@@ -83,7 +83,7 @@ struct ExactSum {
             }
         }
     }
-    // rounded to odd
+    // Returns the sum, rounded to odd.
     CFP_MEMBER double value() const {
         u64 v[words], carry = 1;
         const u64 negative = w[words - 1] >> 63;
@@ -114,32 +114,32 @@ struct ExactSum {
     CFP_MEMBER static double with_sign_of(double x, u64 negative) { return from_bits(to_bits(x) | negative << 63); }
 };
 
-// A finite float32 as s 2^unit, and the exponent that it is aligned by.
+// A finite float32 as significand * 2^unit, and the exponent by which it is aligned.
 struct Digits {
     i64 significand;
     int unit, exponent;
 };
 
-// scale: exponent of what a code was multiplied by; emin and zero_exponent are of codes
+// scale: exponent of the scale that a code was multiplied by. emin and zero_exponent are those of codes.
 CFP_FN Digits digits_of(float x, int emin, int scale = 0) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu, field = magnitude >> 23;
     const i64 significand = (magnitude & 0x7fffffu) | (field ? 0x800000u : 0);
     const int least = emin + scale, unit = (field ? static_cast<int>(field) - 127 : -126) - 23;
     if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent + scale};
-    int exponent = unit + 23;  // without scales no emin is below that of a subnormal
+    int exponent = unit + 23;  // without scales, emin is at least that of a subnormal
     if (!field && least < exponent)
         for (u32 first = 0x800000u; !(magnitude & first); first >>= 1) --exponent;
     return {bits >> 31 ? -significand : significand, unit, exponent < least ? least : exponent};
 }
 
-// trunc(s 2^shift), for shifts to the left that fit
+// trunc(significand * 2^shift). A shift to the left must fit.
 CFP_FN i64 cut(i64 significand, int shift) {
     const i64 magnitude = significand < 0 ? -significand : significand;
     const i64 kept = shift >= 0 ? magnitude << shift : shift < -62 ? 0 : magnitude >> -shift;
     return significand < 0 ? -kept : kept;
 }
 
-// a 64-bit integer times 2^unit as a double, rounded to odd
+// A 64-bit integer times 2^unit as a double, rounded to odd.
 CFP_FN double odd_double(i64 s, int unit) {
     const i64 magnitude = s < 0 ? -s : s;
     if (magnitude >> 53) {
@@ -149,7 +149,7 @@ CFP_FN double odd_double(i64 s, int unit) {
     return static_cast<double>(s) * power_of_two<double>(unit);
 }
 
-// The random bits of the element of an index, as far as `mask` (Rule::mask) counts them.
+// The random bits of the element with an index, as far as `mask` (Rule::mask) counts them.
 CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = half_of(random_words(index / group, lane, stream, 0, seed).w[place / 2], place);
@@ -159,7 +159,7 @@ CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
 
 CFP_FN bool is_finite(double x) { return (to_bits(x) & Bits<double>::infinity) != Bits<double>::infinity; }
 
-// As `make_rounder`, but what toward_zero cuts off past the largest value overflows, too.
+// Like make_rounder, but toward_zero overflows too if it cuts off a value past the largest one.
 template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, int mode, int overflow) {
     Rounder<F> r = make_rounder<F>(unpack_spec(spec), mode, overflow);
     if (mode == toward_zero && overflow == infinity) r.overflow = r.overflow_below = r.infinity;
@@ -169,11 +169,11 @@ template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, int mode, int
 CFP_FN double magnitude_of(double x) { return from_bits(to_bits(x) & ~Bits<double>::sign); }
 CFP_FN float magnitude_of(float x) { return from_bits(to_bits(x) & 0x7fffffffu); }
 
-// What rounds to one format, of any kind.
+// Rounds to one format of any kind.
 template <Mode mode> struct Quantizer {
     Rounder<double> rounder;
     const i32* table;
-    double smallest;  // what is less becomes zero; 0: nothing does
+    double smallest;  // smaller magnitudes become zero; 0: none do
 
     CFP_MEMBER double operator()(double x, u32 random) const {
         if (table) return in_table(x, random);
@@ -187,7 +187,7 @@ private:
         const Table t = open_table(table);
         return static_cast<double>(mode == stochastic ? value_in(x, t, random) : value_in(to_odd_float32(x), t, 0));
     }
-    // As `settle` does, but what x is counts: finite numbers may overflow where one toward zero does not.
+    // Like settle(), but x decides: finite numbers may overflow here although toward_zero does not.
     CFP_MEMBER double settled(double x, double y) const {
         const u64 bits = to_bits(y);
         if (!(bits >> 63)) return y;
@@ -198,25 +198,25 @@ private:
     }
 };
 
-template <Mode mode> CFP_FN Quantizer<mode> make_quantizer(const Summing& s, u32 spec, const i32* table) {
+template <Mode mode> CFP_LARGE_FN Quantizer<mode> make_quantizer(const Summing& s, u32 spec, const i32* table) {
     return {overflowing_rounder<double>(spec, s.mode, s.overflow), table,
             s.flush ? power_of_two<double>(unpack_spec(spec).emin) : 0.0};
 }
 
-CFP_FN Quantizer<nearest_even> quantizer_of_total(const Summing& s) {
+CFP_LARGE_FN Quantizer<nearest_even> quantizer_of_total(const Summing& s) {
     return {make_rounder<double>(unpack_spec(s.total), nearest_even, infinity), s.total_table, 0.0};
 }
 
-// floor(s 2^shift), for shifts to the left that fit
+// floor(s * 2^shift). A shift to the left must fit.
 CFP_FN i64 lowered(i64 s, int shift) { return shift >= 0 ? s << shift : s >> (shift < -62 ? 62 : -shift); }
 
-// mode: template_of(mode, overflow, true) of the Summing
+// mode: template_of(mode, overflow, true) for the Summing
 template <Mode mode> class Dot {
     const Summing& s_;
     const Quantizer<mode> sum_, product_;
     const Quantizer<nearest_even> total_;
     const int emin_;
-    const float smallest_a_, smallest_b_;  // of factors, as a Quantizer's
+    const float smallest_a_, smallest_b_;  // of factors, as in Quantizer
 
 public:
     CFP_MEMBER explicit Dot(const Summing& s)
@@ -226,11 +226,11 @@ public:
           smallest_a_(s.flush ? power_of_two<float>(s.emin_a) : 0.0f),
           smallest_b_(s.flush ? power_of_two<float>(s.emin_b) : 0.0f) {}
 
-    // a[k * a_step], b[k * b_step]; element: its number among random words
+    // Sums a[k * a_step] * b[k * b_step]. element: the index of the result among random words.
     CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element,
                                 const Scales& scales) const {
         const Call call = {a, b, a_step, b_step, element, scales};
-        u32 sums = 0;  // roundings of them, so far
+        u32 sums = 0;  // number of sums rounded so far
         if (s_.chunk == 0) return canonical(static_cast<float>(segment(call, 0, depth, sums)));
         double total = 0;
         for (i64 begin = 0; begin < depth; begin += s_.chunk) {
@@ -254,7 +254,7 @@ private:
     CFP_MEMBER u32 random(const Call& call, u32 stream) const {
         return mode == stochastic ? bits_of_element(call.element, stream, s_.seed, s_.mask) : 0;
     }
-    CFP_MEMBER double rounded(double x, const Call& call, u32& sums) const {
+    CFP_LARGE_MEMBER double rounded(double x, const Call& call, u32& sums) const {
         return sum_(x, random(call, 2 * sums++ + 1));
     }
     CFP_MEMBER double exact_term(const Call& call, i64 k) const {
@@ -262,7 +262,7 @@ private:
         return static_cast<double>(magnitude_of(x) < smallest_a_ ? 0.0f : x) *
                static_cast<double>(magnitude_of(y) < smallest_b_ ? 0.0f : y);
     }
-    CFP_MEMBER double term(const Call& call, i64 k) const {
+    CFP_LARGE_MEMBER double term(const Call& call, i64 k) const {
         const double product = exact_term(call, k);
         return s_.product ? product_(product, random(call, static_cast<u32>(2 * k))) : product;
     }
@@ -288,10 +288,10 @@ private:
         return acc;
     }
 
-    CFP_MEMBER double exactly(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
+    CFP_LARGE_MEMBER double exactly(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
         ExactSum sum;
         sum.clear();
-        double plain = acc;  // infinite or NaN where a term is
+        double plain = acc;  // infinite or NaN if a term is
         if (is_finite(acc)) sum.add(acc);
         for (i64 k = begin; k < end; ++k) {
             const double x = term(call, k);
@@ -301,8 +301,8 @@ private:
         return rounded(is_finite(plain) ? sum.value() : plain, call, sums);
     }
 
-    // sums of equally many terms make one as soon as they are there
-    CFP_MEMBER double tree(const Call& call, i64 begin, i64 end, u32& sums) const {
+    // Two sums of equally many terms are added as soon as both exist.
+    CFP_LARGE_MEMBER double tree(const Call& call, i64 begin, i64 end, u32& sums) const {
         double waiting[40];
         int count = 0;
         for (i64 k = begin; k < end; ++k) {
@@ -316,7 +316,7 @@ private:
         return x;
     }
 
-    CFP_MEMBER double compensated(const Call& call, i64 begin, i64 end, u32& sums) const {
+    CFP_LARGE_MEMBER double compensated(const Call& call, i64 begin, i64 end, u32& sums) const {
         double acc = 0, c = 0;
         for (i64 k = begin; k < end; ++k) {
             const double y = rounded(add_to_odd(term(call, k), -c), call, sums);
@@ -329,24 +329,24 @@ private:
         return acc;
     }
 
-    // exponents of the scales that the factors of product k have
+    // The exponents of the scales of product k's factors.
     CFP_MEMBER int scale_a(const Call& call, i64 k) const { return s_.scales ? call.scales.a[k / s_.scales] : 0; }
     CFP_MEMBER int scale_b(const Call& call, i64 k) const {
         return s_.scales ? call.scales.b[k / s_.scales * call.scales.b_step] : 0;
     }
     CFP_MEMBER Digits digits_a(const Call& call, i64 k) const { return digits_of(call.x(k), s_.emin_a, scale_a(call, k)); }
     CFP_MEMBER Digits digits_b(const Call& call, i64 k) const { return digits_of(call.y(k), s_.emin_b, scale_b(call, k)); }
-    // the exponent that product k is aligned by, or the group that begins with it
+    // The exponent by which product k, or the group that starts with it, is aligned.
     CFP_MEMBER int exponent(const Call& call, i64 k) const {
         if (s_.group > 1) return scale_a(call, k) + scale_b(call, k);
         return digits_a(call, k).exponent + digits_b(call, k).exponent;
     }
-    // product k in units of 2^unit, cut off
+    // Product k in units of 2^unit, cut off.
     CFP_MEMBER i64 cut_product(const Call& call, i64 k, int unit) const {
         const Digits x = digits_a(call, k), y = digits_b(call, k);
         return cut(x.significand * y.significand, x.unit + y.unit - unit);
     }
-    // the products of the group that begins with k, added exactly
+    // The exact sum of the products of the group that starts with k, in units of 2^unit, cut off.
     CFP_MEMBER i64 cut_group(const Call& call, i64 k, i64 end, int unit) const {
         if (s_.group == 1) return cut_product(call, k, unit);
         const int exact = exponent(call, k) - group_digits;
@@ -356,8 +356,8 @@ private:
         return cut(sum, exact - unit);
     }
 
-    CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
-        double plain = acc, past = 0;  // past: of products that float32 does not reach
+    CFP_LARGE_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
+        double plain = acc, past = 0;  // past: the sum of infinities for products past float32's range
         for (i64 k = begin; k < end; ++k) {
             const double product = exact_term(call, k);
             plain += product;
@@ -370,8 +370,8 @@ private:
         return s_.join ? joined(call, c, begin, end, sums) : together(call, c, begin, end, sums);
     }
 
-    // acc and the terms by one exponent
-    CFP_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+    // Aligns acc and the terms by one exponent.
+    CFP_LARGE_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         int largest = c.exponent;
         for (i64 k = begin; k < end; k += s_.group) {
             const int e = exponent(call, k);
@@ -383,8 +383,8 @@ private:
         return rounded(odd_double(sum, unit), call, sums) + 0.0;
     }
 
-    // terms by theirs, what they add up to and acc by theirs
-    CFP_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+    // Aligns the terms by their exponent, then their sum and acc by another one.
+    CFP_LARGE_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         i64 sum = 0;
         int top = 2 * zero_exponent;
         for (i64 k = begin; k < end; ++k) {

@@ -1,15 +1,13 @@
-// The accumulators' matrix products of one instruction set: CMake compiles this file once for each, with CFP_ISA as its
+// The kernels of accumulators for one instruction set. CMake compiles this file once for each, with CFP_ISA as its
 // name.
-#include "accumulators/cpu_at_once.h"
+#include "accumulators/cpu_fused_sum.h"
 #include "accumulators/cpu_dot.h"
-
-#define CFP_JOIN(a, b) a##b
-#define CFP_NAME(isa) CFP_JOIN(accumulators_, isa)
+#include "cpu/isa.h"
 
 namespace custom_fp {
 
-const AccumulatorKernels& CFP_NAME(CFP_ISA)() {
-    static const AccumulatorKernels kernels = {dot_rows, add_at_once};
+template <> const AccumulatorKernels& kernels_for<AccumulatorKernels, Isa::CFP_ISA>() {
+    static const AccumulatorKernels kernels = {dot_rows, fused_sum};
     return kernels;
 }
 

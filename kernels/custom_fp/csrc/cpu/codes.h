@@ -1,6 +1,6 @@
-// CPU loops over codes: encode, decode, pack, unpack, accumulate_packed. See cpu/kernels.h for the contract.
+// CPU kernels on codes: encode, decode, pack, unpack, accumulate_packed. See cpu/kernels.h for the contract.
 //
-// Dense bytes: 8 codes of k bits fill k bytes, code j from bit j * k on, little-endian.
+// In dense bytes, 8 codes of k bits fill k bytes. Code j starts at bit j * k, little-endian.
 #pragma once
 
 #include "cpu/accumulate.h"
@@ -41,12 +41,12 @@ void encode_by_values(const F* x, void* codes, int code_bytes, int64_t begin, in
     }
 }
 
-void encode_range(const float* x, void* codes, int code_bytes, int64_t begin, int64_t end, uint32_t packed_spec) {
-    const Spec spec = unpack_spec(packed_spec);
-    if (!spec.is_signed) {
-        encode_by_values(x, codes, code_bytes, begin, end, packed_spec);
-        return;
-    }
+void encode_range(const void* any, bool wide, void* codes, int code_bytes, int64_t begin, int64_t end,
+                  const Rule& rule) {
+    const Spec spec = unpack_spec(rule.spec);
+    const float* x = static_cast<const float*>(any);
+    if (wide) return encode_by_values(static_cast<const double*>(any), codes, code_bytes, begin, end, rule.spec);
+    if (!spec.is_signed) return encode_by_values(x, codes, code_bytes, begin, end, rule.spec);
     const Rounder<float> rounder = make_rounder<float>(spec, nearest_even, infinity);
     const Coder coder = make_coder(spec);
     if (code_bytes == 1) encode_as(x + begin, static_cast<u8*>(codes) + begin, end - begin, rounder, coder);
@@ -63,8 +63,8 @@ template <class Code> void decode_as(const Code* codes, float* out, int64_t coun
     (coder.is_plain ? decode_as<true, Code> : decode_as<false, Code>)(codes, out, count, coder);
 }
 
-void decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, uint32_t packed_spec) {
-    const Coder coder = make_coder(unpack_spec(packed_spec));
+void decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, const Rule& rule) {
+    const Coder coder = make_coder(unpack_spec(rule.spec));
     if (code_bytes == 1) decode_as(static_cast<const u8*>(codes) + begin, out + begin, end - begin, coder);
     if (code_bytes == 4) decode_as(static_cast<const u32*>(codes) + begin, out + begin, end - begin, coder);
     if (code_bytes == 8) decode_as(static_cast<const u64*>(codes) + begin, out + begin, end - begin, coder);
@@ -78,7 +78,8 @@ constexpr u64 repeat(u64 pattern, int every) {
     return all;
 }
 
-// Halves of every `lane` bits, `used` low bits each, moved together (or apart again), in all lanes of a word at once.
+// Moves the two halves of each lane of `lane` bits, of which `used` low bits count, together or apart, in all lanes of
+// a word.
 struct Squeeze {
     u64 low, high;
     int distance;
@@ -182,9 +183,9 @@ template <class Code> struct Codec {
         split(bytes, codes, k);
     }
 
-    // Values of the format; `finite`: none is infinity or NaN.
+    // Packs values of the format. finite: none is infinity or NaN.
     void pack_values(const float* values, u8* out, int64_t count, bool finite) {
-        const Coder c = coder;  // a local copy: stores to codes could change a member, for all g++ knows
+        const Coder c = coder;  // a local copy, because g++ assumes that stores to codes may change members
         if (finite)
             for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(encode_number(values[i], c));
         else
@@ -192,7 +193,7 @@ template <class Code> struct Codec {
         write(out, count);
     }
 
-    // The values of `codes`, which are few bits, times a power of two that float32 holds.
+    // Unpacks codes to values times a power of two that float32 can represent.
     void unpack_values(const u8* in, float* values, int64_t count, float power = 1.0f) {
         read(in, count);
         const Coder c = coder;
@@ -207,13 +208,13 @@ template <class Code> struct Codec {
     }
 };
 
-// Whether rounding to nearest cannot tell a float32 product from x * 2^shift: exact, or too small for the rounding to see
-// what was lost, or past every format.
+// Returns whether rounding to nearest gives the same result for the float32 product as for x * 2^shift: the product is
+// exact, or so small that rounding does not see what was lost, or larger than every format.
 inline bool float32_will_do(const Spec& spec, int shift) {
     return shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
 }
 
-// x * 2^shift rounded to nearest, blocks of it as codes of a format with a sign.
+// Rounds x * 2^shift to nearest, to packed codes of a format with a sign.
 template <class Code> class NearestPacker {
 public:
     NearestPacker(const Rule& rule, int shift)
@@ -248,7 +249,7 @@ private:
         for (int64_t i = 0; i < count; ++i)
             codec.codes[i] = static_cast<Code>(round_and_encode_near(x[i] * factor, r, c, met));
         if (!c.is_plain)
-            for (int64_t i = 0; i < count; ++i)  // no -0, and NaN, whose code it would have, is not within the limit
+            for (int64_t i = 0; i < count; ++i)  // there is no -0; its code is that of NaN, which exceeds the limit
                 codec.codes[i] = codec.codes[i] == static_cast<Code>(c.nan_code) ? 0 : codec.codes[i];
         return met.largest <= r.limit;
     }
@@ -277,12 +278,12 @@ private:
     }
 };
 
-// x * 2^shift with any other rounding, of other formats, or of doubles: of the exact product, in double
+// The same for any other rounding, for other formats and for doubles: rounds the exact product, in double.
 template <class Code, class F>
 void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
     Codec<Code> codec(unpack_spec(rule.spec));
     const WidePower power(shift);
-    // propagate tells what is past float32 from infinity
+    // propagate distinguishes values past float32's range from infinity
     const bool narrowly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && rule.overflow != propagate &&
                           float32_will_do(unpack_spec(rule.spec), shift);
     const float factor = narrowly ? power_of_two<float>(shift) : 1.0f;
@@ -323,18 +324,18 @@ void pack_as(const float* x, u8* bytes, int64_t begin, int64_t end, const Rule& 
     }
 }
 
-void pack_range(const float* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
-    if (unpack_spec(rule.spec).bits <= 8)
+void pack_range(const void* any, bool wide, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
+    const bool in_bytes = unpack_spec(rule.spec).bits <= 8;
+    const float* x = static_cast<const float*>(any);
+    const double* wide_x = static_cast<const double*>(any);
+    if (wide && in_bytes)
+        pack_otherwise<u8>(wide_x, bytes, begin, end, rule, shift);
+    else if (wide)
+        pack_otherwise<u32>(wide_x, bytes, begin, end, rule, shift);
+    else if (in_bytes)
         pack_as<u8>(x, bytes, begin, end, rule, shift);
     else
         pack_as<u32>(x, bytes, begin, end, rule, shift);
-}
-
-void pack_wide_range(const double* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
-    if (unpack_spec(rule.spec).bits <= 8)
-        pack_otherwise<u8>(x, bytes, begin, end, rule, shift);
-    else
-        pack_otherwise<u32>(x, bytes, begin, end, rule, shift);
 }
 
 template <class Code>
@@ -345,44 +346,55 @@ void unpack_as(const u8* bytes, float* out, int64_t begin, int64_t end, const Sp
     for (int64_t start = begin; start < end; start += codes_block) {
         const int64_t count = end - start < codes_block ? end - start : codes_block;
         codec.unpack_values(bytes + start / 8 * codec.k, out + start, count, power);
-        if (!at_once) scale_range(out, out, start, start + count, shift);
+        if (!at_once) scale_all(out, out, start, start + count, shift);
     }
 }
 
-void unpack_range(const u8* bytes, float* out, int64_t begin, int64_t end, uint32_t packed_spec, int shift) {
-    const Spec spec = unpack_spec(packed_spec);
+void unpack_range(const u8* bytes, float* out, int64_t begin, int64_t end, const Rule& rule, int shift) {
+    const Spec spec = unpack_spec(rule.spec);
     if (spec.bits <= 8)
         unpack_as<u8>(bytes, out, begin, end, spec, shift);
     else
         unpack_as<u32>(bytes, out, begin, end, spec, shift);
 }
 
-template <class Code, class Accumulator>
-void accumulate_packed_as(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end, const Spec& spec,
-                          Accumulator& accumulator, bool kahan) {
-    static_assert(codes_block <= sum_block, "a block of codes is a block of the sum");
-    Codec<Code> codec(spec);
-    float values[at_once][codes_block];
-    for (int64_t start = begin; start < end; start += codes_block) {
-        const int64_t count = end - start < codes_block ? end - start : codes_block;
-        const int64_t at = start / 8 * codec.k;
-        const bool finite = accumulator.sum(start, count, tensors, kahan, [&](int r) {
-            codec.unpack_values(bytes[r] + at, values[r % at_once], count);
-            return static_cast<const float*>(values[r % at_once]);
-        });
-        codec.pack_values(accumulator.acc, out + at, count, finite);
+// Unpacks the codes of tensors, a block at a time.
+template <class Code> struct Unpacker {
+    Codec<Code> codec;
+    const u8* const* bytes;
+    int64_t at, count;
+    float values[terms_per_pass][codes_block];
+
+    static const float* unpack(void* self, int r) {
+        Unpacker& u = *static_cast<Unpacker*>(self);
+        float* const values = u.values[r % terms_per_pass];
+        u.codec.unpack_values(u.bytes[r] + u.at, values, u.count);
+        return values;
     }
+};
+
+template <class Code>
+void accumulate_packed_as(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end, const Rule& rule,
+                          bool kahan) {
+    static_assert(codes_block <= sum_block, "a block of codes is a block of the sum");
+    Unpacker<Code> unpacker = {Codec<Code>(unpack_spec(rule.spec)), bytes, 0, 0, {}};
+    with_accumulator(rule, true, [&](auto& accumulator) {
+        for (int64_t start = begin; start < end; start += codes_block) {
+            unpacker.at = start / 8 * unpacker.codec.k;
+            unpacker.count = end - start < codes_block ? end - start : codes_block;
+            const bool finite = accumulator.sum(
+                {start, unpacker.count, tensors, kahan, nullptr, nullptr, Unpacker<Code>::unpack, &unpacker});
+            unpacker.codec.pack_values(accumulator.acc, out + unpacker.at, unpacker.count, finite);
+        }
+    });
 }
 
 void accumulate_packed_range(const u8* const* bytes, int tensors, u8* out, int64_t begin, int64_t end,
                              const Rule& rule, bool kahan) {
-    const Spec spec = unpack_spec(rule.spec);
-    with_accumulator(rule, true, [&](auto& accumulator) {
-        if (spec.bits <= 8)
-            accumulate_packed_as<u8>(bytes, tensors, out, begin, end, spec, accumulator, kahan);
-        else
-            accumulate_packed_as<u32>(bytes, tensors, out, begin, end, spec, accumulator, kahan);
-    });
+    if (unpack_spec(rule.spec).bits <= 8)
+        accumulate_packed_as<u8>(bytes, tensors, out, begin, end, rule, kahan);
+    else
+        accumulate_packed_as<u32>(bytes, tensors, out, begin, end, rule, kahan);
 }
 
 }  // namespace

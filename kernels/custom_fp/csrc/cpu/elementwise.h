@@ -1,4 +1,4 @@
-// CPU loops over elements: quantize, scale, max_magnitude. See cpu/kernels.h for the contract.
+// CPU kernels on elements: quantize, scale, max_magnitude. See cpu/kernels.h for the contract.
 #pragma once
 
 #include <cstring>
@@ -12,13 +12,14 @@
 namespace custom_fp {
 namespace {
 
-// Elements rounded at a time: long enough to pay for the look back, and whole groups of random words.
+// The number of elements that are rounded together. It is large, so that checking the result costs little, and a
+// multiple of the groups that share random words.
 constexpr int long_piece = 1024, random_piece = 512;
 static_assert(random_piece % group == 0, "a piece draws whole groups");
 
-// round_piece(x, result, index): `piece` elements, of which the first has that index. Calls it for all of them, in
-// pieces whose index is a multiple of `piece`. A piece may read its x again after it wrote results: where out is x, those
-// stay apart until it is done.
+// Calls round_piece(x, result, index) for all elements, `piece` of them at a time, where `index` is that of the first
+// one and a multiple of `piece`. round_piece may read x again after it has written results, so if out overlaps x,
+// results are copied afterwards.
 template <int piece, class F, class RoundPiece>
 void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, const RoundPiece& round_piece) {
     const char *x_begin = reinterpret_cast<const char*>(x + begin), *x_end = reinterpret_cast<const char*>(x + end);
@@ -41,10 +42,10 @@ void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, c
     }
 }
 
-// Whether the first half of an element's random bits is all that counts, and zeros follow.
+// Returns whether only the first half of an element's random bits counts.
 inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
 
-// The two halves of an element's random bits are drawn apart: the second is seldom needed.
+// The two halves of an element's random bits are drawn separately, because the second one is rarely needed.
 template <class F> void quantize_randomly(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.overflow);
@@ -71,7 +72,7 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
             join_halves(random + i, rest, rule.mask);
         }
         const auto round_all = [&](auto tells_infinity, auto has_form) {
-            constexpr u32 read = has_form ? ~0u : ~1u;  // without a form the last bit is 0: told to the compiler
+            constexpr u32 read = has_form ? ~0u : ~1u;  // without a form the last bit is 0; this tells the compiler
             for (int i = 0; i < piece; ++i)
                 result[i] = static_cast<float>(round<stochastic, tells_infinity>(from[i], r, random[i] & read));
         };
@@ -84,7 +85,7 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
 }
 
 template <Mode mode, class F>
-void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
+void quantize_by(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, rule.mode, rule.overflow);
     const NearRounder quick = make_near_rounder(spec, rule.overflow);
@@ -105,10 +106,10 @@ void quantize_range(const F* x, float* out, int64_t begin, int64_t end, const Ru
 template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     switch (template_of(rule.mode, rule.overflow, true)) {
-        case nearest_even: quantize_range<nearest_even>(x, out, begin, end, rule); break;
-        case toward_zero: quantize_range<toward_zero>(x, out, begin, end, rule); break;
+        case nearest_even: quantize_by<nearest_even>(x, out, begin, end, rule); break;
+        case toward_zero: quantize_by<toward_zero>(x, out, begin, end, rule); break;
         case stochastic: quantize_randomly(x, out, begin, end, rule); break;
-        default: quantize_range<otherwise>(x, out, begin, end, rule);
+        default: quantize_by<otherwise>(x, out, begin, end, rule);
     }
     if (spec.is_plain) return;
     if (spec.is_signed) {
@@ -119,10 +120,17 @@ template <class F> void quantize(const F* x, float* out, int64_t begin, int64_t 
     for (int64_t i = begin; i < end; ++i) out[i] = settle(out[i], rounder);
 }
 
+void quantize_range(const void* x, bool wide, float* out, int64_t begin, int64_t end, const Rule& rule) {
+    if (wide)
+        quantize(static_cast<const double*>(x), out, begin, end, rule);
+    else
+        quantize(static_cast<const float*>(x), out, begin, end, rule);
+}
+
 inline int clamp_shift(int shift) { return shift < -400 ? -400 : shift > 400 ? 400 : shift; }
 
-// 2^shift for doubles, in two factors, for one may pass the range of a double. Exact but where every float32 rounding of
-// the result is that of 0 or infinity, as it is past 1300 in either direction.
+// 2^shift for doubles, as two factors, because one may exceed the range of a double. The product is exact, unless its
+// float32 rounding is that of 0 or infinity in any case, as for shifts past 1300 in either direction.
 struct WidePower {
     double a, b;
     explicit WidePower(int shift) {
@@ -131,7 +139,8 @@ struct WidePower {
         b = power_of_two<double>(clamped - clamped / 2);
     }
     CFP_MEMBER double times(double x) const { return x * a * b; }
-    // x * 2^shift, or, past the range of doubles, what rounds as that does: finite, and zero, only where x is.
+    // x * 2^shift, or a number that is rounded like it if it exceeds the range of doubles. It is zero or infinite only
+    // if x is.
     CFP_MEMBER double to_round(double x) const {
         const u64 sign = to_bits(x) & Bits<double>::sign, magnitude = to_bits(x) ^ sign, product = to_bits(times(x)) & ~Bits<double>::sign;
         const u64 lost = (magnitude != 0) & (product == 0);
@@ -140,7 +149,12 @@ struct WidePower {
     }
 };
 
-void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shift) {
+void scale_all(const double* x, float* out, int64_t begin, int64_t end, int shift) {
+    const WidePower power(shift);
+    for (int64_t i = begin; i < end; ++i) out[i] = canonical(static_cast<float>(power.times(x[i])));
+}
+
+void scale_all(const float* x, float* out, int64_t begin, int64_t end, int shift) {
     if (shift >= -126 && shift <= 127) {  // one float32 multiplication, hence one rounding
         const float power = power_of_two<float>(shift);
         for (int64_t i = begin; i < end; ++i) out[i] = canonical(x[i] * power);
@@ -150,9 +164,11 @@ void scale_range(const float* x, float* out, int64_t begin, int64_t end, int shi
     for (int64_t i = begin; i < end; ++i) out[i] = scale(x[i], power);
 }
 
-void scale_wide_range(const double* x, float* out, int64_t begin, int64_t end, int shift) {
-    const WidePower power(shift);
-    for (int64_t i = begin; i < end; ++i) out[i] = canonical(static_cast<float>(power.times(x[i])));
+void scale_range(const void* x, bool wide, float* out, int64_t begin, int64_t end, int shift) {
+    if (wide)
+        scale_all(static_cast<const double*>(x), out, begin, end, shift);
+    else
+        scale_all(static_cast<const float*>(x), out, begin, end, shift);
 }
 
 template <class F> uint64_t max_magnitude(const F* x, int64_t begin, int64_t end) {
@@ -165,6 +181,11 @@ template <class F> uint64_t max_magnitude(const F* x, int64_t begin, int64_t end
         largest = magnitude > largest ? magnitude : largest;
     }
     return to_bits(static_cast<double>(from_bits(static_cast<typename B::U>(largest))));
+}
+
+uint64_t max_magnitude_range(const void* x, bool wide, int64_t begin, int64_t end) {
+    return wide ? max_magnitude(static_cast<const double*>(x), begin, end)
+                : max_magnitude(static_cast<const float*>(x), begin, end);
 }
 
 }  // namespace

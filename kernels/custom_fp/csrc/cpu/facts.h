@@ -1,4 +1,4 @@
-// What is asked of the factors before a fast way is taken, and the size of a panel of columns.
+// Properties of factors that decide which fast path is right for them, and the width of a panel of columns.
 #pragma once
 
 #include "custom_fp.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int panel = 64;
 
-// Of values: their significant digits, the exponents of those that are not zero, and the largest magnitude.
+// The significant digits of some values, the exponents of the nonzero ones, and the largest magnitude.
 struct Facts {
     int digits = 1, least = 1000, most = -1000;
     float largest = 0;
@@ -31,7 +31,7 @@ CFP_FN Facts facts_of(const float* x, int64_t n) {
     if (most == 0 || !facts.finite) return facts;
     facts.largest = from_bits(most);
     facts.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
-    facts.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast way takes subnormals
+    facts.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast path takes subnormals
     facts.most = static_cast<int>(most >> 23) - 127;
     return facts;
 }

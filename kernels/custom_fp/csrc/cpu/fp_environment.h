@@ -1,5 +1,5 @@
-// Round-to-nearest and gradual underflow for the life of an object, whatever the calling thread had set
-// (torch.set_flush_denormal, for one). A thread starts with its parent's settings.
+// Sets round-to-nearest and gradual underflow for the lifetime of an object, regardless of what the calling thread has
+// set (for example with torch.set_flush_denormal). A new thread inherits the settings of its parent.
 #pragma once
 
 #include <cfenv>
@@ -19,8 +19,8 @@ public:
     FpEnvironment& operator=(const FpEnvironment&) = delete;
 };
 
-// The direction that operations round in, for the life of an object. Compilers take it to be to nearest and move
-// operations past it: what is to be rounded so stands in a function that is not inlined.
+// Sets the rounding direction for the lifetime of an object. Compilers assume round-to-nearest and move operations
+// across this, so code that depends on the direction must be in a function that is not inlined.
 class RoundingDirection {
     int saved_;
 

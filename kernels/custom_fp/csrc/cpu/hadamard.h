@@ -1,8 +1,8 @@
-// CPU loops of the Hadamard transform (hadamard.h). See cpu/kernels.h for the contract.
+// CPU kernels of the Hadamard transform (hadamard.h). See cpu/kernels.h for the contract.
 //
-// Legend: a tensor (outer, length, inner) is cut along the middle in blocks of `size`; what is left of a length is
-// copied. Values of a block are `inner` apart: with inner = 1 a register holds neighbours of one block, or several
-// blocks of fewer values; else the same place of as many blocks as it has lanes.
+// A tensor (outer, length, inner) is divided along the middle dimension into blocks of `size`; the rest of a length is
+// copied. The values of a block have a stride of `inner`. With inner = 1, a register holds adjacent values of one
+// block, or several smaller blocks; else it holds the same position of as many blocks as it has lanes.
 #pragma once
 
 #include <utility>
@@ -70,7 +70,7 @@ template <int size> void transform_short(const float* x, float* out, int64_t n, 
     const UintLanes before = load_signs(signs.before.data()), after = load_signs(signs.after.data());
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
-        __builtin_prefetch(x + i + 1024);  // which the arithmetic keeps the processor from doing
+        __builtin_prefetch(x + i + 1024);  // the processor does not prefetch in such a long loop
         store(out + i, finished(butterflies_within<size>(flip_signs(load<FloatLanes>(x + i), before)), scale, after));
     }
     if (i == n) return;
@@ -125,7 +125,8 @@ void transform_columns(const float* x, float* out, int64_t size, int64_t inner, 
     }
 }
 
-// Blocks begin..end of all, those of one `outer` after the other; the last of each takes what is left with it.
+// Transforms blocks begin..end, which are numbered along `length`, then `outer`. The rest of a length is copied with
+// its last block.
 void hadamard_range(const float* x, float* out, int64_t begin, int64_t end, const Transform& t) {
     const int64_t per_outer = t.length / t.size, step = t.size * t.inner;
     const Signs signs(t);

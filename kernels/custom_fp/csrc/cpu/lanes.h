@@ -1,5 +1,4 @@
-// As many floats as one register holds, in the vector types of g++ and clang: for the loops that compilers do not make
-// well of single floats.
+// Registers of floats, as vector types of g++ and clang, for loops that compilers do not vectorize well.
 #pragma once
 
 #include <cstring>
@@ -32,7 +31,7 @@ template <> struct Integers<FloatLanes> {
     typedef UintLanes U;
     static CFP_MEMBER U bits(FloatLanes x) { return (U)x; }
     static CFP_MEMBER FloatLanes value(U bits) { return (FloatLanes)bits; }
-    static CFP_MEMBER I more(I a, I b) {  // which g++ makes two instructions of, left alone
+    static CFP_MEMBER I more(I a, I b) {  // g++ would use two instructions
 #if defined(__AVX512F__)
         return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
@@ -53,7 +52,29 @@ template <class F> CFP_FN F load(const float* from) {
 
 template <class F> CFP_FN void store(float* to, F x) { std::memcpy(to, &x, sizeof x); }
 
-// One of what all lanes met.
+// Whether a fused multiply-add is one instruction, with which NearRounder rounds a product once. Without it (baseline
+// x86-64), and above 10 mantissa bits, products are computed in float64, which is exact for two float32 values.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool has_fma = true;
+#else
+constexpr bool has_fma = false;
+#endif
+
+// a b + c, fused if has_fma; without it, callers make sure that a b is exact
+CFP_FN FloatLanes multiply_add(FloatLanes a, FloatLanes b, FloatLanes c) {
+#if defined(__AVX512F__)
+    return (FloatLanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (FloatLanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    for (int i = 0; i < lanes; ++i) c[i] = fused_multiply_add(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+// Combines what all lanes met.
 CFP_FN void gather(const Met<FloatLanes>& from, Met<float>& to) {
     i32 largest[lanes], tie[lanes];
     u32 digits[lanes];

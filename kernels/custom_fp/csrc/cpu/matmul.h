@@ -1,6 +1,6 @@
-// CPU matrix product with a custom accumulator:
-//   out[i, j] = acc after k = 0..K-1 of acc = Q(acc + Q(a[i, k] * b[k, j])), or the Kahan form of it.
-// Vectorised over columns: one panel of 64 columns of b is copied into a dense buffer and serves all rows.
+// CPU matrix product with rounded products and sums:
+//   out[i, j] = acc after acc = Q(acc + Q(a[i, k] * b[k, j])) for k = 0..K-1, or the Kahan form of it.
+// It is vectorized over columns. One panel of 64 columns of b is copied into a dense buffer and serves all rows.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,7 @@
 namespace custom_fp {
 namespace {
 
-// A fused multiply-add that is one instruction makes NearRounder's product one rounding; without it (baseline x86-64),
-// and above 10 mantissa bits, float64 does, where a product of two float32 is exact.
-#if defined(__FMA__) || defined(__aarch64__)
-constexpr bool has_fma = true;
-#else
-constexpr bool has_fma = false;
-#endif
-
-// `Value`: of partial sums; `Seen`: the largest magnitude met, as bits.
+// Value: the type of partial sums. Seen: the largest magnitude, as bits.
 struct NearArithmetic {
     typedef float Value;
     typedef i32 Seen;
@@ -77,14 +69,14 @@ struct WideArithmetic {
     bool trusted(i32) const { return true; }
 };
 
-// Of formats without a sign, whose sums are never less than zero.
+// For formats without a sign, whose sums are never negative.
 struct UnsignedArithmetic : WideArithmetic {
     explicit UnsignedArithmetic(const Spec& s) : WideArithmetic(s) {}
     CFP_MEMBER float product(float a, float b, i32& seen) const { return settle(WideArithmetic::product(a, b, seen), r); }
     CFP_MEMBER float sum(float a, float b, i32& seen) const { return settle(WideArithmetic::sum(a, b, seen), r); }
 };
 
-// One row of a times a panel of b: 64 results. False if they cannot be trusted.
+// Multiplies one row of a and a panel of b: 64 results. Returns false if they may be wrong.
 template <class Arithmetic>
 bool one_row(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
     typename Arithmetic::Value acc[panel] = {};
@@ -129,24 +121,24 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
     return arithmetic.trusted(largest);
 }
 
-// `count` rows from a on, of which one or rows_at_once go together; false if they cannot, or cannot be trusted.
+// Multiplies `count` (1 or rows_per_pass) rows of a and a panel. Returns false if the results may be wrong.
 inline bool quick_rows(const float* a, const Facts& columns, int count, const float* b_Kx64, float* out, int64_t K,
                        const NearMatmul& quick) {
     Way way, other;
     if (!quick.takes(facts_of(a, K), columns, K, way)) return false;
     if (count == 1) return near_rows_of<1>(way, a, b_Kx64, out, K, quick);
     if (!quick.takes(facts_of(a + K, K), columns, K, other)) return false;
-    if (way == other) return near_rows_of<rows_at_once>(way, a, b_Kx64, out, K, quick);
+    if (way == other) return near_rows_of<rows_per_pass>(way, a, b_Kx64, out, K, quick);
     return near_rows_of<1>(way, a, b_Kx64, out, K, quick) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, quick);
 }
 
-// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values. `quick` is tried where there is one, then
-// `first`; `second` is always right.
+// Multiplies rows begin..end of a (MxK) and b (KxN). `buffer` holds K * 64 values. `quick` is tried first if it is not
+// null, then `first`. `second` is always right.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                  bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second,
                  const NearMatmul* quick) {
-    float rows[rows_at_once * panel];
+    float rows[rows_per_pass * panel];
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
         for (int64_t k = 0; k < K; ++k) {
@@ -156,7 +148,7 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
         const Facts facts = quick ? facts_of(buffer, K * panel) : Facts();
         for (int64_t i = begin; i < end;) {
             const float* a_row = a + i * K;
-            const int count = end - i < rows_at_once ? 1 : rows_at_once;
+            const int count = end - i < rows_per_pass ? 1 : rows_per_pass;
             if (quick && quick_rows(a_row, facts, count, buffer, rows, K, *quick)) {
             } else {
                 for (int r = 0; r < count; ++r) {
@@ -178,8 +170,8 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
 }
 
 void matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                  uint32_t packed_spec, bool kahan, float* buffer) {
-    const Spec spec = unpack_spec(packed_spec);
+                  const Rule& rule, bool kahan, float* buffer) {
+    const Spec spec = unpack_spec(rule.spec);
     std::optional<NearMatmul> quick;
     if (has_fma && !kahan && spec.is_plain && NearRounder::allowed(spec))
         quick.emplace(spec, make_near_rounder(spec, infinity));

@@ -1,14 +1,15 @@
-// matmul to a format of at most 11 digits, nearest even, as few instructions as there can be: what one row and one panel
-// of columns are (Facts) says which of these can be left out.
+// matmul to a format of at most 11 digits, rounded to nearest even, with as few instructions as possible. The
+// properties of a row and a panel of columns (Facts) decide which of them can be omitted.
 //
 //   acc = Q(acc + Q(a b)), Q(x) = (x + y 2^(23 - m)) - y 2^(23 - m)
 //
-// y is 1.5 2^max(exponent(x), emin). The sum of two values needs no emin, for it is one if it is that small. Of a product of
-// 23 digits at most y is x itself, or 2^emin: y 2^(23 - m) is even then, so that ties go where they should. Where the sum is
-// of the next binade, x is so near to it (m < 11) that it is rounded to it anyhow.
+// y is 1.5 2^max(exponent(x), emin). The sum of two values needs no emin, because such a small sum is a value of the
+// format. For a product of at most 23 digits, y can be x itself, or 2^emin: y 2^(23 - m) is then even, so that ties are
+// rounded correctly. If the sum is in the next binade, x is so close to it (m < 11) that it is rounded to it in any
+// case.
 //
-// No sign is put back: a product that became +0 for -0 changes no sum, for acc is never -0; it starts as +0, and a sum of
-// two values of the format that is not zero is not rounded to zero.
+// The sign is not restored. A product that became +0 instead of -0 changes no sum, because acc is never -0: it starts
+// as +0, and a nonzero sum of two values of the format is not rounded to zero.
 #pragma once
 
 #include "cpu/lanes.h"
@@ -17,18 +18,7 @@
 namespace custom_fp {
 namespace {
 
-CFP_FN FloatLanes fused(FloatLanes a, FloatLanes b, FloatLanes c) {  // a b + c
-#if defined(__AVX512F__)
-    return (FloatLanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (FloatLanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    for (int i = 0; i < lanes; ++i) c[i] = fused_multiply_add(a[i], b[i], c[i]);
-    return c;
-#endif
-}
-
-enum Product { is_value, is_normal, is_float, is_longer };  // of the format; not subnormal of it; of 23 digits; neither
+enum Product { is_value, is_normal, is_float, is_longer };  // a value of the format; not subnormal in it; at most 23 digits; more
 
 struct Way {
     Product product;
@@ -41,15 +31,15 @@ struct NearMatmul {
     i32 smallest;           // t of the smallest normal value
     float scale;            // 2^(23 - m)
     float least_normal;     // 2^emin
-    int digits, emin, top;  // of values; the exponent of the largest
-    i32 limit;              // t below it is of a sum that cannot overflow
+    int digits, emin, top;  // of values; the exponent of the largest one
+    i32 limit;              // a sum with a smaller t does not overflow
 
     explicit NearMatmul(const Spec& s, const NearRounder& r)
         : smallest((s.emin + 127) << 23 | 0x00400000), scale(power_of_two<float>(23 - s.mantissa_bits)),
           least_normal(power_of_two<float>(s.emin)),
           digits(s.mantissa_bits + 1), emin(s.emin), top((r.limit >> 23) - 127), limit(r.limit & 0x7f800000) {}
 
-    // Which way a row goes; false: none of these.
+    // Chooses the method for a row. Returns false if none is right.
     bool takes(const Facts& a, const Facts& b, int64_t depth, Way& way) const {
         if (!a.finite || !b.finite || a.most + b.most + 2 > top) return false;
         const int least = a.least + b.least, together = a.digits + b.digits;
@@ -58,7 +48,7 @@ struct NearMatmul {
             way.product = is_value;
         else
             way.product = together > 23 || least < -100 ? is_longer : least < emin ? is_float : is_normal;
-        // A step of rounding to nearest is at most twice its term, which may have been rounded up to twice itself.
+        // Rounding to nearest at most doubles a step, and rounding a term may have doubled it.
         const double sum = 4.0 * static_cast<double>(a.largest) * static_cast<double>(b.largest) * static_cast<double>(depth);
         way.easy = sum < static_cast<double>(from_bits(static_cast<u32>(limit)));
         return true;
@@ -70,7 +60,7 @@ CFP_FN FloatLanes exponent_and_half(FloatLanes x, IntLanes smallest) {
     return (FloatLanes)Integers<FloatLanes>::more(t, smallest);
 }
 
-// x, or `least` of its sign
+// x, or `least` with the sign of x if that is larger
 CFP_FN FloatLanes no_less(FloatLanes x, FloatLanes least) {
 #if defined(__AVX512F__)
     return (FloatLanes)_mm512_range_ps((__m512)x, (__m512)least, 3);
@@ -80,9 +70,9 @@ CFP_FN FloatLanes no_less(FloatLanes x, FloatLanes least) {
 #endif
 }
 
-constexpr int rows_at_once = lanes == 16 ? 2 : 1;  // their sums do not wait for each other
+constexpr int rows_per_pass = lanes == 16 ? 2 : 1;  // rows whose sums are independent
 
-// R rows of a times a panel of b: 64 results each. False if they cannot be trusted.
+// Multiplies R rows of a and a panel of b: 64 results each. Returns false if they may be wrong.
 template <Product kind, bool easy, int R>
 bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
     const IntLanes smallest = IntLanes{} + r.smallest;
@@ -97,17 +87,17 @@ bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const
                     const FloatLanes x = a[i * K + k] - FloatLanes{};
                     FloatLanes sum;
                     if (kind == is_value) {
-                        sum = fused(x, y, acc[i][v]);
+                        sum = multiply_add(x, y, acc[i][v]);
                     } else if (kind == is_longer) {
                         const FloatLanes t = exponent_and_half(x * y, smallest);
-                        sum = acc[i][v] + fused(-t, scale, fused(x, y, t * scale));
+                        sum = acc[i][v] + multiply_add(-t, scale, multiply_add(x, y, t * scale));
                     } else {
                         const FloatLanes product = x * y, t = kind == is_normal ? product : no_less(product, least);
-                        sum = acc[i][v] + fused(-t, scale, fused(t, scale, product));
+                        sum = acc[i][v] + multiply_add(-t, scale, multiply_add(t, scale, product));
                     }
                     const FloatLanes t = (FloatLanes)((UintLanes)sum & 0x7f800000u);
                     if (!easy) seen = Integers<FloatLanes>::more(seen, (IntLanes)t);
-                    acc[i][v] = fused(-t, scale_and_half, fused(t, scale_and_half, sum));
+                    acc[i][v] = multiply_add(-t, scale_and_half, multiply_add(t, scale_and_half, sum));
                 }
             }
         for (int i = 0; i < R; ++i)

@@ -1,5 +1,5 @@
-// The random bits of 128 elements at a time. Where there are 64-bit vector multiplications of 32-bit words, in intrinsics:
-// compilers make three times as many instructions of the loop below, which is what both compute.
+// The random bits of 128 elements at a time. If the processor multiplies 32-bit words to 64-bit vectors, this uses
+// intrinsics, because compilers need three times as many instructions for the loop below, which computes the same.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline Wide both(Wide a, Wide b) { return _mm256_and_si256(a, b); }
 inline Wide lower_half(Wide a) { return _mm256_slli_epi32(a, 16); }
 #endif
 
-// A 64-bit lane holds one word in its low half; what is in the high half is never read.
+// A 64-bit lane holds one word in its low half. Its high half is never read.
 struct WideWords {
     Wide w[4];
 };
@@ -95,8 +95,8 @@ inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 k
 
 #endif
 
-// out[j]: half `half` of the bits of element first + j, in its upper 16 bits, as far as `mask` (Rule::mask) counts them,
-// the first half as `shaped` has it; first is a multiple of 128
+// Writes half `half` of the bits of element first + j to the upper 16 bits of out[j], as far as `mask` (Rule::mask)
+// counts them; the first half as from `shaped`. `first` is a multiple of 128.
 inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 mask) {
     const u32 kept = (half ? counted(mask) << 16 : counted(mask)) & 0xffff0000u;
     if (kept)
@@ -107,7 +107,7 @@ inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 m
         for (int j = 0; j < group; ++j) out[j] = shaped(out[j], mask) & 0xffff0000u;
 }
 
-// Both halves of 128 elements' bits, in place of the first ones.
+// Combines both halves of the bits of 128 elements, in place of the first halves.
 inline void join_halves(u32* upper, const u32* lower, u32 mask) {
     for (int j = 0; j < group; ++j) upper[j] |= lower[j] >> 16;
     if (mask & 1)

@@ -1,6 +1,6 @@
-// Several threads for one call. They are those of the process's own OpenMP, which torch computes with, where it has one:
-// OpenMP's threads spin for milliseconds after each of torch's operations, and others would have to share their cores.
-// Otherwise, and in a forked child, where OpenMP's threads are gone, threads are started a call and joined.
+// Several threads for one call. If the process has OpenMP, which torch uses, these are its threads: they spin for
+// milliseconds after each operation of torch, and other threads would have to share their cores. Otherwise, and in a
+// forked child, which has no OpenMP threads, threads are started for each call.
 #pragma once
 
 #include <pthread.h>
@@ -31,7 +31,7 @@ inline OpenMpParallel find_open_mp() {
 #endif
 }
 
-// body() on each of `size` threads, the calling one among them. It must do all there is to do on any number of them.
+// Calls body() on each of `size` threads, including the calling one. It must do all the work on any number of threads.
 template <class Body> void run_team(unsigned size, const Body& body) {
     static const OpenMpParallel open_mp = find_open_mp();
     if (open_mp && !forked()) {

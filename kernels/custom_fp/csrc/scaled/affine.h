@@ -1,4 +1,4 @@
-// Integers with a scale and a zero point: formats/affine.py says what is computed, scaled/affine.py the same in torch.
+// Integers with a scale and a zero point: formats/scaled.py defines what is computed (minmax).
 #pragma once
 
 #include "custom_fp.h"

@@ -1,7 +1,7 @@
 // Codebooks: the nearest of at most 256 values, times the largest magnitude of a block.
 //
-// y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j (formats/codebook.py makes them, and defines the
-// result; scaled/codebook.py says the same in torch). Three ways to i, without a branch:
+// y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j (formats/elements.py computes them and
+// defines the result). Three ways to i, without a branch:
 //
 // few     at most 16 values: in 4 halvings, the thresholds in a register.
 // cells   by the top bits of y: the two halves of the table are for y >= 0 and y < 0, each cell holds at most one

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "scaled/affine.h"
-#include "scaled/cpu_some.h"
+#include "cpu/partial_lanes.h"
 #include "scaled/kernels.h"
 
 namespace custom_fp {
@@ -51,7 +51,8 @@ struct AffineLanes {
     }
 };
 
-// one(begin, count, scale) for the blocks of n values in a row; the scales of some are found before those are worked on.
+// one(begin, count, scale) for the blocks of n values in a row; the scales of some are found before those are worked
+// on.
 template <class One>
 CFP_FN void each_affine(const float* x, int64_t n, int64_t block, float levels, const AffineScale* given,
                         const One& one) {
@@ -127,10 +128,10 @@ AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int
 }
 
 void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels) {
-    Ends ends[columns_at_once / lanes];
+    Ends ends[columns_per_pass / lanes];
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t c = 0; c < n; c += lanes) ends[c / lanes].meet(load_some(x + row * inner + c, n - c));
-    float scales[3][columns_at_once];
+    float scales[3][columns_per_pass];
     for (int64_t c = 0; c < n; ++c) {
         const Ends& of = ends[c / lanes];
         const int j = static_cast<int>(c % lanes);

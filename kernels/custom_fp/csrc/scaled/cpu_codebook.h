@@ -5,7 +5,7 @@
 
 #include "cpu/gather.h"
 #include "scaled/codebook.h"
-#include "scaled/cpu_some.h"
+#include "cpu/partial_lanes.h"
 #include "scaled/kernels.h"
 
 namespace custom_fp {
@@ -116,10 +116,10 @@ void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, 
     });
 }
 
-// Values of a block that lie `inner` apart, of n columns side by side (at most `columns_at_once`): `rows` of each.
+// Values of a block that lie `inner` apart, of n columns side by side (at most `columns_per_pass`): `rows` of each.
 template <Way way>
 void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
-    IntLanes most[columns_at_once / lanes] = {};
+    IntLanes most[columns_per_pass / lanes] = {};
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t c = 0; c < n; c += lanes) {
             const IntLanes bits = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c));

@@ -1,6 +1,6 @@
-// What one instruction set's build of the loops over formats with scales offers: each in the calling thread, on n values
-// in a row, in blocks of `block` of which the last may be shorter. given: the scale of all of them, else (null) each
-// block's is taken from it. x and out may be the same.
+// The kernels on codebooks and affine integers that one instruction set's build offers. Each works in the calling
+// thread on n adjacent values, in blocks of `block`; the last block may be shorter. given: the scale of all blocks;
+// null: each block's scale is computed from its values. x and out may be the same memory.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,21 @@
 
 namespace custom_fp {
 
-constexpr int64_t columns_at_once = 256;
+constexpr int64_t columns_per_pass = 256;
 
-struct Range {  // of values, and zero; the bits of the largest magnitude
+// The range of some values and zero, and the bits of the largest magnitude.
+struct Range {
     float low, high;
     u32 largest;
 };
 
 struct ScaledKernels {
-    // the largest magnitude, as bits: these of non-negative floats are ordered as the floats are, NaN above infinity
+    // The largest magnitude, as bits. The bits of non-negative floats have the order of the floats, with NaN above
+    // infinity.
     u32 (*largest_bits)(const float* x, int64_t n);
     void (*codebook_quantize)(const float* x, float* out, int64_t n, int64_t block, const float* given,
                               const CodebookTables& tables);
-    // one block a column, of `rows` values that lie `inner` apart; n <= columns_at_once columns side by side
+    // n <= columns_per_pass adjacent columns. Each is one block of `rows` values with a stride of `inner`.
     void (*codebook_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n,
                              const CodebookTables& tables);
     void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
@@ -42,11 +44,5 @@ struct ScaledKernels {
                                float levels);
     void (*affine_decode)(const u8* codes, const float* scales, const u8* zeros, float* out, int64_t n, int64_t block);
 };
-
-const ScaledKernels& scaled_baseline();
-#if defined(CFP_X86)
-const ScaledKernels& scaled_avx2();
-const ScaledKernels& scaled_avx512();
-#endif
 
 }  // namespace custom_fp

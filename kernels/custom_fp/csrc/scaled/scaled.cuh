@@ -1,5 +1,5 @@
-// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed, dealt.cuh who does
-// it; of a tile that is the whole tensor the ends are given. Part of custom_fp.cu.
+// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed, scaled/tiles.cuh
+// who does it; of a tile that is the whole tensor the ends are given. Part of custom_fp.cu.
 
 // What does not draw.
 struct Nothing {};

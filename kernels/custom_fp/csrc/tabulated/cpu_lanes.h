@@ -1,5 +1,5 @@
-// A register of numbers at a time to a format that is a table, by a step function: exact sums and products of float32, to
-// odd, and what they become.
+// A register of numbers at a time to a format that is a table, by a step function: exact sums and products of float32,
+// to odd, and what they become.
 //
 // In most binades a table's values are the multiples of a power of two, and adding and taking away 1.5 * 2^23 of these
 // rounds to them: t.lifts has that number, NaN where it would not be the step function's result (tabulated/lifts.py
@@ -9,7 +9,7 @@
 #include "cpu/facts.h"
 #include "cpu/gather.h"
 #include "cpu/matmul_near.h"
-#include "scaled/cpu_some.h"
+#include "cpu/partial_lanes.h"
 #include "tabulated/tabulated.h"
 
 namespace custom_fp {
@@ -75,7 +75,7 @@ CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
         const FloatLanes product = a * b;
         const IntLanes magnitude = (IntLanes)product & 0x7fffffff;
         const IntLanes small = (IntLanes)(magnitude < least) & (IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f);
-        if (!any(small | (IntLanes)(magnitude >= half_of_largest))) return odd_lanes(product, fused(a, b, -product));
+        if (!any(small | (IntLanes)(magnitude >= half_of_largest))) return odd_lanes(product, multiply_add(a, b, -product));
     }
     return one_by_one([&](int i) { return static_cast<double>(a[i]) * static_cast<double>(b[i]); });
 }
@@ -105,8 +105,8 @@ public:
 
     FloatLanes sum(FloatLanes a, FloatLanes b) const { return of(exact_sum(a, b)); }
 
-    // Of two values of the table. Where they have at most 11 digits, a sum that float32 rounds is as far from every step
-    // as the larger of the two, to which the smaller adds less than a quarter of that.
+    // Of two values of the table. Where they have at most 11 digits, a sum that float32 rounds is as far from every
+    // step as the larger of the two, to which the smaller adds less than a quarter of that.
     FloatLanes sum_of_values(FloatLanes a, FloatLanes b) const {
         if (is_quick_ && is_short_) {
             const FloatLanes near = a + b, lift = lift_of(near);
@@ -121,7 +121,7 @@ public:
         if (has_fma && is_quick_) {
             const FloatLanes near = a * b, lift = lift_of(near);
             const IntLanes is_some = (IntLanes)(near != 0.0f) | ((IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f));
-            const FloatLanes lifted = some(fused(a, b, lift) - lift, is_some);
+            const FloatLanes lifted = some(multiply_add(a, b, lift) - lift, is_some);
             if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, near);
         }
         return by_cells(exact_product(a, b));
@@ -162,20 +162,20 @@ private:
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-constexpr int at_once_lanes = 4;  // registers, whose roundings do not wait for each other
+constexpr int registers_per_pass = 4;  // registers, whose roundings do not wait for each other
 
 // acc = Q(acc + g), or Kahan's form of it. is_value: g is one of the table.
 template <bool kahan, bool is_value>
 CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const LaneRounder& to) {
     if (!kahan) {
-        for (int v = 0; v < at_once_lanes; ++v) acc[v] = is_value ? to.sum_of_values(g[v], acc[v]) : to.sum(g[v], acc[v]);
+        for (int v = 0; v < registers_per_pass; ++v) acc[v] = is_value ? to.sum_of_values(g[v], acc[v]) : to.sum(g[v], acc[v]);
         return;
     }
-    FloatLanes y[at_once_lanes], t[at_once_lanes];
-    for (int v = 0; v < at_once_lanes; ++v) y[v] = is_value ? to.sum_of_values(g[v], -c[v]) : to.sum(g[v], -c[v]);
-    for (int v = 0; v < at_once_lanes; ++v) t[v] = to.sum_of_values(acc[v], y[v]);
-    for (int v = 0; v < at_once_lanes; ++v) c[v] = to.sum_of_values(t[v], -acc[v]);
-    for (int v = 0; v < at_once_lanes; ++v) {
+    FloatLanes y[registers_per_pass], t[registers_per_pass];
+    for (int v = 0; v < registers_per_pass; ++v) y[v] = is_value ? to.sum_of_values(g[v], -c[v]) : to.sum(g[v], -c[v]);
+    for (int v = 0; v < registers_per_pass; ++v) t[v] = to.sum_of_values(acc[v], y[v]);
+    for (int v = 0; v < registers_per_pass; ++v) c[v] = to.sum_of_values(t[v], -acc[v]);
+    for (int v = 0; v < registers_per_pass; ++v) {
         const IntLanes finite = (IntLanes)(((IntLanes)t[v] & 0x7fffffff) < 0x7f800000);
         c[v] = (FloatLanes)((IntLanes)to.sum_of_values(c[v], -y[v]) & finite);
         acc[v] = t[v];
@@ -184,16 +184,16 @@ CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const
 
 // n <= the size of acc and c, which is a multiple of that many
 template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t n, const LaneRounder& to) {
-    for (int64_t i = 0; i < n; i += at_once_lanes * lanes) {
-        FloatLanes term[at_once_lanes] = {}, sum[at_once_lanes], lost[at_once_lanes];
-        for (int v = 0; v < at_once_lanes; ++v) {
+    for (int64_t i = 0; i < n; i += registers_per_pass * lanes) {
+        FloatLanes term[registers_per_pass] = {}, sum[registers_per_pass], lost[registers_per_pass];
+        for (int v = 0; v < registers_per_pass; ++v) {
             const int64_t at = i + v * lanes;
             if (at < n) term[v] = load_some(g + at, n - at);
             sum[v] = load<FloatLanes>(acc + at);
             if (kahan) lost[v] = load<FloatLanes>(c + at);
         }
         add_lanes<kahan, false>(term, sum, lost, to);
-        for (int v = 0; v < at_once_lanes; ++v) {
+        for (int v = 0; v < registers_per_pass; ++v) {
             store(acc + i + v * lanes, sum[v]);
             if (kahan) store(c + i + v * lanes, lost[v]);
         }
@@ -204,22 +204,22 @@ template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t
 
 // acc = Q(acc + Q(a_k b_k)), or Kahan's form, of one row of a and a panel of b
 template <bool kahan> void table_row(const float* a, const float* b_Kx64, float* out, int64_t K, const LaneRounder& to) {
-    for (int column = 0; column < panel; column += at_once_lanes * lanes) {
-        FloatLanes acc[at_once_lanes] = {}, c[at_once_lanes] = {}, term[at_once_lanes];
+    for (int column = 0; column < panel; column += registers_per_pass * lanes) {
+        FloatLanes acc[registers_per_pass] = {}, c[registers_per_pass] = {}, term[registers_per_pass];
         for (int64_t k = 0; k < K; ++k) {
             const FloatLanes left = a[k] - FloatLanes{};
-            for (int v = 0; v < at_once_lanes; ++v)
+            for (int v = 0; v < registers_per_pass; ++v)
                 term[v] = to.product(left, load<FloatLanes>(b_Kx64 + k * panel + column + v * lanes));
             add_lanes<kahan, true>(term, acc, c, to);
         }
-        for (int v = 0; v < at_once_lanes; ++v) store(out + column + v * lanes, acc[v]);
+        for (int v = 0; v < registers_per_pass; ++v) store(out + column + v * lanes, acc[v]);
     }
 }
 
 // Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values.
 void table_matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                        const i32* words, bool kahan, float* buffer) {
-    const LaneRounder to(open_table(words));
+                        const Rule& rule, bool kahan, float* buffer) {
+    const LaneRounder to(open_table(rule.nearest));
     float row[panel];
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(smaller(int64_t(panel), N - column));

@@ -1,6 +1,7 @@
 // CPU loops over formats that are a table. See kernels.h for the contract.
 //
-// An exact number (tabulated.h) is a float where nothing is drawn, a double where the distance counts; `Exact` is which.
+// An exact number (tabulated.h) is a float where nothing is drawn, a double where the distance counts; `Exact` is
+// which.
 #pragma once
 
 #include <cstring>
@@ -8,7 +9,6 @@
 
 #include "cpu/codes.h"
 #include "tabulated/cpu_lanes.h"
-#include "tabulated/kernels.h"
 
 namespace custom_fp {
 namespace {
@@ -51,7 +51,7 @@ template <class Exact> struct TableRounder;
 
 template <> struct TableRounder<float> {
     Table t;
-    explicit TableRounder(const TableRule& rule) : t(open_table(rule.table)) {}
+    explicit TableRounder(const i32* table) : t(open_table(table)) {}
 
     void values(const float* x, float* out, int64_t n, u64, u32) const {
         if (t.kind == table_steps && t.by_octave && t.lifts[lift_quick]) return lift_all(x, out, n, LaneRounder(t));
@@ -68,7 +68,7 @@ template <> struct TableRounder<double> {
     Table t;
     u64 seed;
     u32 mask;
-    explicit TableRounder(const TableRule& rule) : t(open_table(rule.table)), seed(rule.seed), mask(rule.mask) {}
+    explicit TableRounder(const Rule& rule) : t(open_table(rule.table)), seed(rule.seed), mask(rule.mask) {}
 
     // The random bits of elements index .. index + n - 1: where those of `index` are in `words`.
     const u32* draw(u32* words, int64_t n, u64 index, u32 stream) const {
@@ -106,11 +106,11 @@ template <> struct TableRounder<double> {
 };
 
 // body(rounder) with the one that the rule's kind takes
-template <class Body> void with_rounder(const TableRule& rule, const Body& body) {
+template <class Body> void with_rounder(const Rule& rule, const Body& body) {
     if (rule.table[0] == table_random)
         body(TableRounder<double>(rule));
     else
-        body(TableRounder<float>(rule));
+        body(TableRounder<float>(rule.table));
 }
 template <class Exact> Exact exact_of(const TableRounder<Exact>&);
 
@@ -168,7 +168,7 @@ template <class Body> CFP_FN void as_it_is(const void* x, bool wide, const Body&
         body(static_cast<const float*>(x));
 }
 
-void table_quantize_range(const void* x, bool wide, float* out, int64_t begin, int64_t end, const TableRule& rule) {
+void table_quantize_range(const void* x, bool wide, float* out, int64_t begin, int64_t end, const Rule& rule) {
     with_rounder(rule, [&](const auto& to) {
         as_it_is(x, wide, [&](auto from) { table_quantize(from, out, begin, end, rule.offset, to); });
     });
@@ -177,8 +177,8 @@ void table_quantize_range(const void* x, bool wide, float* out, int64_t begin, i
 // ---- codes ---------------------------------------------------------------------------------------------------------
 
 void table_encode_range(const void* x, bool wide, void* codes, int code_bytes, int64_t begin, int64_t end,
-                        const TableRule& rule) {
-    const TableRounder<float> to(rule);
+                        const Rule& rule) {
+    const TableRounder<float> to(rule.nearest);
     float room[codes_block];
     as_it_is(x, wide, [&](auto from) {
         in_blocks(begin, end, [&](int64_t start, int64_t count) {
@@ -204,8 +204,8 @@ template <class Code> void decode_some(const Code* codes, float* out, int64_t n,
     for (; i < n; ++i) out[i] = decoded_in(static_cast<u32>(codes[i]), t);
 }
 
-void table_decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, const i32* words) {
-    const Table t = open_table(words);
+void table_decode_range(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, const Rule& rule) {
+    const Table t = open_table(rule.nearest);
     if (code_bytes == 1) decode_some(static_cast<const u8*>(codes) + begin, out + begin, end - begin, t);
     if (code_bytes == 4) decode_some(static_cast<const u32*>(codes) + begin, out + begin, end - begin, t);
     if (code_bytes == 8) decode_some(static_cast<const u64*>(codes) + begin, out + begin, end - begin, t);
@@ -236,7 +236,7 @@ template <class Body> void with_codes(int bits, const Body& body) {
         body(DenseCodes<u32>(bits));
 }
 
-void table_pack_range(const void* x, bool wide, uint8_t* bytes, int64_t begin, int64_t end, const TableRule& rule,
+void table_pack_range(const void* x, bool wide, uint8_t* bytes, int64_t begin, int64_t end, const Rule& rule,
                       int shift) {
     const WidePower power(shift);
     with_rounder(rule, [&](const auto& to) {
@@ -254,13 +254,13 @@ void table_pack_range(const void* x, bool wide, uint8_t* bytes, int64_t begin, i
     });
 }
 
-void table_unpack_range(const uint8_t* bytes, float* out, int64_t begin, int64_t end, const i32* words, int shift) {
-    const Table t = open_table(words);
+void table_unpack_range(const uint8_t* bytes, float* out, int64_t begin, int64_t end, const Rule& rule, int shift) {
+    const Table t = open_table(rule.nearest);
     with_codes(t.bits, [&](auto dense) {
         in_blocks(begin, end, [&](int64_t start, int64_t count) {
             dense.read(bytes + start / 8 * dense.k, count);
             decode_some(dense.codes, out + start, count, t);
-            if (shift) scale_range(out, out, start, start + count, shift);
+            if (shift) scale_all(out, out, start, start + count, shift);
         });
     });
 }
@@ -307,13 +307,13 @@ template <class Exact> struct TableSum {
 };
 
 void table_accumulate_range(const void* const* x, const uint8_t* is_wide, int count, float* out, int64_t begin,
-                            int64_t end, const TableRule& rule, bool kahan) {
+                            int64_t end, const Rule& rule, bool kahan) {
     with_rounder(rule, [&](const auto& to) {
         TableSum<decltype(exact_of(to))> sum(to);
         in_blocks(begin, end, [&](int64_t start, int64_t n) {
             sum.begin();
             for (int r = 0; r < count; ++r)
-                as_it_is(x[r], is_wide[r] != 0, [&](auto from) {
+                as_it_is(x[r], is_wide && is_wide[r], [&](auto from) {
                     sum.add(from + start, n, kahan, rule.offset + static_cast<u64>(start), r);
                 });
             std::memcpy(out + start, sum.acc, static_cast<size_t>(n) * sizeof(float));
@@ -322,9 +322,8 @@ void table_accumulate_range(const void* const* x, const uint8_t* is_wide, int co
 }
 
 void table_accumulate_packed_range(const uint8_t* const* bytes, int count, uint8_t* out, int64_t begin, int64_t end,
-                                   const TableRule& rule, bool kahan) {
-    const TableRule to_codes = {rule.nearest, rule.nearest, 0, 0, 0};
-    const TableRounder<float> coder(to_codes);
+                                   const Rule& rule, bool kahan) {
+    const TableRounder<float> coder(rule.nearest);
     float values[codes_block];
     with_rounder(rule, [&](const auto& to) {
         TableSum<decltype(exact_of(to))> sum(to);

@@ -1,11 +1,11 @@
-// Formats that are a table, on a GPU: tabulated.h says what is computed. Part of custom_fp.cu, whose loads, bytes and
-// random bits these kernels use.
+// CUDA kernels for formats that are a table of values, which tabulated.h defines. Part of custom_fp.cu, whose loads,
+// bytes and random bits these kernels use.
 //
-// `words`: the table of a rounding; `nearest`: of rounding to nearest. Exact numbers are floats, rounded to odd, where
-// nothing is drawn, doubles in the kernels whose name ends in _drawn.
+// `table` is the table for a rounding and `nearest` the one for nearest_even. Exact numbers are floats, rounded to odd,
+// or doubles in the kernels with stochastic rounding, whose names contain `random`.
 
-template <class F> CFP_FN void table_quantize(const F* x, float* out, i64 n, const i32* words) {
-    const Table t = open_table(words);
+template <class F> CFP_FN void table_quantize(const F* x, float* out, i64 n, const i32* table) {
+    const Table t = open_table(table);
     const bool wide = aligned(x) && aligned(out);
     F v[4];
     float result[4];
@@ -17,8 +17,8 @@ template <class F> CFP_FN void table_quantize(const F* x, float* out, i64 n, con
 }
 
 template <class F>
-CFP_FN void table_quantize_randomly(const F* x, float* out, i64 n, const i32* words, u64 seed, u64 index, u32 mask) {
-    const Table t = open_table(words);
+CFP_FN void table_quantize_randomly(const F* x, float* out, i64 n, const i32* table, u64 seed, u64 index, u32 mask) {
+    const Table t = open_table(table);
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
         F v[8];
         u32 random[8];
@@ -33,13 +33,13 @@ CFP_FN void table_quantize_randomly(const F* x, float* out, i64 n, const i32* wo
 }
 
 #define CFP_TABLE_QUANTIZE(suffix, F)                                                                               \
-    extern "C" __global__ void table_quantize_##suffix(const F* x, float* out, i64 n, const i32* words, u64 seed,   \
-                                                       u64 index, u32 mask) {                                       \
-        table_quantize(x, out, n, words);                                                                           \
+    extern "C" __global__ void table_quantize_plain_##suffix(const F* x, float* out, i64 n, const i32* table,       \
+                                                             const i32* nearest, u64 seed, u64 index, u32 mask) {   \
+        table_quantize(x, out, n, table);                                                                           \
     }                                                                                                               \
-    extern "C" __global__ void table_quantize_##suffix##_drawn(const F* x, float* out, i64 n, const i32* words,     \
-                                                               u64 seed, u64 index, u32 mask) {                     \
-        table_quantize_randomly(x, out, n, words, seed, index, mask);                                               \
+    extern "C" __global__ void table_quantize_random_##suffix(const F* x, float* out, i64 n, const i32* table,      \
+                                                              const i32* nearest, u64 seed, u64 index, u32 mask) {  \
+        table_quantize_randomly(x, out, n, table, seed, index, mask);                                               \
     }
 CFP_TABLE_QUANTIZE(f32, float)
 CFP_TABLE_QUANTIZE(f64, double)
@@ -101,13 +101,13 @@ CFP_FN void table_pack(const float* x, u8* bytes, i64 n, const i32* table, int s
         __syncthreads();
     }
 }
-extern "C" __global__ void table_pack_plain(const float* x, u8* bytes, i64 n, const i32* words, int shift, u64 seed,
-                                            u64 index, u32 mask) {
-    table_pack<false>(x, bytes, n, words, shift, seed, index, mask);
+extern "C" __global__ void table_pack_plain(const float* x, u8* bytes, i64 n, const i32* table, const i32* nearest,
+                                            int shift, u64 seed, u64 index, u32 mask) {
+    table_pack<false>(x, bytes, n, table, shift, seed, index, mask);
 }
-extern "C" __global__ void table_pack_drawn(const float* x, u8* bytes, i64 n, const i32* words, int shift, u64 seed,
-                                            u64 index, u32 mask) {
-    table_pack<true>(x, bytes, n, words, shift, seed, index, mask);
+extern "C" __global__ void table_pack_random(const float* x, u8* bytes, i64 n, const i32* table, const i32* nearest,
+                                            int shift, u64 seed, u64 index, u32 mask) {
+    table_pack<true>(x, bytes, n, table, shift, seed, index, mask);
 }
 
 struct DecodedIn {
@@ -133,14 +133,14 @@ template <bool draws> struct TableArithmetic {
     }
 };
 
-extern "C" __global__ void table_accumulate_plain(Addresses x, int tensors, float* out, i64 n, const i32* words,
-                                                  int kahan, u64 seed, u64 index, u32 mask) {
-    accumulate(TableArithmetic<false>{open_table(words)}, x, tensors, out, n, kahan != 0);
+extern "C" __global__ void table_accumulate_plain(Addresses x, int tensors, float* out, i64 n, const i32* table,
+                                                  const i32* nearest, int kahan, u64 seed, u64 index, u32 mask) {
+    accumulate(TableArithmetic<false>{open_table(table)}, x, tensors, out, n, kahan != 0);
 }
 extern "C" __global__ void __launch_bounds__(threads, 2)
-    table_accumulate_drawn(Addresses x, int tensors, float* out, i64 n, const i32* words, int kahan, u64 seed, u64 index,
-                           u32 mask) {
-    const TableArithmetic<true> arithmetic = {open_table(words)};
+    table_accumulate_random(Addresses x, int tensors, float* out, i64 n, const i32* table, const i32* nearest, int kahan,
+                            u64 seed, u64 index, u32 mask) {
+    const TableArithmetic<true> arithmetic = {open_table(table)};
     if (kahan)
         accumulate_randomly<true>(arithmetic, x, tensors, out, n, seed, index, mask);
     else
@@ -154,17 +154,17 @@ struct CodedIn {
     CFP_MEMBER u32 code(float value) const { return code_in(value, nearest, 0); }
 };
 
-#define CFP_TABLE_ACCUMULATE_PACKED(way, draws)                                                                       \
+#define CFP_TABLE_ACCUMULATE_PACKED(mode, draws)                                                                      \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                                          \
-        table_accumulate_packed_##way(Addresses bytes, int tensors, u8* out, i64 n, const i32* words,                 \
+        table_accumulate_packed_##mode(Addresses bytes, int tensors, u8* out, i64 n, const i32* table,                \
                                       const i32* nearest, int kahan, u64 seed, u64 index, u32 mask) {                 \
         __shared__ Staged<draws, 16> staged;                                                                          \
-        const Table t = open_table(words);                                                                            \
+        const Table t = open_table(table);                                                                            \
         accumulate_packed(staged, TableArithmetic<draws>{t}, CodedIn{t.bits, t, open_table(nearest)}, bytes, tensors, \
                           out, n, kahan != 0, seed, index, mask);                                                     \
     }
 CFP_TABLE_ACCUMULATE_PACKED(plain, false)
-CFP_TABLE_ACCUMULATE_PACKED(drawn, true)
+CFP_TABLE_ACCUMULATE_PACKED(random, true)
 
 // out[z] (MxN) = a[z] (MxK) b[z] (KxN), products and partial sums rounded to nearest, k ascending: a thread a result.
 // a_step, b_step: elements from one matrix of the batch to the next, 0 where all share one.

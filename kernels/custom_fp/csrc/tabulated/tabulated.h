@@ -7,11 +7,12 @@
 // even      of one size, those past either end in the first and the last: of tables of few values
 // by octave of a size for every float32 exponent, for precision that tapers
 //
-// Numbers that are no float32 (doubles, exact sums and products) are rounded to odd first: boundaries and values have one
-// digit fewer than float32, so that no step changes. Rounding stochastically needs the distance itself, of a double, from
-// the value below; rounding to odd whether there is any.
+// Numbers that are no float32 (doubles, exact sums and products) are rounded to odd first: boundaries and values have
+// one digit fewer than float32, so that no step changes. Rounding stochastically needs the distance itself, of a
+// double, from the value below; rounding to odd whether there is any.
 //
-// All of a table is one array of 32-bit words, the first of which say where its parts are (tabulated/tables.py makes it).
+// All of a table is one array of 32-bit words, the first of which say where its parts are (tabulated/tables.py makes
+// it).
 #pragma once
 
 #include "custom_fp.h"
@@ -39,9 +40,8 @@ struct Table {
     const i32* lifts;                    // what rounds to nearest without looking up: see Lifts
 };
 
-// Where the parts of `lifts` are: float32 bits of a number whose ulp is that of a binade's values, NaN where they have none.
-// Binade 0 is zero alone (NaN), b the magnitudes
-// above (b - 1) << 23, up to b << 23.
+// Where the parts of `lifts` are: float32 bits of a number whose ulp is that of a binade's values, NaN where they have
+// none. Binade 0 is zero alone (NaN), b the magnitudes above (b - 1) << 23, up to b << 23.
 enum Lifts {
     lift_quick = 0,    // whether they are worth trying
     lift_first = 1,    // the binade where the window begins

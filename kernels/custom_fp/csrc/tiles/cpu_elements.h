@@ -1,7 +1,7 @@
 // CPU loops over the elements of blocks: the largest of them, and each rounded under a scale. See kernels.h.
 //
-// Legend: a piece is one row of some tiles side by side, `columns` wide. e: elements, the values of their format; s: what
-// they are multiplied by; r: what x is.
+// Legend: a piece is one row of some tiles side by side, `columns` wide. e: elements, the values of their format; s:
+// what they are multiplied by; r: what x is.
 #pragma once
 
 #include "cpu/codes.h"

@@ -1,5 +1,6 @@
-// CPU loops over blocks and tiles of values that share a scale. tiles.h has the arithmetic of a scale, formats/block.py
-// the definition; what rounds and packs single values is that of formats without scales. See kernels.h for the contract.
+// CPU loops over blocks and tiles of values that share a scale. tiles.h has the arithmetic of a scale, formats/scaled.py
+// the definition; what rounds and packs single values is that of formats without scales. See kernels.h for the
+// contract.
 #pragma once
 
 #include "tiles/cpu_units.h"
@@ -52,7 +53,7 @@ void decode_elements(const u8* codes, float* e, int64_t count, const Scaling& f)
     if (f.is_integer)
         for (int64_t i = 0; i < count; ++i) e[i] = decode_integer(codes[i], f);
     else
-        decode_range(codes, 1, e, 0, count, f.element);
+        decode_as(codes, e, count, make_coder(unpack_spec(f.element)));
 }
 
 // Codes of a piece to where they belong; bytes: room for them.

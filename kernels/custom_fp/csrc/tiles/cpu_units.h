@@ -1,5 +1,5 @@
-// What the CPU works on at a time: a run of tiles side by side, `tiles` of them over `columns` columns, `rows` high, and
-// their scales. See kernels.h.
+// What the CPU works on at a time: a run of tiles side by side, `tiles` of them over `columns` columns, `rows` high,
+// and their scales. See kernels.h.
 #pragma once
 
 #include <vector>
@@ -55,7 +55,7 @@ public:
 
     Units(const Tiling& tiling, const Scaling& f, const Rule& rule, float t)
         : g(tiling), f(f), elements(f, rule), t(t), has_columns(g.width % lanes != 0),
-          most(smaller(g.at_once(), g.across())), across(smaller(most * g.width, g.columns)), amax(most),
+          most(smaller(g.tiles_per_unit(), g.across())), across(smaller(most * g.width, g.columns)), amax(most),
           now(most, has_columns ? across : 0), peak(g.height > 1 ? across : 0), buffer(across) {
         if (elements.is_random()) words.resize(Elements::drawn(across));
         if (f.rule != four_over_six) return;

@@ -1,8 +1,8 @@
-// Scaled formats on a GPU: tiles.h has the arithmetic, formats/block.py the definition, scaled/dealt.cuh who does what.
-// Part of custom_fp.cu.
+// Scaled formats on a GPU: tiles.h has the arithmetic, formats/scaled.py the definition, scaled/scaled/tiles.cuh who
+// does what. Part of custom_fp.cu.
 //
-// f: in memory, for it is as large as sixteen numbers. t: the scale of the tensor, null where there is none. Written are
-// values, or, where `out` is null, codes and scales.
+// f: in memory, for it is as large as sixteen numbers. t: the scale of the tensor, null where there is none. Written
+// are values, or, where `out` is null, codes and scales.
 
 template <Mode mode> struct ScaledKind {
     Scaling f;
@@ -22,10 +22,10 @@ template <Mode mode> struct ScaledKind {
         Words upper, lower;
     };
 
-    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, How how, u64 seed, u64 index, u32 mask)
+    CFP_MEMBER ScaledKind(const Scaling& f, const float* t, RoundingMode rounding, u64 seed, u64 index, u32 mask)
         : f(f), t(t ? *t : 1.0f), seed(seed), index(index), mask(mask),
           scale_rounder(make_rounder<float>(unpack_spec(f.scale), nearest_even, infinity)),
-          rounder(make_rounder<float>(unpack_spec(f.element), how.mode, saturate)), scale_coder(make_coder(unpack_spec(f.scale))),
+          rounder(make_rounder<float>(unpack_spec(f.element), rounding.mode, saturate)), scale_coder(make_coder(unpack_spec(f.scale))),
           coder(make_coder(unpack_spec(f.element))) {}
 
     CFP_MEMBER Ends none() const { return {0}; }
@@ -87,8 +87,8 @@ template <class Kind> struct ScaledTo {
     }
 };
 
-// The sum of squared errors under a scale: eight sums over every eighth element of the whole tile, then pairwise, 4 apart
-// first. Every eight lanes of a warp do the same; a thread alone does all eight.
+// The sum of squared errors under a scale: eight sums over every eighth element of the whole tile, then pairwise, 4
+// apart first. Every eight lanes of a warp do the same; a thread alone does all eight.
 template <class Kind>
 CFP_FN double squared_error(const Kind& kind, const float* x, const Tile& tile, const typename Kind::Scale& scale, bool alone) {
     const auto eighth = [&](i64 from) {
@@ -170,7 +170,7 @@ template <class Kind> CFP_FN float scale_at(const void* scales, i64 number, cons
 
 extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, float* out, i64 planes, i64 rows,
                                          i64 columns, i64 height, i64 width, const Scaling* f, const float* t) {
-    const ScaledKind<nearest_even> kind(*f, t, How(0), 0, 0, 0);
+    const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes) {
         const float factor = scale_at(scales, number, kind);
         for (i64 e = lane; e < tile.size(); e += lanes) {
@@ -183,7 +183,7 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
 // Of runs; a thread has 8 values of one.
 extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* codes, float* out, i64 n, int width,
                                               const Scaling* f, const float* t) {
-    const ScaledKind<nearest_even> kind(*f, t, How(0), 0, 0, 0);
+    const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);
     const bool wide = aligned(out);
     for (i64 i = 8 * thread_index(); i < n; i += 8 * thread_count()) {
         const float factor = scale_at(scales, i / width, kind);
@@ -198,20 +198,20 @@ extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* code
 #define CFP_SCALED(mode)                                                                                              \
     extern "C" __global__ void scaled_tiles_##mode(const float* x, float* out, u8* codes, void* scales, i64 planes,   \
                                                    i64 rows, i64 columns, i64 height, i64 width, const Scaling* f,    \
-                                                   const float* t, int how, u64 seed, u64 index, u32 mask) {          \
-        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+                                                   const float* t, int rounding, u64 seed, u64 index, u32 mask) {          \
+        const ScaledKind<mode> kind(*f, t, RoundingMode(rounding), seed, index, mask);                                              \
         scaled_tiles<mode>(x, {out, codes, scales}, planes, rows, columns, height, width, kind);                      \
     }                                                                                                                 \
     extern "C" __global__ void scaled_runs_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,         \
-                                                  int width, const Scaling* f, const float* t, int how, u64 seed,     \
+                                                  int width, const Scaling* f, const float* t, int rounding, u64 seed,     \
                                                   u64 index, u32 mask) {                                              \
-        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+        const ScaledKind<mode> kind(*f, t, RoundingMode(rounding), seed, index, mask);                                              \
         runs(kind, x, ScaledTo<ScaledKind<mode>>{out, codes, scales}, n, width);                                      \
     }                                                                                                                 \
     extern "C" __global__ void scaled_whole_##mode(const float* x, float* out, u8* codes, void* scales, i64 n,        \
-                                                   const u32* amax, const Scaling* f, const float* t, int how,        \
+                                                   const u32* amax, const Scaling* f, const float* t, int rounding,        \
                                                    u64 seed, u64 index, u32 mask) {                                   \
-        const ScaledKind<mode> kind(*f, t, How(how), seed, index, mask);                                              \
+        const ScaledKind<mode> kind(*f, t, RoundingMode(rounding), seed, index, mask);                                              \
         scaled_whole<mode>(x, {out, codes, scales}, n, amax, kind);                                                   \
     }
-CFP_EVERY_WAY(CFP_SCALED)
+CFP_FOR_EACH_MODE(CFP_SCALED)

@@ -1,5 +1,5 @@
-// Scaled formats: the scale of a block, and what its elements are multiplied by. formats/block.py defines the steps, and
-// scaled/scales.py says them in torch; tiles_native.py packs what is here from a BlockFormat.
+// Formats with scales: the scale of a block, and the factor of its elements. formats/scaled.py defines the steps, and
+// scaled/scales.py computes them in torch. `Scaling` has the members of BlockFormat.parts.
 #pragma once
 
 #include "shortcuts.h"
@@ -11,28 +11,28 @@ enum ScaleRule { of_power = 0, of_ratio_up = 1, of_amax = 2, four_over_six = 3 }
 
 struct Scaling {
     u32 element;         // Format.spec or Integer.spec
-    i32 bits;            // of an element's code
+    i32 bits;            // of the code of an element
     u32 is_integer;      // two's complement, and no -0
-    float least, most;   // of an element
-    float unit;          // of an integer
+    float least, most;   // element
+    float unit;          // value of the last digit of an integer
     i32 kind;            // ScaleKind
     u32 scale;           // small_scale: the spec of the format whose magnitudes the codes are
     u32 nan_code;
     float smallest, largest;  // scale
     i32 rule;            // ScaleRule
-    u32 added;           // to a float's bits before its mantissa is cut off
+    u32 added;           // is added to the bits of a float before its mantissa is cut off
     i32 emax;
-    float target;        // where amax is put, of_amax
-    float tensor_target; // times the largest scale; 0: no scale of the tensor
+    float target;        // of_amax: the value to which amax is scaled
+    float tensor_target; // the same times the largest scale, for the tensor; 0: no tensor scale
 };
 
 constexpr float largest_float = 0x1.fffffep127f, smallest_tensor_scale = 0x1p-126f;
 
-// Step 1: of the largest finite magnitude.
+// Step 1: the scale of a tensor with this largest finite magnitude.
 CFP_FN float tensor_scale(float amax, const Scaling& f) { return larger(amax / f.tensor_target, smallest_tensor_scale); }
 
-// floor(log2) of a positive value after its bits were raised by `added`; the bits of subnormal values have no exponent,
-// so that small ones are made larger first.
+// floor(log2) of a positive value after `added` was added to its bits. Small values are multiplied first, because the
+// bits of subnormal values have no exponent.
 CFP_FN i32 raised_exponent(float value, u32 added) {
     const u32 is_small = 0u - static_cast<u32>(value < 0x1p-100f);
     const float factor = from_bits(0x3f800000u + (is_small & 24u << 23));
@@ -41,8 +41,8 @@ CFP_FN i32 raised_exponent(float value, u32 added) {
 
 CFP_FN u32 power_code(i32 exponent) { return static_cast<u32>(smaller(larger(exponent + 127, 0), 254)); }
 
-// Step 2: the code of a block's scale, the bits of a float_scale. amax: bits of the largest magnitude, those of NaN and
-// infinity too. t: the tensor's scale, 1 where there is none, which changes nothing. times: of what is wanted.
+// Step 2: the code of a block's scale; for float_scale, its bits. amax: the bits of the largest magnitude, which may be
+// NaN or infinity. t: the tensor's scale, or 1. times: a factor of the scale.
 CFP_FN u32 block_scale(u32 amax, float t, float times, const Scaling& f, const Rounder<float>& rounder,
                        const Coder& coder) {
     const u32 is_nan = static_cast<u32>(static_cast<i32>(amax) >= 0x7f800000);
@@ -71,16 +71,16 @@ CFP_FN float scale_value(u32 code, const Scaling& f, const Coder& coder) {
     return from_bits(select(static_cast<u32>(code >= f.nan_code), 0x7fc00000u, bits));
 }
 
-// Step 3; 0 where the scale is NaN, so that what it multiplies stays a number.
+// Step 3: the factor of the elements; 0 if the scale is NaN, so that products are numbers.
 CFP_FN float scale_reciprocal(float scale, float t) {
     const float r = smaller(1.0f / t / scale, largest_float);
     return from_bits(select(static_cast<u32>(scale == scale), to_bits(r), 0u));
 }
 
-// Step 4, of any floats or lanes of them; a NaN becomes `most`.
+// Step 4, for floats or lanes of them. NaN becomes `most`.
 template <class F> CFP_FN F hold(F q, F least, F most) { return larger(smaller(q, most), least); }
 
-// Code of an integer, from its value, and back.
+// Converts the value of an integer to its code, and back.
 CFP_FN u32 encode_integer(float value, const Scaling& f) {
     return static_cast<u32>(static_cast<i32>(value / f.unit)) & ((1u << f.bits) - 1);
 }

@@ -1,4 +1,4 @@
-// Loads and stores of as many values as a register has lanes, or of what is left of them.
+// Loads and stores of a register of values, or of fewer at the end of an array.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace {
 typedef Integers<FloatLanes> Lanes;
 typedef u8 ByteLanes __attribute__((vector_size(lanes)));
 
-constexpr int64_t ahead = 1024;  // values asked of memory in advance, which long loops keep the processor from doing
+constexpr int64_t ahead = 1024;  // values to prefetch, for loops so long that the processor does not do it
 
-// Of the `left` values from here on: a register of them, or all of them and zeros.
+// Loads a register of the `left` values from x on. If there are fewer, the others are zero.
 CFP_FN FloatLanes load_some(const float* x, int64_t left) {
     if (left >= lanes) return load<FloatLanes>(x);
     FloatLanes values = {};

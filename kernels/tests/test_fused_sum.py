@@ -1,4 +1,4 @@
-"""Sums formed at once: exact and aligned, against rational arithmetic and between the backends."""
+"""Sums that are rounded once, exact and aligned: against rational arithmetic, and between the backends."""
 
 import math
 import re
@@ -7,10 +7,10 @@ from fractions import Fraction
 import custom_fp
 import pytest
 import torch
-from custom_fp import _accumulators, reference
+from custom_fp import _native, reference
 from custom_fp.accumulators import native
 from custom_fp.accumulators import reference as defined
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 FORMATS = ["e3m0", "e2m1", "e4m3", "e5m2", "e8m7", "e4m3fnuz", "ue5m3", "posit8", "fp32"]
 ROUNDINGS = [
@@ -74,22 +74,22 @@ def test_the_kernels_make_the_definitions_bits(order: str, width: int | None) ->
     hostile = torch.tensor(
         [0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -3.4e38]
     )
-    here = _accumulators.isas()
+    here = _native.isas()
     try:
         for isa in here:
-            _accumulators.use_isa(isa)
+            _native.use_isa(isa)
             for binades, n in ((6, 1), (60, 700), (250, 300)):
                 x = terms(7, n, binades, seed=n)
                 for i, term in enumerate(x):
                     term[: min(n, 10)] = hostile.roll(3 * i * i)[: min(n, 10)]
                 for emin in (-126, -6):
                     got, want = (torch.empty(n, dtype=torch.float64) for _ in range(2))
-                    native.add_at_once(x, width, emin, got)
-                    defined.add_at_once(x, width, emin, want)
+                    native.fused_sum(x, width, emin, got)
+                    defined.fused_sum(x, width, emin, want)
                     same = (bits(got) == bits(want)) | (got.isnan() & want.isnan())
                     assert same.all(), (isa, binades, emin)
     finally:
-        _accumulators.use_isa(here[-1])
+        _native.use_isa(here[-1])
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -115,12 +115,12 @@ def test_packed_terms_orders_of_terms_and_parts_change_no_bit(fmt: str, rounding
 
 
 def test_large_tensors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("custom_fp.accumulators.at_once._AT_A_TIME", 1)
+    monkeypatch.setattr("custom_fp.accumulators.fused_sum._TERMS_PER_PART", 1)
     x = terms(3, 10_000, 20)
     how = {"order": "exact", "rounding": "stochastic", "seed": 3, "offset": 17}
     got = custom_fp.accumulate(x, "e4m3", **how)
     total = torch.empty(10_000, dtype=torch.float64)
-    defined.add_at_once(x, None, -6, total)
+    defined.fused_sum(x, None, -6, total)
     want = torch.empty(10_000)
     reference.quantize(total, custom_fp.Format.parse("e4m3"), Rule("stochastic", seed=3, offset=17), want)
     assert torch.equal(got, want)

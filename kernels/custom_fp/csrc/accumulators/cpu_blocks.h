@@ -1,22 +1,23 @@
-// Blocks of products aligned to their largest exponent, cut off, with one multiply-add a term.
+// Blocks of products that are aligned to their largest exponent and cut off, with one multiply-add for each term.
 //
-// A block's sum begins as an anchor, 1.5 2^m u where values have m mantissa bits: u = 2^(E - width) is its last digit, and
-// that of all sums near it. Adding toward zero drops what a term has below u. The sum being positive, this rounds terms
-// down, where they are to be cut off. Factors of a get one more digit for that, 2^-t of them, too small to reach u: a
-// positive product is cut off as it was, a negative one goes down by u more than it should, always. So as many u as there
-// are negative terms, which the signs of factors tell, are added in the end. Zeros are tiny positive numbers here.
+// A block's sum starts as an anchor, 1.5 2^m u, where m is the number of mantissa bits of V and u = 2^(E - width) is
+// the last digit that is kept. All sums near the anchor have the last digit u, so that additions toward zero drop what
+// a term has below u. Because the sum is positive, this rounds negative terms down, where they should be cut off.
+// Therefore factors of a get one more digit, 2^-t of them, which is too small to reach u: a positive product is cut off
+// as before, and a negative one always becomes one u smaller. The number of negative terms, which the signs of the
+// factors tell, is added at the end, in units of u. Zeros are tiny positive numbers here.
 //
-// A row and a panel are scaled so that their smallest exponents are 0. Then nothing can happen to sums that is not known
-// before: they are multiples of 2^-width, and cut off sums are no larger than sums of magnitudes. What is not sure to come
-// out right is not taken; cpu_aligned.h has a way for more of it.
+// A row and a panel are scaled so that their smallest exponents are 0. Sums are then multiples of 2^-width, and their
+// magnitudes are known to be small enough before they are computed. Rows for which the result might differ are not
+// taken, and dot.h computes them.
 //
-// V is FloatLanes for widths of 16 at most, DoubleLanes for more.
+// V is FloatLanes for widths up to 14 and DoubleLanes for more. Sums are rounded toward zero, or to nearest.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "accumulators/cpu_quick.h"
+#include "accumulators/lane_sums.h"
 #include "cpu/fp_environment.h"
 
 namespace custom_fp {
@@ -35,7 +36,7 @@ CFP_FN ByteLanes larger_of(ByteLanes a, ByteLanes b) {
 #endif
 }
 
-// Of bytes below 16: how many of their bits are set.
+// The number of bits that are set in each byte. The bytes are below 16.
 CFP_FN ByteLanes bits_set(ByteLanes x) {
 #if defined(__AVX512F__)
     const __m128i of = _mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
@@ -49,7 +50,7 @@ CFP_FN ByteLanes bits_set(ByteLanes x) {
 #endif
 }
 
-// As many bytes as U has lanes.
+// Loads as many bytes as U has lanes.
 template <class U> CFP_FN U widened(const Byte* from) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(U{}[0]) == 4)
@@ -68,7 +69,7 @@ template <class U> CFP_FN U widened(const Byte* from) {
 #endif
 }
 
-// Of numbers that are not negative.
+// The numbers are not negative.
 CFP_FN FloatLanes larger_of(FloatLanes a, FloatLanes b) { return (FloatLanes)larger_of((IntLanes)a, (IntLanes)b); }
 CFP_FN DoubleLanes larger_of(DoubleLanes a, DoubleLanes b) {
 #if defined(__AVX512F__)
@@ -80,26 +81,16 @@ CFP_FN DoubleLanes larger_of(DoubleLanes a, DoubleLanes b) {
 #endif
 }
 
-CFP_FN FloatLanes multiply_add(FloatLanes a, FloatLanes b, FloatLanes c) {
 #if defined(__AVX512F__)
-    return (FloatLanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (FloatLanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;  // products are exact
-#endif
+CFP_FN FloatLanes add_nearest(FloatLanes a, FloatLanes b) {
+    return (FloatLanes)_mm512_add_round_ps((__m512)a, (__m512)b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-CFP_FN DoubleLanes multiply_add(DoubleLanes a, DoubleLanes b, DoubleLanes c) {
-#if defined(__AVX512F__)
-    return (DoubleLanes)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__FMA__)
-    return (DoubleLanes)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#else
-    return a * b + c;
-#endif
+CFP_FN DoubleLanes add_nearest(DoubleLanes a, DoubleLanes b) {
+    return (DoubleLanes)_mm512_add_round_pd((__m512d)a, (__m512d)b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+#endif
 
-template <class V> class AnchoredRows {
+template <class V> class AlignedBlocks {
     typedef Lane<V> L;
     typedef typename L::F F;
     typedef typename L::I I;
@@ -108,40 +99,48 @@ template <class V> class AnchoredRows {
     typedef typename B::I Integer;
     static constexpr bool is_float = sizeof(F) == 4;
     static constexpr int width = sizeof(V) / sizeof(F), strip = 4 * width, byte_lanes = 4 * lanes;
-    static constexpr int extra = is_float ? 19 : 32;       // t: of the digit that factors of a have besides
-    static constexpr int spread = 50, longest_block = 32;  // of exponents; in terms
-    // E + 127 of a product is the sum of two bytes. A zero is below all others; so far below 0 all terms are zero.
+    static constexpr int extra = is_float ? 19 : 32;       // t, of the additional digit of factors of a
+    static constexpr int spread = 50, longest_block = 32;  // the largest range of exponents, the most terms of a block
+    // E + 127 of a product is the sum of two bytes. That of a zero is smaller than any other. Below `lowest`, all terms
+    // are zero.
     static constexpr int bias_a = 64, bias_b = 63, lowest = 119;
 
     const Summing& s_;
     const Spec spec_;
-    const int64_t depth_, quads_, blocks_;  // quads: fours of terms of a block
-    const U keep_;
-    const I offset_;  // from E to the anchor's bits
+    const int64_t depth_, quads_, blocks_;  // quads: groups of four terms in a block
+    const bool nearest_;  // rounding of sums: to nearest, else toward zero
+    const U keep_, magic_;  // magic_: from the exponent of a value to the bits of a number whose ulp is its quantum
+    const I offset_;      // from E to the anchor's bits
     struct Side {
         bool taken;
-        int digits, low, most;  // the exponents that products are aligned by, of what is not zero
+        int digits, low, most;  // the smallest and the largest exponent by which nonzero factors are aligned
         double largest;
     };
     Side columns_;
     std::vector<Side> rows_;
-    // Scaled factors; their exponents; their signs, a byte for four terms. Bytes of a are there four times.
+    // Scaled factors, their exponents, and their signs in a byte for four terms. Bytes of a are repeated four times.
     std::vector<F> a_, b_;
     std::vector<u32> a_fields_, a_signs_;
     std::vector<Byte> b_fields_, b_signs_, a_terms_;
 
 public:
-    static constexpr int abreast = lanes == 16 ? 4 : 2;  // rows: their sums do not wait for each other
+    static constexpr int abreast = lanes == 16 ? 4 : 2;  // rows whose sums are computed together, independently
 
     static bool allowed(const Summing& s) {
-        if (s.order != sequential || s.width < 0 || s.block > longest_block || s.mode != toward_zero) return false;
+        if (s.order != sequential || s.width < 0 || s.block > longest_block) return false;
+        if (s.mode != toward_zero && s.mode != nearest_even) return false;
+        const int digits = unpack_spec(s.sum).mantissa_bits;
+        if (s.mode == nearest_even && (digits == 0 || digits >= B::mantissa)) return false;
         if (s.chunk && (s.total & 0xffff) != (23 << 8 | 8)) return false;
-        return is_float ? s.width <= 14 : s.width <= 27;  // 2^(width + 2) times 32 terms and the partial sum: half a binade
+        return is_float ? s.width <= 14 : s.width <= 27;  // 33 values below 2^(width + 2) fit in half a binade
     }
 
-    AnchoredRows(const Summing& s, int64_t depth)
+    AlignedBlocks(const Summing& s, int64_t depth)
         : s_(s), spec_(unpack_spec(s.sum)), depth_(depth), quads_((s.block + 3) / 4), blocks_((depth + s.block - 1) / s.block),
+          nearest_(s.mode == nearest_even),
           keep_(~((B::one << (B::mantissa - spec_.mantissa_bits)) - 1) - U{}),
+          magic_(((static_cast<typename B::U>(B::mantissa - spec_.mantissa_bits) << B::mantissa) |
+                  B::one << (B::mantissa - 1)) - U{}),
           offset_(((static_cast<Integer>(B::mantissa - s.width) << B::mantissa) |
                    Integer(1) << (B::mantissa - 1)) - I{}) {
         b_.resize(depth * panel);
@@ -176,7 +175,7 @@ public:
             const Prepared p(rows_[i], s_.emin_a, bias_a, B::one << (B::mantissa - extra));
             for (int64_t k = 0; k < depth_; ++k) a_[i * depth_ + k] = p.value(x[k]);
             for (int64_t k = 0; k < depth_; ++k) a_fields_[i * depth_ + k] = p.field(x[k]) * 0x01010101u;
-            // A byte a term, of fours that are whole; four bits of a word are brought together by a product.
+            // First a byte for each term; then a product moves the four bits of a word together.
             const int64_t run = s_.block % 4 ? s_.block : depth_;
             for (int64_t k = 0; k < depth_; k += run) {
                 Byte* signs = a_terms_.data() + k / s_.block * quads_ * 4;
@@ -189,17 +188,15 @@ public:
         }
     }
 
-    // 64 results each of row `first` and as many behind it as are taken with it: how many, 0 if it is not taken itself.
+    // Computes 64 results of row `first` and of as many rows after it as are taken with it. Returns the number of rows;
+    // 0 if the first one is not taken.
     int products(int64_t first, float* out_Rx64) const {
         const int64_t left = static_cast<int64_t>(rows_.size()) - first;
         int count = 0;
         while (count < abreast && count < left && takes(rows_[first + count])) ++count;
         if (count < abreast) count = count > 0;
-        if (count == abreast)
-            sums<abreast>(first, out_Rx64);
-        else if (count)
-            sums<1>(first, out_Rx64);
-        return count;
+        const bool done = count == abreast ? sums<abreast>(first, out_Rx64) : count && sums<1>(first, out_Rx64);
+        return done ? count : 0;
     }
 
 private:
@@ -214,7 +211,7 @@ private:
         return x;
     }
 
-    // call(quad, begin, end) for all fours of terms
+    // Calls call(quad, begin, end) for all groups of four terms.
     template <class Call> void for_quads(const Call& call) const {
         for (int64_t block = 0; block < blocks_; ++block)
             for (int64_t i = 0; i < quads_; ++i) {
@@ -236,11 +233,15 @@ private:
     bool takes(const Side& row) const {
         const int low = row.low + columns_.low, most = row.most > columns_.most ? row.most : columns_.most;
         if (!row.taken || !columns_.taken) return false;
-        // Neither a sum below the smallest normal value, nor zeros that count for their exponent.
-        if (low - s_.width < spec_.emin || low - s_.width < -126 || low < most - 126) return false;
+        // No zero may have an exponent that counts, and no sum may be subnormal in float32, or have digits that
+        // rounding to nearest does not see. Toward zero, no sum may be subnormal or overflow; to nearest, the kernel
+        // handles these.
+        const int last = low - s_.width;
+        if (last < -126 || low < most - 126 || last < spec_.emin - (nearest_ ? B::mantissa : 0)) return false;
         const double bound = row.largest * columns_.largest * static_cast<double>(depth_);
-        return bound < static_cast<double>(from_bits(magnitude_of<float>(spec_, spec_.max_code))) &&
-               bound < power_of_two<double>(low < 0 ? 100 + low : 100);
+        const double max = static_cast<double>(from_bits(magnitude_of<float>(spec_, spec_.max_code)));
+        return (nearest_ || bound < max) && bound < power_of_two<double>(low < 0 ? 100 + low : 100) &&
+               spec_.emin - low < (is_float ? 100 : 900);
     }
 
     struct Prepared {
@@ -261,29 +262,47 @@ private:
             const u32 exponent = static_cast<u32>(larger<i32>(static_cast<i32>(magnitude >> 23), emin));
             return (exponent + bias) & (0u - static_cast<u32>(magnitude != 0));
         }
-        static CFP_MEMBER u32 sign(float x) {  // of a zero: none
+        static CFP_MEMBER u32 sign(float x) {  // a zero has no sign
             return static_cast<u32>(to_bits(x) > 0x80000000u);
         }
     };
 
-    template <int R> void sums(int64_t first, float* out) const {
+    template <int R> bool sums(int64_t first, float* out) const {
+        return nearest_ ? sums<R, true>(first, out) : sums<R, false>(first, out);
+    }
+
+    // The smallest normal value and the largest value of the sums' format, scaled as a row is, in bits.
+    struct Rounding {
+        U min_normal, max;
+    };
+
+    // Returns false if a sum overflows.
+    template <int R, bool nearest> bool sums(int64_t first, float* out) const {
         F scale[R];
-        for (int r = 0; r < R; ++r) scale[r] = power_of_two<F>(rows_[first + r].low + columns_.low);
+        Rounding rounding[R];
+        for (int r = 0; r < R; ++r) {
+            const int low = rows_[first + r].low + columns_.low, least = is_float ? -126 : -1022;
+            scale[r] = power_of_two<F>(low);
+            const F max = static_cast<F>(from_bits(magnitude_of<float>(spec_, spec_.max_code)));
+            rounding[r] = {to_bits(power_of_two<F>(larger(spec_.emin - low, least))) - U{}, to_bits(max / scale[r]) - U{}};
+        }
         const int64_t chunk = s_.chunk ? s_.chunk : depth_ > 0 ? depth_ : 1;
         for (int i = 0; i < R * panel; ++i) out[i] = 0;
+        bool overflows = false;
         for (int64_t begin = 0; begin < depth_; begin += chunk) {
             const int64_t end = depth_ - begin < chunk ? depth_ : begin + chunk;
             F acc[R * panel] = {};
             {
                 const RoundingDirection direction(FE_TOWARDZERO);
-                add_blocks<R>(first, begin, end, acc);
+                overflows |= add_blocks<R, nearest>(first, begin, end, rounding, acc);
             }
             for (int r = 0; r < R; ++r)
                 for (int j = r * panel; j < (r + 1) * panel; ++j) out[j] += static_cast<float>(acc[j] * scale[r]);
         }
+        return !overflows;
     }
 
-    // E + 127 of blocks of terms begin..end, without the partial sums.
+    // Computes E + 127 for the terms begin..end, without the partial sums.
     template <int R> void fields(int64_t first, int64_t begin, int64_t end, Byte (*out)[panel]) const {
         const u32* a[R];
         for (int r = 0; r < R; ++r) a[r] = a_fields_.data() + (first + r) * depth_;
@@ -298,7 +317,7 @@ private:
         }
     }
 
-    // How many products of a block are negative.
+    // Counts the negative products of a block.
     template <int R> void negatives(int64_t first, int64_t block, Byte (*out)[panel]) const {
         for (int j = 0; j < panel; j += byte_lanes) {
             ByteLanes count[R] = {};
@@ -313,12 +332,35 @@ private:
         }
     }
 
-    // Not inlined: the caller sets the direction of rounding.
-    template <int R> __attribute__((noinline)) void add_blocks(int64_t first, int64_t begin, int64_t end, F* acc) const {
+    // Rounds values to nearest, ties to even. The result is not -0. Operations round toward zero here, so this adds in
+    // integers if instructions cannot have a rounding direction of their own.
+    CFP_MEMBER V round_nearest(V value, const Rounding& to, U& overflow) const {
+        const U magnitude = (U)value & ~B::sign;
+#if defined(__AVX512F__)
+        const U exponent = (U)larger_of((V)(magnitude & B::infinity), (V)to.min_normal);
+        const V magic = (V)(exponent + magic_), rounded = add_nearest(add_nearest(value, magic), -magic);
+        overflow |= (U)((I)((U)rounded & ~B::sign) > (I)to.max);
+        return rounded;
+#else
+        const int drop = B::mantissa - spec_.mantissa_bits;
+        const V lift = (V)((U)((I)magnitude < (I)to.min_normal) & to.min_normal);  // puts a subnormal's digits in place
+        const U digits = (U)((V)magnitude + lift), odd = digits >> drop & 1;
+        const U kept = (U)((V)((digits + odd + ((B::one << (drop - 1)) - 1)) & keep_) - lift);
+        overflow |= (U)((I)kept > (I)to.max);
+        return (V)(kept | ((U)value & B::sign)) + V{};
+#endif
+    }
+
+    // Not inlined, because the caller sets the direction of rounding. Returns whether a sum rounded to nearest
+    // overflows.
+    template <int R, bool nearest>
+    __attribute__((noinline)) bool add_blocks(int64_t first, int64_t begin, int64_t end, const Rounding* rounding,
+                                              F* acc) const {
         const F* a[R];
         for (int r = 0; r < R; ++r) a[r] = a_.data() + (first + r) * depth_;
         const U keep = keep_;
         const I offset = offset_;
+        U overflow = {};
         for (int64_t from = begin; from < end; from += s_.block) {
             const int64_t to = end - from < s_.block ? end : from + s_.block;
             alignas(64) Byte field[R][panel], negative[R][panel];
@@ -330,8 +372,13 @@ private:
                     for (int v = 0; v < 4; ++v) {
                         const int column = j + v * width;
                         const U before = (U)at(acc + r * panel + column);
+                        V of_sum = (V)(before & B::infinity);
+                        if (nearest) {  // a subnormal sum has the exponent of the smallest normal value
+                            const U is_nonzero = (U)((before & ~B::sign) != 0);
+                            of_sum = larger_of(of_sum, (V)(is_nonzero & rounding[r].min_normal));
+                        }
                         const U of_terms = (widened<U>(field[r] + column) + (B::bias - 127)) << B::mantissa;
-                        anchor[r][v] = (V)((I)larger_of((V)of_terms, (V)(before & B::infinity)) + offset);
+                        anchor[r][v] = (V)((I)larger_of((V)of_terms, of_sum) + offset);
                         sum[r][v] = anchor[r][v] + (V)(before + (before >> (8 * sizeof(F) - 1)));
                     }
                 for (int64_t k = from; k < to; ++k) {
@@ -348,11 +395,14 @@ private:
                         F* at_acc = acc + r * panel + column;
                         const U count = widened<U>(negative[r] + column) + ((U)at(at_acc) >> (8 * sizeof(F) - 1));
                         const V value = (V)((U)sum[r][v] + count) - anchor[r][v];
-                        const U kept = (U)value & keep;
+                        const U kept = nearest ? (U)round_nearest(value, rounding[r], overflow) : (U)value & keep;
                         std::memcpy(at_acc, &kept, sizeof kept);
                     }
             }
         }
+        bool any = false;
+        for (int i = 0; i < width; ++i) any = any || overflow[i];
+        return any;
     }
 };
 

@@ -1,8 +1,10 @@
-"""The CUDA kernels as a GPU's own code: NVRTC compiles the part of custom_fp.cu that is asked for, once a machine and
-architecture; the result is kept on disk, where every process and rank finds it.
+"""Compile the CUDA kernels with NVRTC, one part of csrc/custom_fp.cu at a time.
 
-Not by cupy.RawModule: CuPy adds -ftz=true to the options of all that it compiles (14.2, cuda/compiler.py), with which
-float32 arithmetic takes subnormal numbers for 0, and these kernels would not make the bits of the CPU's.
+The result for each GPU architecture is kept on disk, where every process and rank finds it.
+
+This does not use cupy.RawModule. CuPy adds -ftz=true to the options of everything that it compiles (14.2,
+cuda/compiler.py). With this option, float32 arithmetic treats subnormal numbers as 0, and the results would differ from
+those of the CPU.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from cupy.cuda import nvrtc
 
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-WAYS = ("nearest_even", "toward_zero", "stochastic", "otherwise")
-PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls the part; longer ones before shorter
+MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
+PARTS = {  # start of a kernel's name (longer before shorter) -> name of its part in custom_fp.cu
     "accumulate_packed_": "ACCUMULATE_PACKED",
     "accumulate_": "ACCUMULATE",
     "quantize_": "QUANTIZE",
@@ -30,7 +32,7 @@ PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls t
     **dict.fromkeys(("scale_", "max_magnitude_", "put_"), "ELEMENTS"),
     **dict.fromkeys(("encode_", "decode_", "unpack"), "CODES"),
     "dot_": "DOT",
-    "add_at_once": "AT_ONCE",
+    "fused_sum": "FUSED_SUM",
     "matmul_": "MATMUL",
     "hadamard": "HADAMARD",
     **dict.fromkeys(("codebook_", "affine_"), "SCALED"),
@@ -40,7 +42,7 @@ PARTS = {  # of the kernels' names, by how they start: what custom_fp.cu calls t
 
 
 def source() -> str:
-    """custom_fp.cu with its headers in place: the cache of compiled code sees a change in any of them."""
+    """Return custom_fp.cu with its headers in place, so that the cache notices a change in any of them."""
     seen = set()
 
     def expand(name: str) -> str:
@@ -54,15 +56,15 @@ def source() -> str:
 
 
 def part_of(name: str) -> tuple[str, ...]:
-    """The options with which NVRTC compiles the part that a kernel is in: those alike, of one rounding."""
+    """Return the options with which NVRTC compiles the part that contains a kernel: similar kernels, one rounding."""
     part = next(part for start, part in PARTS.items() if name.startswith(start))
-    way = next((way for way in WAYS if way in name), WAYS[0])
-    return "-DCFP_SOME", f"-DCFP_ONLY_{part}", f"-DCFP_EVERY_WAY(kernel)=kernel({way})"
+    mode = next((mode for mode in MODES if mode in name), MODES[0])
+    return "-DCFP_SOME", f"-DCFP_ONLY_{part}", f"-DCFP_FOR_EACH_MODE(kernel)=kernel({mode})"
 
 
 @cache
 def kernel(name: str, device: int) -> cupy.cuda.Function:
-    """On the current device, which is the one of the number."""
+    """Return a kernel for the current device, whose number is `device`."""
     return _module(part_of(name), device).get_function(name)
 
 
@@ -101,7 +103,7 @@ def binary(part: tuple[str, ...], capability: int) -> bytes:
             made = compile_source(text, options)
             _write(kept, made)
             return made
-    except OSError:  # nowhere to keep it
+    except OSError:  # the folder cannot be written
         return compile_source(text, options)
 
 
@@ -116,7 +118,7 @@ def _too_old(capability: int, oldest: int, cuda: int) -> str:
 
 
 def compile_source(text: str, options: list[str]) -> bytes:
-    """By NVRTC: machine code where the options ask for an sm_, PTX where for a compute_."""
+    """Return machine code if the options ask for an sm_ architecture, PTX if they ask for a compute_ one."""
     program = nvrtc.createProgram(text, "custom_fp.cu", [], [])
     try:
         nvrtc.compileProgram(program, options)
@@ -131,7 +133,7 @@ def compile_source(text: str, options: list[str]) -> bytes:
 
 
 def _folder() -> Path:
-    """Where CuPy keeps what it compiles."""
+    """Return the folder in which CuPy caches compiled kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 

@@ -1,27 +1,13 @@
-// custom_fp._scaled: the loops over formats with scales behind addresses and sizes. scaled/ checks what it is given.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
-
+// Bindings of the kernels on codebooks and affine integers.
 #include <mutex>
 
-#include "cpu/isa.h"
-#include "cpu/parallel.h"
+#include "bindings.h"
 #include "scaled/kernels.h"
-
-namespace nb = nanobind;
 
 namespace custom_fp::bindings {
 namespace {
 
-#if defined(CFP_X86)
-Isas<ScaledKernels> isa(scaled_baseline(), &scaled_avx2(), &scaled_avx512());
-#else
-Isas<ScaledKernels> isa(scaled_baseline(), nullptr, nullptr);
-#endif
-
-template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
-
-// Cells' and tables' parts, as scaled/codebook_native.py lists them.
+// The addresses of a codebook's tables, as scaled/search.py lists them.
 struct TableParts {
     uintptr_t cell_thresholds, cell_values, cell_codes;
     int shift, first, half;
@@ -34,9 +20,10 @@ struct TableParts {
     }
 };
 
-// `rows` tensors of n elements, one after the other, each in blocks of `block`. short_run(begin, count, number) on several
-// threads: the blocks of so many elements from `begin` on, which are all of one row, the first of them block `number` of
-// all; where a block is longer than a thread's share, one long_block(begin, count, number) after the other.
+// Processes `rows` rows of n elements in blocks of `block`. Several threads call short_run(begin, count, number) for
+// `count` elements from `begin` on: whole blocks of one row, of which the first has the index `number` among all
+// blocks. If blocks are longer than a thread's share, this calls long_block(begin, count, number) for one block after
+// the other.
 template <class ShortRun, class LongBlock>
 void over_blocks(int64_t rows, int64_t n, int64_t block, int threads, const ShortRun& short_run,
                  const LongBlock& long_block) {
@@ -61,7 +48,7 @@ void over_blocks(int64_t rows, int64_t n, int64_t block, int threads, const Shor
 float scale_of_long_block(const float* x, int64_t n, int threads) {
     std::atomic<uint32_t> largest(0);
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        const uint32_t here = isa->largest_bits(x + begin, end - begin);
+        const uint32_t here = kernels<ScaledKernels>().largest_bits(x + begin, end - begin);
         for (uint32_t seen = largest; seen < here && !largest.compare_exchange_weak(seen, here);) {
         }
     });
@@ -74,28 +61,28 @@ void codebook_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int6
     over_blocks(
         rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t) {
-            isa->codebook_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, nullptr, t);
+            kernels<ScaledKernels>().codebook_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, nullptr, t);
         },
         [&](int64_t first, int64_t count, int64_t) {
             const float *from = at<float>(x) + first, scale = scale_of_long_block(from, count, threads);
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->codebook_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, &scale, t);
+                kernels<ScaledKernels>().codebook_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, &scale, t);
             });
         });
 }
 
-// one(first, rows, columns) for pieces of (outer, length, inner): the blocks along the middle of some columns.
+// Calls one(first, rows, columns) for parts of (outer, length, inner): blocks along the middle of some columns.
 template <class One>
 void over_columns(int64_t outer, int64_t length, int64_t inner, int64_t block, int threads, const One& one) {
-    const int64_t per_length = (length + block - 1) / block, per_row = (inner + columns_at_once - 1) / columns_at_once;
-    const int64_t values = block * std::min(inner, columns_at_once);
+    const int64_t per_length = (length + block - 1) / block, per_row = (inner + columns_per_pass - 1) / columns_per_pass;
+    const int64_t values = block * std::min(inner, columns_per_pass);
     parallel(outer * per_length * per_row, threads, std::max<int64_t>(1, grain / values), 1,
              [&](int64_t begin, int64_t end) {
                  for (int64_t number = begin; number < end; ++number) {
-                     const int64_t column = number % per_row * columns_at_once, of_all = number / per_row;
+                     const int64_t column = number % per_row * columns_per_pass, of_all = number / per_row;
                      const int64_t plane = of_all / per_length, row = of_all % per_length * block;
                      one((plane * length + row) * inner + column, std::min(block, length - row),
-                         std::min(columns_at_once, inner - column));
+                         std::min(columns_per_pass, inner - column));
                  }
              });
 }
@@ -104,7 +91,7 @@ void codebook_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length,
                       const TableParts& parts, int threads) {
     const CodebookTables t = parts.tables();
     over_columns(outer, length, inner, block, threads, [&](int64_t first, int64_t rows, int64_t columns) {
-        isa->codebook_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, t);
+        kernels<ScaledKernels>().codebook_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, t);
     });
 }
 
@@ -114,20 +101,20 @@ void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t row
     over_blocks(
         rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t number) {
-            isa->codebook_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number, count, block,
+            kernels<ScaledKernels>().codebook_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number, count, block,
                                  nullptr, t);
         },
         [&](int64_t first, int64_t count, int64_t number) {
             const float *from = at<float>(x) + first, scale = scale_of_long_block(from, count, threads);
             at<float>(scales)[number] = scale;
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->codebook_encode(from + begin, at<u8>(codes) + first + begin, nullptr, end - begin, block, &scale,
+                kernels<ScaledKernels>().codebook_encode(from + begin, at<u8>(codes) + first + begin, nullptr, end - begin, block, &scale,
                                      t);
             });
         });
 }
 
-// Codes of at most 4 bits, two to a byte, of blocks that are even, or all of the tensor.
+// Writes codes of at most 4 bits, two in a byte. Blocks have an even size, or there is only one.
 void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_t n, int64_t block,
                           const TableParts& parts, int threads) {
     const CodebookTables t = parts.tables();
@@ -137,9 +124,9 @@ void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_
         std::vector<u8> codes(static_cast<size_t>(step));
         for (int64_t begin = 0; begin < count; begin += step) {
             const int64_t here = std::min(count - begin, step);
-            isa->codebook_encode(at<float>(x) + first + begin, codes.data(), found ? found + begin / block : nullptr,
+            kernels<ScaledKernels>().codebook_encode(at<float>(x) + first + begin, codes.data(), found ? found + begin / block : nullptr,
                                  here, block, given, t);
-            isa->join_halves(codes.data(), at<u8>(bytes) + (first + begin) / 2, here);
+            kernels<ScaledKernels>().join_halves(codes.data(), at<u8>(bytes) + (first + begin) / 2, here);
         }
     };
     over_blocks(
@@ -154,31 +141,31 @@ void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_
         });
 }
 
-// n codes of 4 bits, two to a byte, and back
+// n codes of 4 bits, to two in a byte and back
 void join_halves(uintptr_t codes, uintptr_t bytes, int64_t n, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa->join_halves(at<u8>(codes) + begin, at<u8>(bytes) + begin / 2, end - begin);
+        kernels<ScaledKernels>().join_halves(at<u8>(codes) + begin, at<u8>(bytes) + begin / 2, end - begin);
     });
 }
 
 void split_halves(uintptr_t bytes, uintptr_t codes, int64_t n, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa->split_halves(at<u8>(bytes) + begin / 2, at<u8>(codes) + begin, end - begin);
+        kernels<ScaledKernels>().split_halves(at<u8>(bytes) + begin / 2, at<u8>(codes) + begin, end - begin);
     });
 }
 
-// values: [256] by code
+// values: the value of each of 256 codes
 void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t rows, int64_t n, int64_t block,
                      uintptr_t values, int threads) {
     over_blocks(
         rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t number) {
-            isa->codebook_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<float>(out) + begin, count, block,
+            kernels<ScaledKernels>().codebook_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<float>(out) + begin, count, block,
                                  at<float>(values));
         },
         [&](int64_t first, int64_t count, int64_t number) {
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->codebook_decode(at<u8>(codes) + first + begin, at<float>(scales) + number,
+                kernels<ScaledKernels>().codebook_decode(at<u8>(codes) + first + begin, at<float>(scales) + number,
                                      at<float>(out) + first + begin, end - begin, block, at<float>(values));
             });
         });
@@ -188,7 +175,7 @@ AffineScale scale_of_long_affine(const float* x, int64_t n, float levels, int th
     std::mutex lock;
     Range all = {0.0f, 0.0f, 0};
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        const Range here = isa->affine_range(x + begin, end - begin);
+        const Range here = kernels<ScaledKernels>().affine_range(x + begin, end - begin);
         const std::lock_guard<std::mutex> held(lock);
         all = {std::min(all.low, here.low), std::max(all.high, here.high), std::max(all.largest, here.largest)};
     });
@@ -200,13 +187,13 @@ void affine_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_
     over_blocks(
         rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t) {
-            isa->affine_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, levels, nullptr);
+            kernels<ScaledKernels>().affine_quantize(at<float>(x) + begin, at<float>(out) + begin, count, block, levels, nullptr);
         },
         [&](int64_t first, int64_t count, int64_t) {
             const float* from = at<float>(x) + first;
             const AffineScale scale = scale_of_long_affine(from, count, levels, threads);
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->affine_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, levels, &scale);
+                kernels<ScaledKernels>().affine_quantize(from + begin, at<float>(out) + first + begin, end - begin, block, levels, &scale);
             });
         });
 }
@@ -214,7 +201,7 @@ void affine_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int64_
 void affine_columns(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t inner, int64_t block, int levels,
                     int threads) {
     over_columns(outer, length, inner, block, threads, [&](int64_t first, int64_t rows, int64_t columns) {
-        isa->affine_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, levels);
+        kernels<ScaledKernels>().affine_columns(at<float>(x) + first, at<float>(out) + first, rows, inner, columns, levels);
     });
 }
 
@@ -223,7 +210,7 @@ void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zer
     over_blocks(
         rows, n, block, threads,
         [&](int64_t begin, int64_t count, int64_t number) {
-            isa->affine_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number,
+            kernels<ScaledKernels>().affine_encode(at<float>(x) + begin, at<u8>(codes) + begin, at<float>(scales) + number,
                                at<u8>(zeros) + number, count, block, levels, nullptr);
         },
         [&](int64_t first, int64_t count, int64_t number) {
@@ -232,13 +219,13 @@ void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zer
             at<float>(scales)[number] = scale.scale;
             at<u8>(zeros)[number] = static_cast<u8>(scale.zero);
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->affine_encode(from + begin, at<u8>(codes) + first + begin, nullptr, nullptr, end - begin, block,
+                kernels<ScaledKernels>().affine_encode(from + begin, at<u8>(codes) + first + begin, nullptr, nullptr, end - begin, block,
                                    levels, &scale);
             });
         });
 }
 
-// one(first, high, wide, number) for the tiles of `height` times `width` of `planes` matrices
+// Calls one(first, high, wide, number) for the tiles of `height` times `width` in `planes` matrices.
 template <class One>
 void over_tiles(int64_t planes, int64_t rows, int64_t columns, int64_t height, int64_t width, int threads,
                 const One& one) {
@@ -254,11 +241,11 @@ void over_tiles(int64_t planes, int64_t rows, int64_t columns, int64_t height, i
              });
 }
 
-// of out, and of codes, scales and zeros, one may be 0
+// Either out is 0, or codes, scales and zeros are.
 void affine_tiles(uintptr_t x, uintptr_t out, uintptr_t codes, uintptr_t scales, uintptr_t zeros, int64_t planes,
                   int64_t rows, int64_t columns, int64_t height, int64_t width, int levels, int threads) {
     over_tiles(planes, rows, columns, height, width, threads, [&](int64_t first, int64_t high, int64_t wide, int64_t number) {
-        const AffineScale of = isa->affine_tile(at<float>(x) + first, out ? at<float>(out) + first : nullptr,
+        const AffineScale of = kernels<ScaledKernels>().affine_tile(at<float>(x) + first, out ? at<float>(out) + first : nullptr,
                                                 at<u8>(codes) + first, high, wide, columns, levels);
         if (out) return;
         at<float>(scales)[number] = of.scale;
@@ -270,7 +257,7 @@ void affine_decode_tiles(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uin
                          int64_t columns, int64_t height, int64_t width, int threads) {
     over_tiles(planes, rows, columns, height, width, threads, [&](int64_t first, int64_t high, int64_t wide, int64_t number) {
         for (int64_t row = 0; row < high; ++row)
-            isa->affine_decode(at<u8>(codes) + first + row * columns, at<float>(scales) + number,
+            kernels<ScaledKernels>().affine_decode(at<u8>(codes) + first + row * columns, at<float>(scales) + number,
                                at<u8>(zeros) + number, at<float>(out) + first + row * columns, wide, wide);
     });
 }
@@ -278,7 +265,7 @@ void affine_decode_tiles(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uin
 void affine_decode(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t out, int64_t rows, int64_t n,
                    int64_t block, int threads) {
     const auto decode = [&](int64_t begin, int64_t count, int64_t number) {
-        isa->affine_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<u8>(zeros) + number,
+        kernels<ScaledKernels>().affine_decode(at<u8>(codes) + begin, at<float>(scales) + number, at<u8>(zeros) + number,
                            at<float>(out) + begin, count, block);
     };
     over_blocks(rows, n, block, threads, decode, [&](int64_t first, int64_t count, int64_t number) {
@@ -288,11 +275,8 @@ void affine_decode(uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t
 }
 
 }  // namespace
-}  // namespace custom_fp::bindings
 
-NB_MODULE(_scaled, m) {
-    using namespace custom_fp::bindings;
-    m.doc() = "CPU kernels of formats with scales; addresses and sizes in. Use custom_fp's functions instead.";
+void define_scaled(nb::module_& m) {
     nb::class_<TableParts>(m, "CodebookTables")
         .def("__init__", [](TableParts* parts, uintptr_t cell_thresholds, uintptr_t cell_values, uintptr_t cell_codes,
                             int shift, int first, int half, uintptr_t thresholds, uintptr_t ascending, uintptr_t codes,
@@ -313,5 +297,6 @@ NB_MODULE(_scaled, m) {
     m.def("affine_decode", &affine_decode);
     m.def("affine_tiles", &affine_tiles);
     m.def("affine_decode_tiles", &affine_decode_tiles);
-    isa.define(m);
 }
+
+}  // namespace custom_fp::bindings

@@ -1,12 +1,12 @@
-// How the blocks of formats with scales are dealt to the threads of a GPU; scaled.cuh and tiles/tiles.cuh say what is
-// done with them. Part of custom_fp.cu.
+// Assigns the blocks of formats with scales to the threads of a GPU. scaled.cuh and tiles/tiles.cuh define what is done
+// with them. Part of custom_fp.cu.
 //
 // A tensor is `planes` matrices of `rows` times `columns`, each cut in tiles of `height` times `width`
-// (formats/layout.py), in that order. A warp works on a tile; where tiles are one column wide, a thread does, whose
-// neighbours have the columns beside it. Runs of 16, 32, 64 or 128 neighbouring values are dealt otherwise, below.
+// (formats/layout.py), in that order. A warp works on a tile. If tiles are one column wide, a thread does, and its
+// neighbors work on the next columns. Runs of 16, 32, 64 or 128 adjacent values are assigned differently, below.
 //
-// A Kind has what is known of some values of a block (Ends: none, meet, join, either) and what follows from those of all of them
-// (Scale), and both from another lane of the warp.
+// A Kind has what is known of some values of a block (Ends: none, meet, join, either) and what follows from those of
+// all of them (Scale), and both from another lane of the warp.
 
 CFP_FN u32 xor_lane(u32 x, int apart) { return static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(x), apart)); }
 CFP_FN float xor_lane(float x, int apart) { return from_bits(xor_lane(to_bits(x), apart)); }

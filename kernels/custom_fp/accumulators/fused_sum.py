@@ -1,8 +1,8 @@
-"""`accumulate(order="exact")` and `"aligned"`: N values added at once and rounded once, as an adder of N inputs or a
-switch has it.
+"""Sums of tensors that are rounded once, as by an adder with N inputs or in a network switch.
 
-A backend gives the sum as float64, exact but for what a width cuts off, and rounded to odd (`add_at_once` in
-reference.py); the format's own quantize rounds it. Elements go in parts, so that little of it lies in memory.
+`accumulate` does this with `order="exact"` and `order="aligned"`. A backend returns the sum as float64, rounded to odd
+(`fused_sum` in reference.py); only what the width cuts off is missing from it. Then the format's quantize rounds it.
+Elements are processed in parts to bound the memory for the float64 sums.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from custom_fp.accumulator import MOST_DIGITS, Accumulator
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.rule import Rule
+from custom_fp.rounding import Rule
 
 SEQUENTIAL, EXACT, ALIGNED = ORDERS = ("sequential", "exact", "aligned")
-_AT_A_TIME = 1 << 22  # terms of a part
+_TERMS_PER_PART = 1 << 22
 
 
 def check_order(order: object, width: object, kahan: bool, terms: int) -> None:
-    """Raises ValueError for what does not go together."""
+    """Raise ValueError if the arguments of a sum do not fit together."""
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; allowed: {', '.join(ORDERS)}")
     if kahan and order != SEQUENTIAL:
@@ -44,7 +44,7 @@ def check_order(order: object, width: object, kahan: bool, terms: int) -> None:
 
 
 def check_narrow(tensors: Sequence[Tensor]) -> None:
-    """Raises TypeError for doubles, whose sums ten words do not hold."""
+    """Raise TypeError for float64 tensors: the exact sum has too few bits for them."""
     if any(tensor.dtype is torch.float64 for tensor in tensors):
         raise TypeError("order=exact and order=aligned add float32, float16 or bfloat16 tensors; got float64")
 
@@ -52,10 +52,10 @@ def check_narrow(tensors: Sequence[Tensor]) -> None:
 def accumulate(
     tensors: Sequence[Tensor], fmt: NumberFormat, width: int | None, rule: Rule, out: Tensor
 ) -> None:
-    """width None: exact."""
+    """Add tensors and round the sums once. width None: the exact sum."""
     device, terms_n, out_n = out.device.type, [x.view(-1) for x in tensors], out.view(-1)
-    add = function("add_at_once", Accumulator, device)
-    quantize = function("quantize", type(fmt), device)
+    add = function("fused_sum", Accumulator.backends, device)
+    quantize = function("quantize", fmt.backends, device)
     for start, stop in _parts(out.numel(), len(tensors)):
         total = torch.empty(stop - start, dtype=torch.float64, device=out.device)
         add([x[start:stop] for x in terms_n], width, _emin(fmt), total)
@@ -65,7 +65,7 @@ def accumulate(
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: NumberFormat, n: int, width: int | None, rule: Rule, out: Tensor
 ) -> None:
-    unpack, pack = (function(name, type(fmt), out.device.type) for name in ("unpack", "pack"))
+    unpack, pack = (function(name, fmt.backends, out.device.type) for name in ("unpack", "pack"))
     for start, stop in _parts(n, len(payloads)):
         data = slice(start // 8 * fmt.bits, -(-stop // 8) * fmt.bits)
         terms = torch.empty(len(payloads) + 1, stop - start, device=out.device)
@@ -76,11 +76,11 @@ def accumulate_packed(
 
 
 def _parts(n: int, terms: int) -> Iterator[tuple[int, int]]:
-    """Elements in parts that begin on a byte of any format."""
-    step = max(1 << 12, _AT_A_TIME // terms // 128 * 128)
+    """Yield the parts of n elements. Each starts at a whole byte of packed codes of any format."""
+    step = max(1 << 12, _TERMS_PER_PART // terms // 128 * 128)
     return ((start, min(n, start + step)) for start in range(0, n, step))
 
 
 def _emin(fmt: NumberFormat) -> int:
-    """The least exponent that a value is aligned by: of the format's normal values; a table's are float32's."""
+    """Return the smallest exponent by which a value is aligned: the format's emin, or that of float32 for a table."""
     return fmt.emin if isinstance(fmt, Format) else Format(8, 23).emin

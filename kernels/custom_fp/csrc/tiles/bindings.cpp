@@ -1,39 +1,25 @@
-// custom_fp._tiles: the loops over scaled formats behind addresses and sizes. tiles_native.py checks what it is given.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
-
-#include "cpu/isa.h"
-#include "cpu/parallel.h"
+// Bindings of the kernels on formats with scales.
+#include "bindings.h"
 #include "tiles/kernels.h"
-
-namespace nb = nanobind;
 
 namespace custom_fp::bindings {
 namespace {
 
-#if defined(CFP_X86)
-Isas<TileKernels> isa(tiles_baseline(), &tiles_avx2(), &tiles_avx512());
-#else
-Isas<TileKernels> isa(tiles_baseline(), nullptr, nullptr);
-#endif
-
-template <class T> T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
-
 uint32_t largest(const float* x, int64_t n, bool all, int threads) {
-    if (!all) {  // nearly always what all of them say
+    if (!all) {  // nearly always the same as with all
         const uint32_t found = largest(x, n, true, threads);
         if (found < 0x7f800000u) return found;
     }
     std::atomic<uint32_t> found(0);
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        const uint32_t here = isa->largest(x + begin, end - begin, all);
+        const uint32_t here = kernels<TileKernels>().largest(x + begin, end - begin, all);
         for (uint32_t seen = found; seen < here && !found.compare_exchange_weak(seen, here);) {
         }
     });
     return found;
 }
 
-// The scale of a tensor; 1 where there is none.
+// Returns the scale of a tensor; 1 if the format has none.
 float scale_of_tensor(const float* x, int64_t n, const Scaling& f, int threads) {
     if (f.tensor_target == 0.0f) return 1.0f;
     const float amax = from_bits(largest(x, n, false, threads));
@@ -45,10 +31,10 @@ template <class Body> void over_units(const Tiling& g, int threads, const Body& 
     parallel(g.units(), threads, std::max<int64_t>(1, grain / std::max<int64_t>(1, g.unit_size())), 1, body);
 }
 
-// A block in a row that is longer than a thread's share is cut between threads.
+// Whether blocks are rows so long that several threads share one.
 bool is_long(const Tiling& g, const Scaling& f) { return g.height == 1 && g.width > grain && f.rule != four_over_six; }
 
-// block(first, count, number) of each block of such rows.
+// Calls block(first, count, number) for each block of such rows.
 template <class Block> void each_long(const Tiling& g, const Block& block) {
     for (int64_t row = 0, number = 0; row < g.planes * g.rows; ++row)
         for (int64_t column = 0; column < g.columns; column += g.width, ++number)
@@ -79,7 +65,7 @@ void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int
     const Rule rule = rule_of(f, mode, seed, offset, mask);
     if (!is_long(g, f)) {
         over_units(g, threads, [&](int64_t begin, int64_t end) {
-            isa->quantize(from, at<float>(out), g, begin, end, f, rule, t);
+            kernels<TileKernels>().quantize(from, at<float>(out), g, begin, end, f, rule, t);
         });
         return;
     }
@@ -87,12 +73,12 @@ void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int
         const Long block(from + first, count, t, f, threads);
         const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first), mask);
         parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-            isa->quantize_one(from + first, at<float>(out) + first, begin, end, f, here, block.scale, t);
+            kernels<TileKernels>().quantize_one(from + first, at<float>(out) + first, begin, end, f, here, block.scale, t);
         });
     });
 }
 
-// Returns the scale of the tensor. dense: packed codes, of one row.
+// Returns the scale of the tensor. dense: codes are packed; the tensor is one row.
 float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const Tiling& g, const Scaling& f, int mode,
              uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
     const float* from = at<const float>(x);
@@ -100,7 +86,7 @@ float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const T
     const Rule rule = rule_of(f, mode, seed, offset, mask);
     if (!is_long(g, f)) {
         over_units(g, threads, [&](int64_t begin, int64_t end) {
-            isa->encode(from, at<void>(scales), at<uint8_t>(codes), dense, g, begin, end, f, rule, t);
+            kernels<TileKernels>().encode(from, at<void>(scales), at<uint8_t>(codes), dense, g, begin, end, f, rule, t);
         });
         return t;
     }
@@ -112,7 +98,7 @@ float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const T
             at<uint8_t>(scales)[number] = static_cast<uint8_t>(block.code);
         const Rule here = rule_of(f, mode, seed, offset + static_cast<uint64_t>(first), mask);
         parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-            isa->encode_one(from + first, at<uint8_t>(codes) + first, dense, begin, end, f, here, block.scale, t);
+            kernels<TileKernels>().encode_one(from + first, at<uint8_t>(codes) + first, dense, begin, end, f, here, block.scale, t);
         });
     });
     return t;
@@ -126,34 +112,31 @@ void decode(uintptr_t scales, uintptr_t codes, bool dense, uintptr_t out, const 
             const uint32_t code = f.kind == float_scale ? at<uint32_t>(scales)[number] : at<uint8_t>(scales)[number];
             const float scale = scale_value(code, f, coder);
             parallel(count, threads, grain, [&](int64_t begin, int64_t end) {
-                isa->decode_one(at<uint8_t>(codes) + first, dense, at<float>(out) + first, begin, end, f, scale, t);
+                kernels<TileKernels>().decode_one(at<uint8_t>(codes) + first, dense, at<float>(out) + first, begin, end, f, scale, t);
             });
         });
         return;
     }
     over_units(g, threads, [&](int64_t begin, int64_t end) {
-        isa->decode(at<const void>(scales), at<const uint8_t>(codes), dense, at<float>(out), g, begin, end, f, t);
+        kernels<TileKernels>().decode(at<const void>(scales), at<const uint8_t>(codes), dense, at<float>(out), g, begin, end, f, t);
     });
 }
 
 void join(uintptr_t codes, uintptr_t bytes, int64_t n, int bits, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa->join(at<const uint8_t>(codes), at<uint8_t>(bytes), begin, end, bits);
+        kernels<TileKernels>().join(at<const uint8_t>(codes), at<uint8_t>(bytes), begin, end, bits);
     });
 }
 
 void split(uintptr_t bytes, uintptr_t codes, int64_t n, int bits, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
-        isa->split(at<const uint8_t>(bytes), at<uint8_t>(codes), begin, end, bits);
+        kernels<TileKernels>().split(at<const uint8_t>(bytes), at<uint8_t>(codes), begin, end, bits);
     });
 }
 
 }  // namespace
-}  // namespace custom_fp::bindings
 
-NB_MODULE(_tiles, m) {
-    using namespace custom_fp;
-    m.doc() = "CPU kernels of scaled formats; addresses and sizes in. Use custom_fp's functions instead.";
+void define_tiles(nb::module_& m) {
     nb::class_<Tiling>(m, "Tiling")
         .def("__init__", [](Tiling* g, int64_t planes, int64_t rows, int64_t columns, int64_t height, int64_t width) {
             new (g) Tiling{planes, rows, columns, height, width};
@@ -165,10 +148,11 @@ NB_MODULE(_tiles, m) {
             new (f) Scaling{element,  bits,    is_integer, least, most,  unit, kind,   scale,
                             nan_code, smallest, largest,   rule,  added, emax, target, tensor_target};
         });
-    m.def("quantize", &bindings::quantize);
-    m.def("encode", &bindings::encode);
-    m.def("decode", &bindings::decode);
-    m.def("join", &bindings::join);
-    m.def("split", &bindings::split);
-    bindings::isa.define(m);
+    m.def("quantize_tiles", &quantize);
+    m.def("encode_tiles", &encode);
+    m.def("decode_tiles", &decode);
+    m.def("join_codes", &join);
+    m.def("split_codes", &split);
 }
+
+}  // namespace custom_fp::bindings

@@ -1,5 +1,7 @@
-"""Codebooks and affine integers with the CUDA kernels of csrc/scaled/scaled.cuh: rounding to nearest. Torch does the
-rest, on the GPU too."""
+"""The CUDA backend of codebooks and affine integers (csrc/scaled/scaled.cuh).
+
+The kernels round to nearest. For the other roundings, torch computes on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ import torch
 from torch import Tensor
 
 from custom_fp.cuda import address, blocks, launch
-from custom_fp.formats.affine import Affine
-from custom_fp.formats.codebook import Codebook
 from custom_fp.formats.layout import Layout
-from custom_fp.rule import Rounding, Rule
-from custom_fp.scaled.affine import NEAREST, AffineBlocks
+from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.rounding import Rounding, Rule
+from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.codebook import CodebookBlocks
 from custom_fp.scaled.search import search_of
-from custom_fp.scaled.tiles_on_cuda import run
+from custom_fp.scaled.tiles_cuda import run
 
 NOTHING = np.uint64(0)
-WHOLE = 1 << 14  # values of a tile that a warp would take long for: then the ends of a tensor are found first
+WHOLE = 1 << 14  # longer blocks take a warp too long, so torch finds the range of the tensor first
 
 
-class CudaCodebook(CodebookBlocks):
-    def quantize(self, x: Tensor, fmt: Codebook, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+class CudaCodebook(ScaledReference):
+    def quantize(
+        self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
         _run(
             "codebook",
             single(x),
@@ -34,9 +36,9 @@ class CudaCodebook(CodebookBlocks):
             _search(fmt, x),
         )
 
-    def quantize_rows(self, x_RxN: Tensor, fmt: Codebook, out_RxN: Tensor) -> None:
+    def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
-        width = max(1, min(fmt.block or n, n))
+        width = max(1, min(fmt.block, n) if isinstance(fmt.block, int) else n)
         _run(
             "codebook",
             x_RxN,
@@ -46,36 +48,45 @@ class CudaCodebook(CodebookBlocks):
         )
 
     def encode(
-        self, x: Tensor, fmt: Codebook, codes: Tensor, scales: Tensor, axis: int | None = None
+        self,
+        x: Tensor,
+        fmt: ScaledFormat,
+        codes: Tensor,
+        scales: Tensor,
+        *others: Tensor,
+        axis: int | None = None,
+        rule: Rule = NEAREST,
     ) -> None:
-        scales.zero_()  # of a tensor without elements, too
+        scales.zero_()  # also if the tensor has no elements
         to = NOTHING, address(codes), address(scales)
         _run("codebook", single(x), fmt.layout(x.shape, axis), to, _search(fmt, x))
 
 
-class CudaAffine(AffineBlocks):
-    def quantize(self, x: Tensor, fmt: Affine, rule: Rule, out: Tensor, axis: int | None = None) -> None:
+class CudaAffine(ScaledReference):
+    def quantize(
+        self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
+    ) -> None:
         if rule.rounding is not Rounding.NEAREST_EVEN:
             super().quantize(x, fmt, rule, out, axis)
             return
         to = address(out), NOTHING, NOTHING, NOTHING
-        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.levels),))
+        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.element.max),))
 
     def encode(
         self,
         x: Tensor,
-        fmt: Affine,
+        fmt: ScaledFormat,
         codes: Tensor,
         scales: Tensor,
-        zeros: Tensor,
+        *zeros: Tensor,
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
         if rule.rounding is not Rounding.NEAREST_EVEN or not x.numel():
-            super().encode(x, fmt, codes, scales, zeros, axis, rule)
+            super().encode(x, fmt, codes, scales, *zeros, axis=axis, rule=rule)
             return
-        to = NOTHING, *map(address, (codes, scales, zeros))
-        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.levels),))
+        to = NOTHING, *map(address, (codes, scales, *zeros))
+        _run("affine", single(x), fmt.layout(x.shape, axis), to, (np.float32(fmt.element.max),))
 
 
 def _run(kind: str, x: Tensor, layout: Layout, to: tuple[Any, ...], parameters: tuple[Any, ...]) -> None:
@@ -96,14 +107,14 @@ def _run(kind: str, x: Tensor, layout: Layout, to: tuple[Any, ...], parameters: 
 
 
 def _ends(kind: str, x: Tensor) -> Tensor:
-    """The largest magnitude, NaN where there is one, and of affine integers the least and the largest value or zero."""
+    """Return the largest magnitude, or NaN; for affine integers also the smallest and largest value or zero."""
     low, high = (end.to(torch.float32) for end in torch.aminmax(x))
     largest = torch.maximum(low.abs(), high.abs())
     return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])
 
 
-def _search(fmt: Codebook, x: Tensor) -> tuple[Any, ...]:
-    arguments = search_of(fmt, str(x.device)).addresses(np.int32)
+def _search(fmt: ScaledFormat, x: Tensor) -> tuple[Any, ...]:
+    arguments = search_of(fmt.element, str(x.device)).addresses(np.int32)
     return tuple(a if isinstance(a, np.int32) else np.uint64(a) for a in arguments)
 
 

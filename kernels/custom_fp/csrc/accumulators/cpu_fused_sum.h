@@ -1,20 +1,20 @@
-// Sums of N tensors formed at once on the CPU, blocks of elements side by side.
+// Sums of N tensors that are rounded once (fused_sum.h), blocks of elements at a time.
 #pragma once
 
 #include <cstdint>
 
-#include "accumulators/at_once.h"
+#include "accumulators/fused_sum.h"
 
 namespace custom_fp {
 namespace {
 
-constexpr int64_t at_once_block = 256;  // elements: their sums stay in the first cache
+constexpr int64_t sum_part = 256;  // elements whose sums stay in the first-level cache
 
-// Float64 holds most sums exactly, and Knuth's TwoSum says of which it does not: those are added in ten words.
+// Float64 holds most sums exactly. Knuth's TwoSum finds the others, which are added in fixed point.
 inline void add_exactly(const float* const* x, int tensors, double* out, int64_t begin, int64_t end) {
-    double lost[at_once_block];
-    for (int64_t start = begin; start < end; start += at_once_block) {
-        const int64_t count = end - start < at_once_block ? end - start : at_once_block;
+    double lost[sum_part];
+    for (int64_t start = begin; start < end; start += sum_part) {
+        const int64_t count = end - start < sum_part ? end - start : sum_part;
         double* const acc = out + start;
         for (int64_t i = 0; i < count; ++i) acc[i] = lost[i] = 0.0;
         for (int r = 0; r < tensors; ++r) {
@@ -32,10 +32,10 @@ inline void add_exactly(const float* const* x, int tensors, double* out, int64_t
 }
 
 inline void add_aligned(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
-    int largest[at_once_block];
-    double plain[at_once_block], power[at_once_block];
-    for (int64_t start = begin; start < end; start += at_once_block) {
-        const int64_t count = end - start < at_once_block ? end - start : at_once_block;
+    int largest[sum_part];
+    double plain[sum_part], power[sum_part];
+    for (int64_t start = begin; start < end; start += sum_part) {
+        const int64_t count = end - start < sum_part ? end - start : sum_part;
         double* const acc = out + start;
         for (int64_t i = 0; i < count; ++i) largest[i] = zero_exponent, plain[i] = acc[i] = 0.0;
         for (int r = 0; r < tensors; ++r) {
@@ -57,7 +57,7 @@ inline void add_aligned(const float* const* x, int tensors, double* out, int64_t
 }
 
 // width < 0: exact
-void add_at_once(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
+void fused_sum(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
     if (width < 0)
         add_exactly(x, tensors, out, begin, end);
     else

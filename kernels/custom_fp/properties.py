@@ -14,8 +14,9 @@ from typing import Any
 from custom_fp.formats.names import KINDS, installed, parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import FAMILIES
+from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.formats.synonyms import SYNONYMS
-from custom_fp.words import did_you_mean
+from custom_fp.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def written(value: float) -> float | str:
 
 def _numbers(fmt: NumberFormat, values: Any) -> dict[str, Any]:
     positive = sorted({v for v in values or () if 0 < v < math.inf})
-    known = fmt if not fmt.has_scales else getattr(fmt, "of", fmt)  # the elements'
+    known = fmt if not fmt.has_scales else getattr(fmt, "element", fmt)  # the elements'
     said = {name: getattr(known, name, None) for name in ("max", "smallest_normal", "smallest_subnormal")}
     said |= {name: getattr(known, name, None) for name in ("emax", "emin")}
     largest = said["max"] if said["max"] is not None else positive[-1] if positive else None
@@ -205,12 +206,13 @@ def _first(values: Sequence[float], wanted: float) -> int | None:
 def _scales(fmt: NumberFormat) -> ScaleFacts | None:
     if not fmt.has_scales:
         return None
+    scale = fmt.scale if isinstance(fmt, ScaledFormat) else None
     return ScaleFacts(
         block=fmt.block if fmt.block is not None else "tensor",
         bits=fmt.scale_bits,
-        format=getattr(fmt, "scale", None) or ("fp32" if fmt.scale_bits == 32 else None),
-        rule=getattr(fmt, "rule", None),
-        element=str(fmt.of) if hasattr(fmt, "of") else None,
+        format=scale.format.name if scale else "fp32" if fmt.scale_bits == 32 else None,
+        rule=scale.rule if scale else None,
+        element=str(fmt.element) if isinstance(fmt, ScaledFormat) else None,
         of_tensor=fmt.has_tensor_scale,
         zero_point=fmt.has_zero_point,
     )

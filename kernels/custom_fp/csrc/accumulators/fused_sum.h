@@ -1,15 +1,15 @@
-// One sum of N float32 values formed at once, rounded where it is needed by others: what switches do that add all
-// workers' values (cpdrun/comm/sums/orders). Defined by accumulators/reference.py, bit for bit.
+// The sum of N float32 values, to be rounded once: what a network switch computes that adds the values of all workers.
+// accumulators/reference.py defines it, bit for bit.
 #pragma once
 
 #include "accumulators/dot.h"
 
 namespace custom_fp {
 
-// What is not finite, NaN as the one NaN.
+// Returns infinity unchanged, and any NaN as the canonical one.
 CFP_FN double not_finite(double x) { return x != x ? from_bits(Bits<double>::nan) : x; }
 
-// value(r): the r-th. Exact, then rounded to odd; NaN and infinity as IEEE 754 adds them.
+// The exact sum of value(0) to value(count - 1), rounded to odd. NaN and infinity are added as in IEEE 754.
 template <class Value> CFP_FN double exact_total(const Value& value, int count) {
     ExactSum sum;
     sum.clear();
@@ -22,14 +22,14 @@ template <class Value> CFP_FN double exact_total(const Value& value, int count) 
     return is_finite(plain) ? sum.value() : not_finite(plain);
 }
 
-// The exponent that a value is aligned by, at least `emin`, and zero_exponent of zero.
+// The exponent by which a value is aligned: at least `emin`, or zero_exponent for zero.
 CFP_FN int exponent_to_align(float x, int emin) {
     const u32 magnitude = to_bits(x) & 0x7fffffffu, field = magnitude >> 23;
     const int exponent = field ? static_cast<int>(field) - 127 : -126;
     return magnitude == 0 ? zero_exponent : exponent < emin ? emin : exponent;
 }
 
-// x 2^shift without its fraction, as a double: below 2^42, so that adding and taking off 2^52 is how one is rounded
+// trunc(x * power) as a double. The product is below 2^42, so that adding and subtracting 2^52 rounds it to an integer.
 CFP_FN double whole_part(double x, double power) {
     const double product = x * power, magnitude = from_bits(to_bits(product) & ~Bits<double>::sign);
     const double nearest = (magnitude + 0x1p52) - 0x1p52;
@@ -37,8 +37,8 @@ CFP_FN double whole_part(double x, double power) {
     return from_bits(to_bits(kept) | (to_bits(product) & Bits<double>::sign));
 }
 
-// Values cut off (toward zero) below 2^(E - width), E the largest of their exponents, and added; few enough of them that
-// a double holds the sum. Zero is +0.
+// The sum of the values after each is cut off (toward zero) below 2^(E - width), where E is their largest exponent.
+// There are few enough of them that a double holds the sum. Zero is +0.
 template <class Value> CFP_FN double aligned_total(const Value& value, int count, int width, int emin) {
     int largest = zero_exponent;
     double plain = 0;

@@ -1,8 +1,8 @@
-// Quick sums of cpu_panel.h, a strip of columns in registers: to nearest by the addition of a power of two
-// (shortcuts.h), toward zero and stochastic by what the processor cuts off.
+// Sums for cpu_panel.h with a strip of columns in registers. They round to nearest by adding a power of two
+// (shortcuts.h); toward zero and stochastically, they use that the processor rounds toward zero.
 //
-// V is FloatLanes where 24 digits are enough, DoubleLanes where they are not. Results count where `trusted`: the others
-// are GeneralSums'.
+// V is FloatLanes if 24 digits are enough, else DoubleLanes. Results that are not `trusted` are computed again by
+// GeneralSums.
 #pragma once
 
 #include <cfenv>
@@ -49,8 +49,8 @@ CFP_FN IntLanes smaller_of(IntLanes a, IntLanes b) {
 }
 CFP_FN LongLanes smaller_of(LongLanes a, LongLanes b) { return a < b ? a : b; }
 
-// The random bits of 64 elements: half a group, from a multiple of 64 on.
-inline void random_panel(u32* out, u64 element, u32 stream, u64 seed, u32 mask) {
+// Writes the random bits of 64 elements: half a group, starting at a multiple of 64.
+CFP_LARGE_FN void random_panel(u32* out, u64 element, u32 stream, u64 seed, u32 mask) {
     u32 upper[group], lower[group];
     const u64 first = element / group * group, skip = element - first;
     fill_half(upper, first, stream, 0, seed, mask);
@@ -61,14 +61,32 @@ inline void random_panel(u32* out, u64 element, u32 stream, u64 seed, u32 mask) 
     std::memcpy(out, upper + skip, panel * sizeof(u32));
 }
 
-// `vectors` registers, one column a lane
+CFP_FN DoubleLanes multiply_add(DoubleLanes a, DoubleLanes b, DoubleLanes c) {
+#if defined(__AVX512F__)
+    return (DoubleLanes)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (DoubleLanes)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// `vectors` registers with one column in each lane.
 template <class V, int vectors> struct Strip {
     V v[vectors];
 };
 
-// What both ways have in common.
-template <class V, int vectors> class Quick {
+// Whether terms are added one by one or in trees.
+inline bool adds_terms(const Summing& s) {
+    return s.width < 0 && (s.order == pairwise || (s.order == sequential && s.block == 1));
+}
+
+// What all of these sums have in common.
+template <class V, int vectors> class LaneSums {
 public:
+    static constexpr bool in_blocks = false;  // whether it adds products to exact or fused sums
+    static constexpr int direction = FE_TONEAREST;
+    typedef float Factor;
     typedef Strip<V, vectors> Value;
     typedef Lane<V> L;
     typedef typename L::F F;
@@ -83,23 +101,23 @@ protected:
     const Spec spec_;
     const bool exact_;
     const Integer max_;
-    const I top_;  // what saturates there
+    const I top_;  // the magnitude at which values saturate
     I seen_ = {};  // the largest magnitude
 
-    explicit Quick(const Summing& s)
+    explicit LaneSums(const Summing& s)
         : spec_(unpack_spec(s.sum)), exact_(s.product == 0),
           max_(static_cast<Integer>(magnitude_of<F>(spec_, spec_.max_code))),
           top_((s.overflow == saturate ? max_ : static_cast<Integer>(~B::sign)) - I{}) {}
 
     static bool allowed(const Summing& s) {
-        return unpack_spec(s.sum).is_plain && (s.product == 0 || s.product == s.sum) && s.overflow != propagate;
+        return is_usual(s) && adds_terms(s) && unpack_spec(s.sum).is_plain && (s.product == 0 || s.product == s.sum) && s.overflow != propagate;
     }
     bool seen_at_most(Integer limit) const {
         bool all = true;
         for (int i = 0; i < width; ++i) all = all && seen_[i] <= limit;
         return all;
     }
-    // Whether products are values of F, and nothing of them is lost below it.
+    // Whether all products are values of F.
     static bool holds_products(const Facts& a, const Facts& b) {
         return !is_float || (a.digits + b.digits <= 24 && a.least + b.least >= -98 && a.most + b.most <= 124);
     }
@@ -107,22 +125,22 @@ protected:
 
 public:
     void begin() { seen_ = I{}; }
-    void seen(const Quick& by) { seen_ = by.seen_; }
+    void seen(const LaneSums& by) { seen_ = by.seen_; }
 
     static CFP_MEMBER Value zero() { return Value{}; }
     static CFP_MEMBER Value negative(Value x) {
         for (V& v : x.v) v = -v;
         return x;
     }
-    static CFP_MEMBER Value where_finite(const Value&, const Value& x) { return x; }  // others are not trusted
+    static CFP_MEMBER Value where_finite(const Value&, const Value& x) { return x; }  // results with other values are not trusted
     static CFP_MEMBER void store(const Value& x, double* to) {
         for (int i = 0; i < columns; ++i) to[i] = static_cast<double>(x.v[i / width][i % width]);
     }
 };
 
 // To nearest, ties to even.
-template <class V, bool exact> class NearSums : public Quick<V, 4> {
-    typedef Quick<V, 4> Q;
+template <class V, bool exact> class NearSums : public LaneSums<V, 4> {
+    typedef LaneSums<V, 4> Q;
     typedef typename Q::I I;
     typedef typename Q::U U;
     typedef typename Q::B B;
@@ -132,9 +150,8 @@ template <class V, bool exact> class NearSums : public Quick<V, 4> {
 
 public:
     typedef typename Q::Value Value;
-    static constexpr int direction = FE_TONEAREST;
 
-    // 2 p + 2 digits are enough of sums of values, p + 2 of sums to odd.
+    // Sums of values need 2 p + 2 digits, sums to odd p + 2.
     static bool allowed(const Summing& s) {
         return Q::allowed(s) && s.mode == nearest_even && exact == (s.product == 0) &&
                unpack_spec(s.sum).mantissa_bits <= (Q::is_float ? 10 : 23);
@@ -146,12 +163,8 @@ public:
           limit_(smaller<Integer>(this->max_, (static_cast<Integer>(2 * B::bias - B::mantissa + this->spec_.mantissa_bits + 1)
                                                << B::mantissa) - 1)) {}
 
-    bool takes(const Facts& a, const Facts& b) const {
-#if defined(__FMA__) || defined(__aarch64__)
-        return a.finite && b.finite && (!exact || Q::holds_products(a, b));
-#else
-        return a.finite && b.finite && Q::holds_products(a, b);
-#endif
+    bool takes(const Facts& a, const Facts& b, int64_t) const {
+        return a.finite && b.finite && ((has_fma && !exact) || Q::holds_products(a, b));
     }
     bool trusted() const { return this->seen_at_most(limit_); }
 
@@ -160,7 +173,7 @@ public:
         Value out;
         for (int i = 0; i < 4; ++i) {
             const V y = Q::L::load(b + i * Q::width), product = x * y;
-            out.v[i] = exact ? product : rounded(product, [&](V magic) { return add_product(x, y, product, magic); });
+            out.v[i] = exact ? product : rounded(product, [&](V magic) { return multiply_add(x, y, magic); });
         }
         return out;
     }
@@ -179,7 +192,7 @@ public:
     }
 
 private:
-    // add(magic): x, before float32 rounded it, and magic
+    // add(magic) returns the sum of magic and the exact value of which x is the rounded one.
     template <class Add> CFP_MEMBER V rounded(V x, const Add& add) {
         const I magnitude = smaller_of((I)((U)x & ~B::sign), this->top_);
         this->seen_ = larger_of(this->seen_, magnitude);
@@ -192,29 +205,13 @@ private:
         const U inexact = (U)(error != V{}), away = (U)((I)((U)sum ^ (U)error) >> (8 * sizeof(typename Q::F) - 1));
         return (V)(((U)sum + (away & inexact)) | (inexact & B::one));
     }
-    static CFP_MEMBER FloatLanes add_product([[maybe_unused]] FloatLanes x, [[maybe_unused]] FloatLanes y,
-                                              [[maybe_unused]] FloatLanes product, FloatLanes magic) {
-#if defined(__AVX512F__)
-        return (FloatLanes)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)magic);
-#elif defined(__FMA__)
-        return (FloatLanes)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)magic);
-#elif defined(__aarch64__)
-        for (int i = 0; i < lanes; ++i) magic[i] = fused_multiply_add(x[i], y[i], magic[i]);
-        return magic;
-#else
-        return product + magic;
-#endif
-    }
-    static CFP_MEMBER DoubleLanes add_product(DoubleLanes, DoubleLanes, DoubleLanes product, DoubleLanes magic) {
-        return product + magic;
-    }
 };
 
-// Toward zero, and stochastic: the processor rounds toward zero, so that digits are right as far as there are any, and
-// random bits are added to them before they are cut off.
-template <class V, bool random> class CutSums : public Quick<V, panel * sizeof(typename Lane<V>::F) / sizeof(V)> {
+// Toward zero, and stochastic. The processor rounds toward zero, so that the digits it returns are right; random bits
+// are added to them before they are cut off.
+template <class V, bool random> class CutSums : public LaneSums<V, panel * sizeof(typename Lane<V>::F) / sizeof(V)> {
     static constexpr int vectors = panel * sizeof(typename Lane<V>::F) / sizeof(V);
-    typedef Quick<V, vectors> Q;
+    typedef LaneSums<V, vectors> Q;
     typedef typename Q::U U;
     typedef typename Q::I I;
     typedef typename Q::B B;
@@ -231,7 +228,7 @@ public:
 
     static bool allowed(const Summing& s) {
         const int bits = random ? __builtin_popcount(s.mask) : 0, digits = unpack_spec(s.sum).mantissa_bits + bits;
-        const bool cuts = !random || !(s.mask & 1);  // not of a form of stochastic rounding that rounds what is left
+        const bool cuts = !random || !(s.mask & 1);  // only the form of stochastic rounding that cuts off
         return Q::allowed(s) && cuts && s.mode == (random ? stochastic : toward_zero) && digits <= (Q::is_float ? 22 : 51);
     }
     explicit CutSums(const Summing& s)
@@ -239,10 +236,10 @@ public:
           keep_(~((B::one << (B::mantissa - this->spec_.mantissa_bits)) - 1) - U{}), seed_(s.seed), mask_(s.mask),
           drop_(B::mantissa - this->spec_.mantissa_bits) {}
 
-    bool takes(const Facts& a, const Facts& b) const {
+    bool takes(const Facts& a, const Facts& b, int64_t) const {
         return a.finite && b.finite && (!this->exact_ || Q::holds_products(a, b));
     }
-    // Toward zero nothing becomes infinite: float32's last binade is left out.
+    // Rounding toward zero never gives infinity, so float32's last binade is excluded.
     bool trusted() const { return this->seen_at_most(smaller<Integer>(this->max_, Q::is_float ? 0x7effffff : this->max_)); }
 
     CFP_MEMBER Value product(float a, const float* b, u64 element, u32 stream) {
@@ -264,7 +261,7 @@ private:
         if (random) random_panel(words, element, stream, seed_, mask_);
         for (int i = 0; i < vectors; ++i) {
             const U magnitude = (U)x.v[i] & ~B::sign;
-            const V lift = (V)((U)((I)magnitude < min_normal_) & (U)min_normal_);  // a subnormal's digits to their place
+            const V lift = (V)((U)((I)magnitude < min_normal_) & (U)min_normal_);  // puts a subnormal's digits in place
             U digits = (U)((V)magnitude + lift);
             if (random) digits += added(words + i * Q::width);
             const I kept = smaller_of((I)((V)(digits & keep_) - lift), this->top_);
@@ -273,7 +270,7 @@ private:
         }
         return x;
     }
-    // The first random bit beside the first digit that is cut off.
+    // Aligns the first random bit with the first digit that is cut off.
     CFP_MEMBER U added(const u32* words) const {
         if constexpr (Q::is_float) {
             UintLanes word;

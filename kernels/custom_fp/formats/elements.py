@@ -1,0 +1,225 @@
+"""The elements that scales multiply: scalar formats, integers, and tables of values. This module does not import torch.
+
+Every element has `name`, `code_bits`, `max`, `least`, `target`, `emax`, `has_negative_zero`, `is_signed` and
+`code_values()`. `target` is what a scale makes of the largest magnitude of its block.
+
+A scalar format (formats/scalar.py) and a table (formats/tabulated.py) are formats of their own. The elements that are
+defined here exist only under scales: integers, and the tables of codebooks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, cast
+
+from custom_fp.formats.scalar import Format
+from custom_fp.formats.tables import TABLES, at_most, float32, previous
+from custom_fp.formats.tabulated import Tabulated
+
+
+@dataclass(frozen=True)
+class Integer:
+    """Integers of k bits, times 2**-fraction_bits, as two's complement or without a sign.
+
+    Symmetric integers leave out the least code, so that rounding has no bias (arXiv 2510.25602).
+    """
+
+    code_bits: int
+    fraction_bits: int = 0
+    is_symmetric: bool = True
+    is_signed: bool = True
+    has_negative_zero: ClassVar = False
+
+    def __post_init__(self) -> None:
+        if type(self.code_bits) is not int or not 2 <= self.code_bits <= 8:
+            raise ValueError(f"integers of {self.code_bits!r} bits; allowed: 2 .. 8")
+
+    @property
+    def name(self) -> str:
+        return f"{'' if self.is_signed else 'u'}int{self.code_bits}"
+
+    @property
+    def mantissa_bits(self) -> int:
+        """The digits of the largest value after its first."""
+        return self.code_bits - 1 - self.is_signed
+
+    @cached_property
+    def unit(self) -> float:
+        return 2.0**-self.fraction_bits
+
+    @cached_property
+    def max(self) -> float:
+        return (2 ** (self.code_bits - self.is_signed) - 1) * self.unit
+
+    @property
+    def target(self) -> float:
+        return self.max
+
+    @cached_property
+    def least(self) -> float:
+        if not self.is_signed:
+            return 0.0
+        return -self.max if self.is_symmetric else -(self.max + self.unit)
+
+    @property
+    def emax(self) -> int:
+        return self.mantissa_bits - self.fraction_bits
+
+    @cached_property
+    def as_scalar(self) -> Format:
+        """A scalar format with the same values, and more: it has one exponent bit, so that all values are multiples of
+        one quantum."""
+        return Format(1, self.code_bits, 1 - self.code_bits + self.fraction_bits, "fo")
+
+    @cached_property
+    def spec(self) -> int:
+        """The integers in one number, as `Format.spec` has it for the kernels."""
+        return (self.code_bits - 1 - self.fraction_bits + 512) << 16 | (self.code_bits - 1) << 8 | 1
+
+    def code_values(self) -> list[float]:
+        """Return the value of each code."""
+        size = 2**self.code_bits
+        wraps = size // 2 if self.is_signed else size
+        return [(code - size * (code >= wraps)) * self.unit for code in range(size)]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class ValueTable:
+    """A table of up to 256 values in [-1, 1], as codebooks have them.
+
+    A number is rounded to the nearest value. In the middle of two values it becomes the one of smaller magnitude, and
+    between -v and v it becomes v. A value that the table lists twice is written as the first of its codes.
+
+    Attributes:
+        name: The name of the table, for messages.
+        values: 2 to 256 numbers in [-1, 1] in the order of their codes, at least two of them different. They are
+            rounded to float32.
+
+    Raises:
+        ValueError: `values` is not such a table.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    has_negative_zero: ClassVar = False
+
+    def __post_init__(self) -> None:
+        values = tuple(float32(value) for value in self.values)
+        object.__setattr__(self, "values", values)
+        if not 2 <= len(values) <= 256:
+            raise ValueError(f"codebook {self.name!r} has {len(values)} values; allowed: 2..256")
+        if bad := [value for value in values if not -1.0 <= value <= 1.0]:
+            raise ValueError(
+                f"codebook {self.name!r} holds {bad[0]}; values lie in [-1, 1], the scale does the rest"
+            )
+        if len(set(values)) < 2:
+            raise ValueError(f"codebook {self.name!r} holds one value only, {values[0]}")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, len(self.values)))
+
+    @cached_property
+    def code_bits(self) -> int:
+        """The bits of a code, ceil(log2 n)."""
+        return (len(self.values) - 1).bit_length()
+
+    @property
+    def max(self) -> float:
+        return max(self.values)
+
+    @property
+    def least(self) -> float:
+        return min(self.values)
+
+    @property
+    def target(self) -> float:
+        """The largest magnitude."""
+        return max(map(abs, self.values))
+
+    @property
+    def emax(self) -> int:
+        return math.frexp(self.target)[1] - 1
+
+    @property
+    def is_signed(self) -> bool:
+        return self.least < 0
+
+    def code_values(self) -> tuple[float, ...]:
+        """Return the value of each code. There are fewer than 2**code_bits if the table has fewer."""
+        return self.values
+
+    @cached_property
+    def sorted_codes(self) -> tuple[int, ...]:
+        """A code for each distinct value, in ascending order of the values."""
+        first: dict[float, int] = {}
+        for code, value in enumerate(self.values):
+            first.setdefault(value, code)
+        return tuple(first[value] for value in sorted(first))
+
+    @cached_property
+    def thresholds(self) -> tuple[float, ...]:
+        """The float32 t_i by which y is rounded: the result is the i-th distinct value, where i = #{t_i < y}."""
+        values = [self.values[code] for code in self.sorted_codes]
+        found = []
+        for low, high in pairwise(values):
+            middle = (low + high) / 2  # exact: two float32 values in a double
+            below = at_most(middle)
+            to_high = abs(high) <= abs(low)
+            found.append(previous(below) if to_high and below == middle else below)
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Element = Format | Tabulated | Integer | ValueTable
+
+MXINT8 = Integer(8, fraction_bits=6, is_symmetric=False)  # OCP MX 1.0, section 5.3.4
+_INTEGER = re.compile(r"(u?)int([2-8])")
+
+
+def element(given: Element | str | Mapping[str, Any] | None) -> Element:
+    """Return an element by its name or by its parts.
+
+    Args:
+        given: An element, which is returned as it is; the name of an integer (int4), of a table (nf4) or of a format
+            without scales (e2m1fn, posit8); the arguments of `Integer` or `ValueTable`; or None for MX's int8.
+
+    Raises:
+        ValueError: There is no such element.
+    """
+    if given is None:
+        return MXINT8
+    if isinstance(given, str):
+        return _named(given)
+    if isinstance(given, Mapping):
+        return ValueTable(**given) if "values" in given else Integer(**given)
+    return given
+
+
+@cache
+def _named(name: str) -> Element:
+    if match := _INTEGER.fullmatch(name):
+        return Integer(int(match[2]), is_signed=not match[1])
+    if name in TABLES:
+        return ValueTable(name, tuple(TABLES[name]()))
+    from custom_fp.formats.names import KINDS  # which imports this module
+
+    for kind in KINDS.values():
+        if kind.scale_bits == 0 and (found := kind.named(name)) is not None:
+            return cast(Element, found)
+    raise ValueError(
+        f"elements in {name!r}; allowed: int2 .. int8, {', '.join(TABLES)}, formats without scales"
+    )
