@@ -124,7 +124,7 @@ class Problem:
         scales = slice(first // how.scales, -(-last // how.scales))
         exponents = self.a_exponents[..., scales].contiguous(), self.b_exponents[..., scales].mT.contiguous()
         out = torch.empty(self.got.shape)
-        function("product", Accumulator, "cpu")(Operands(a, b, *exponents), how, how.rule, out)
+        function("product", Accumulator.BACKENDS, "cpu")(Operands(a, b, *exponents), how, how.rule, out)
         return out
 
 
