@@ -1,14 +1,19 @@
-"""custom_fp: every small floating-point format, exact, on CPU and GPU.
+"""Small number formats in PyTorch, emulated bit for bit on CPUs and GPUs.
 
     import custom_fp
     y = custom_fp.quantize(x, "e4m3")
 
-Names are loaded when first used (PEP 562): `from custom_fp import Format` imports no torch.
+Operators: quantize, encode, decode, pack, unpack, accumulate, accumulate_packed, matmul, hadamard, scale_pow2 and
+max_exponent. For models: apply_recipe, quantize_model and layers such as QuantLinear. Formats: parse returns the format
+of a name; Format, BlockFormat, Codebook and Affine define formats of your own. `help(custom_fp.quantize)` explains how
+to round.
+
+Names are imported on first use (PEP 562), so `from custom_fp import Format` does not import torch.
 """
 
 from importlib import import_module
 
-_HOME = {
+_MODULES = {  # the module of each public name
     "Accumulator": "accumulator",
     "Affine": "formats.scaled",
     "BlockFormat": "formats.scaled",
@@ -45,15 +50,15 @@ _HOME = {
     "scale_pow2": "ops",
     "unpack": "ops",
 }
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name == "testing":
         return import_module("custom_fp.testing")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'custom_fp' has no attribute {name!r}")
-    value = getattr(import_module(f"custom_fp.{_HOME[name]}"), name)
+    value = getattr(import_module(f"custom_fp.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

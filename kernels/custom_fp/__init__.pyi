@@ -1,4 +1,4 @@
-"""What a checker reads of custom_fp/__init__.py, whose names are loaded when they are used (`_HOME` there)."""
+"""The public names of custom_fp for type checkers. custom_fp/__init__.py imports them on first use."""
 
 from custom_fp.accumulator import Accumulator as Accumulator
 from custom_fp.formats.names import is_own as is_own

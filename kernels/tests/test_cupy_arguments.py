@@ -133,7 +133,7 @@ def test_no_kernel_is_missed(launches):
 
 
 def test_no_operator_is_missed():
-    computing = {name for name, module in custom_fp._HOME.items() if module == "ops"} - {
+    computing = {name for name, module in custom_fp._MODULES.items() if module == "ops"} - {
         "backend",
         "packed_size",
     }

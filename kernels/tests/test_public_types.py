@@ -10,4 +10,4 @@ def test_the_stub_names_what_is_loaded_when_used():
     stub = ast.parse(Path(custom_fp.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     stated = {name.asname: node.module for node in imports for name in node.names}
-    assert stated == {name: f"custom_fp.{module}" for name, module in custom_fp._HOME.items()}
+    assert stated == {name: f"custom_fp.{module}" for name, module in custom_fp._MODULES.items()}

@@ -138,7 +138,7 @@ def test_the_program(tmp_path, capsys):
 def test_errors():
     with pytest.raises(ValueError, match="scheme='pipeline': choose one of data, model, hybrid"):
         exchange_s(MODEL, Cluster(2, 2, LINK, LINK), free(8), "pipeline")
-    with pytest.raises(ValueError, match="workers=6 with group_size=4"):
+    with pytest.raises(ValueError, match="workers=6 is not a multiple of group_size=4"):
         Cluster(6, 4, LINK, LINK)
     with pytest.raises(CaseError):
         read_case("[")

@@ -1,14 +1,16 @@
-"""Which formats with scales an accumulator's operands can be of. Standard library only.
+"""The formats with scales that the operands of an accumulator can have. Standard library only.
 
-A product of float32 values needs their scales again, for it aligns by codes and scales apart: a subnormal code, or a
-zero, counts by its scale, and a group of products by its scales alone. Float32 values say them where the format is
+A product of float32 values needs their scales, because it aligns by codes and scales separately: a subnormal code or a
+zero counts with the exponent of its scale, and a group of products only with its scales. Float32 values determine the
+scales if the format is one of these:
 
-    e8m0, floor      MX 1.0: a block's largest code is of the largest exponent, however elements were rounded, or its
-                     scale is the smallest, so that rounding again finds the scale that was
-    e4m3fn, amax     NVFP4, of groups alone: the largest code is 6 (under a scale of 2**-8 4 or 6, under 2**-9 any), if
+    e8m0, floor      MX 1.0: the largest code of a block has the largest exponent, however elements were rounded, or the
+                     scale is the smallest one, so that rounding again finds the same scale
+    e4m3fn, amax     NVFP4, only for groups: the largest code is 6 (4 or 6 under a scale of 2**-8, any under 2**-9), if
                      elements were rounded to nearest even
 
-and of no other: rceil, even ... put the largest code of some blocks at either end of a binade, 4over6 at 4 or at 6.
+Other rules do not: rceil, even and others put the largest code of some blocks at either end of a binade, and 4over6
+at 4 or 6.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from custom_fp.formats.scalar import Format
 from custom_fp.formats.scaled import ScaledFormat
 
 GROUP_DIGITS = 8
-"""e2m1 elements under scales in e8m0 or e4m3fn: products are multiples of 2**(e - 8), e the sum of both scales'
-exponents, of a subnormal one the smallest normal one's."""
+"""Products of e2m1 elements under scales in e8m0 or e4m3fn are multiples of 2**(e - 8), where e is the sum of the
+exponents of both scales. The exponent of a subnormal scale is that of the smallest normal one."""
 
 
 def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> str | None:
-    """What does not go together. aligned: with a width, and acc among the terms."""
+    """Return what is wrong with a combination of operands, or None. aligned: with a width, and acc is a term."""
     scaled = [fmt for fmt in operands if fmt.has_scales]
     if not scaled:
         alone = f"group={group} adds products under one pair of scales; it goes with of_mxfp4, or of_nvfp4"
@@ -60,7 +62,7 @@ def _unknown_scales(fmt: ScaledFormat, group: int) -> str | None:
 
 
 def size_of(fmt: ScaledFormat) -> int | None:
-    """Terms of a dot product under one scale."""
+    """Return the number of terms of a dot product under one scale."""
     if isinstance(fmt.block, tuple):
         return fmt.block[0] if fmt.block[0] == fmt.block[1] else None
     return fmt.block if isinstance(fmt.block, int) else None

@@ -1,13 +1,13 @@
-"""The codes and scales that float32 values of a format with scales are decoded from, found again for a product of
-matrices: see block_scales.py for the formats that let that be done.
+"""Find the codes and scales of float32 values of a format with scales, for a matrix product.
 
-Values do not always say them. What is found gives every value back, bit by bit, and is what rounding to nearest even
-made, but for one thing: a tensor of nvfp4 of a few blocks can have the same values under two scales of the tensor, next
-to each other; the one nearest to the largest magnitude / (6 * 448) is taken. Rounded stochastically, a block of nvfp4
-without a code of .5, 1.5, 3 or 6 is found with a 6 where it had a 4, under a smaller scale, if there is one.
+block_scales.py lists the formats for which this is possible. Values do not always determine their scales. The codes
+and scales that are found give the same values, bit for bit, and are those of rounding to nearest even. There is one
+exception: a tensor of nvfp4 with few blocks can have the same values under two adjacent scales of the tensor. Then the
+one closest to the largest magnitude / (6 * 448) is used. After stochastic rounding, a block of nvfp4 without a code of
+.5, 1.5, 3 or 6 may be found with a 6 instead of a 4, under a smaller scale.
 
-A scale of the tensor is no part of the product: what is multiplied is code times scale of the block, and the sum is
-then multiplied by both tensors' scales, their product in float32 (alpha of cuBLAS), and rounded to nearest even.
+A scale of the tensor is not part of the product. Codes times the scales of blocks are multiplied. The sum is then
+multiplied by the float32 product of both tensors' scales (alpha of cuBLAS), and rounded to nearest even.
 
 Legend: Z matrices of a batch, M rows, N columns, K terms, S = ceil(K / terms under one scale); B blocks of T elements.
 """
@@ -33,12 +33,14 @@ LARGEST_CODES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
 """Of a block of e2m1fn, the likeliest first: nearest even leaves one below 6 under the two smallest scales alone."""
 
 ULPS = (0, 1, -1, 2, -2, 3, -3)
-"""From the largest magnitude / (6 * 448), rounded thrice, to the tensor's scale."""
+"""The candidates for a tensor's scale, as units in the last place from the largest magnitude / (6 * 448)."""
 
 
 class Operands(NamedTuple):
-    """What kernels multiply: float32 values, and, where operands have scales, the exponent of each block's (int32), of
-    a subnormal one the smallest normal one's."""
+    """What kernels multiply: float32 values and, if operands have scales, the exponent of each block's scale (int32).
+
+    The exponent of a subnormal scale is that of the smallest normal one.
+    """
 
     a_ZxMxK: Tensor
     b_ZxKxN: Tensor
@@ -56,7 +58,11 @@ class Found(NamedTuple):
 
 
 def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
-    """product of a (Z or 1, M, K) and b (Z or 1, K, N). Raises ValueError where one has no values of its format."""
+    """Multiply a (Z or 1, M, K) and b (Z or 1, K, N) with the given product.
+
+    Raises:
+        ValueError: An operand has values that are not of its format.
+    """
     if not how.scales:
         product(Operands(a, b), how, rule, out)
         return
@@ -120,8 +126,10 @@ def _of_digits(
 
 
 def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
-    """The tensor's scale but for its last digits. Where elements were not rounded to nearest even the largest may be a
-    4."""
+    """Yield candidates for the tensor's scale, which differ in its last digits.
+
+    If elements were not rounded to nearest even, the largest one may be a 4.
+    """
     if not fmt.has_tensor_scale:
         yield None
         return
@@ -139,13 +147,13 @@ def _around(near: Tensor | None) -> list[Tensor | None]:
 
 
 def _of_few_digits(x: Tensor) -> Tensor:
-    """To 8 digits: a code times a scale has 6 at most."""
+    """Round to 8 digits. A code times a scale has at most 6."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 256).round() / 256, exponent)
 
 
 def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
-    """The least scale of each block under which all of its values are those of codes; None where one has none."""
+    """Return the smallest scale of each block under which all its values are codes; None if a block has none."""
     largest_B = values_BxT.abs().amax(1).double()
     found_B = torch.where(largest_B == 0, fmt.scale.format.smallest, 0.0).double()
     for code in LARGEST_CODES:
@@ -164,7 +172,7 @@ def _is_of(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _decoded(values_BxT: Tensor, scale_B: Tensor, of_tensor: Tensor | None) -> Tensor:
-    """As custom_fp.decode has it: a code times the float32 product of both scales."""
+    """Decode as custom_fp.decode does: multiply a code and the float32 product of both scales."""
     if of_tensor is None:
         return values_BxT
     codes_BxT = (values_BxT.double() / scale_B.double()[:, None]).float()

@@ -1,7 +1,8 @@
 """Matrix units whose arithmetic is published, as accumulators. Standard library only.
 
-They are named by the GPU and what it multiplies; sums are float32 but where `_to_fp16` says otherwise. Operands are
-taken as they are: round them to the machine's format first (a rule of role input and weight, or custom_fp.quantize).
+Their names are those of the GPU and of the format that it multiplies. Sums are float32, or fp16 if the name ends in
+`_to_fp16`. Operands are not rounded: round them to the machine's format first (a rule of role input and weight, or
+custom_fp.quantize).
 
 Sources:
   MMA-Sim   Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv
@@ -26,9 +27,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Machine:
     text: str
-    """The accumulator in words."""
+    """The spelling of the accumulator."""
     what: str
-    """What it is, and where that is from."""
+    """The instruction, and the source of its arithmetic."""
 
 
 _RZ = "toward_zero"
@@ -36,24 +37,27 @@ _MMA = "MMA-Sim"
 
 
 def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
-    """A fused block of products and the partial sum: cut off where it is float32, to nearest where fp16."""
+    """Return a fused sum of a block of products and the partial sum, cut off for float32, nearest for fp16."""
     rounding = "" if sum_ == "fp16" else f"-{_RZ}"
     return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
 
 
 def _of_groups(of: str) -> str:
-    """Sixteen products at a time exactly, aligned by their scales."""
+    """Return a sum of groups of 16 products, which are exact and aligned by their scales."""
     return f"fp32-of_{of}-block_64-width_35-group_16-{_RZ}"
 
 
 def _matrix_core(of: str, terms: int, split: int = 1) -> str:
-    """CDNA 3: products cut off at their largest exponent, in halves of even and odd terms where split; what they
-    add up to and the partial sum rounded down at theirs; to nearest at last."""
+    """Return the sum of CDNA 3.
+
+    Products are cut off at their largest exponent, separately for even and odd terms if split. Their sum and the
+    partial sum are then rounded down at their exponent, and the result is rounded to nearest.
+    """
     halves = f"-split_{split}" if split > 1 else ""
     return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"
 
 
-# Of machines that sum alike the first gives the name.
+# If several machines have the same arithmetic, the first one gives the accumulator its name.
 MACHINES: dict[str, Machine] = {
     "v100_fp16": Machine(_tensor_core("fp16", 4, 23), f"Volta, m8n8k4; {_MMA}, Fasi"),
     "v100_fp16_to_fp16": Machine(_tensor_core("fp16", 4, 23, "fp16"), f"Volta, m8n8k4; {_MMA}"),

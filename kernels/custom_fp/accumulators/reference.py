@@ -1,9 +1,9 @@
-"""The definition of every accumulator, in plain torch, float64 and 64-bit integers: slow, readable, exact.
+"""The definition of every accumulator, in torch with float64 and 64-bit integers: slow, readable and exact.
 
-A matrix product is a sum a result; `Dot` forms all of them at once, term by term. The kernels (csrc/accumulators) equal
-it bit for bit; it also runs where they cannot.
+Each result of a matrix product is a sum. `Dot` computes all of them together, term by term. The kernels in
+csrc/accumulators return the same bits. This code also runs where they cannot.
 
-Legend: B matrices, M rows, N columns, K terms. Q is rounding by the accumulator's word, to its format of sums.
+Legend: B matrices, M rows, N columns, K terms. Q rounds as the accumulator says, to its format of sums.
 
 Random words of stochastic rounding: element (row r of all B M, column j) is number r * (N rounded up to a multiple of
 128) + j; the product of term k reads stream 2 k, the n-th rounding of a sum stream 2 n + 1.
@@ -33,16 +33,20 @@ from custom_fp.reference import (
 from custom_fp.rounding import Overflow, Rounding, Rule
 
 ROW = 128
-"""Columns of a row of random words: a multiple of so many."""
+"""A row of random words has a multiple of this many columns."""
 
 ZERO = -126
-"""The exponent of a factor, or a partial sum, that is zero."""
+"""The exponent by which a factor or a partial sum of zero is aligned."""
 
-_LIMB, _LIMBS, _LOWEST = 30, 22, -298  # of exact sums: 660 bits from the smallest product of two float32 on
+_LIMB, _LIMBS, _LOWEST = (
+    30,
+    22,
+    -298,
+)  # of exact sums: 660 bits, starting at the smallest product of two float32 values
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
-    """(B or 1) x M x K times (B or 1) x K x N. rule: `how.rule`, with its seed."""
+    """Multiply (B or 1, M, K) and (B or 1, K, N) tensors. rule: `how.rule`, with its seed."""
     multiply(product, a, b, how, rule, out)
 
 
@@ -68,7 +72,7 @@ class Dot:
         return total
 
     def segment(self, begin: int, end: int) -> Tensor:
-        """What terms begin .. end - 1 add up to."""
+        """Return the sum of terms begin to end - 1."""
         how = self.how
         if how.order is Order.EXACT:
             return self.rounded(exact_sum([self.term(k) for k in range(begin, end)], self.zeros()))
@@ -95,13 +99,13 @@ class Dot:
         return torch.zeros(self.out.shape, dtype=torch.float64, device=self.out.device)
 
     def term(self, k: int) -> Tensor:
-        """Product k of each result."""
+        """Return product k of each result."""
         product = self.a[:, :, k, None].double() * self.b[:, k, None, :].double()
         product = product.expand(self.out.shape)
         return product if self.how.product == EXACT else self.to(product, self.how.product, 2 * k)
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Q(x)"""
+        """Return Q(x)."""
         self.sums += 1
         return self.to(x, self.how.sum, 2 * self.sums - 1)
 
@@ -116,7 +120,7 @@ class Dot:
         return flushed(result, fmt, sign=result) if self.how.flush else result
 
     def past_the_largest(self, x: Tensor, result: Tensor, fmt: Format | Tabulated) -> Tensor:
-        """What x is rounded to; infinity where it is past the largest value when it is cut off, too."""
+        """Return a rounded x, or infinity if x exceeds the largest value even after it is cut off."""
         cuts = self.rule.rounding is Rounding.TOWARD_ZERO and self.rule.overflow is Overflow.INFINITY
         if isinstance(fmt, Tabulated) or not cuts:
             return result
@@ -128,8 +132,7 @@ class Dot:
     # ---- orders
 
     def tree(self, begin: int, end: int) -> Tensor:
-        """Level by level, as a binary counter does it: two sums of equally many terms make one as soon as they are
-        there. A single term is rounded."""
+        """Add terms in a tree: two sums of equally many terms are added as soon as both exist. Round a single term."""
         waiting = []
         for k in range(begin, end):
             waiting.append(self.term(k))
@@ -144,7 +147,7 @@ class Dot:
         return waiting[0]
 
     def compensated(self, begin: int, end: int) -> Tensor:
-        """y = Q(p - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, and c = 0 once t is not finite."""
+        """Compute y = Q(p - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, with c = 0 once t is not finite."""
         acc = c = self.zeros()
         for k in range(begin, end):
             y = self.rounded(add_to_odd(self.term(k), -c))
@@ -155,10 +158,10 @@ class Dot:
         return acc
 
     def aligned(self, acc: Tensor, terms: range) -> Tensor:
-        """Q of the sum of acc and exact products, each cut off below 2**(E - width); a sum of zero is +0."""
+        """Return Q of the sum of acc and exact products, each cut off below 2**(E - width). A sum of zero is +0."""
         plain, past = acc, torch.zeros_like(acc)
         for k in terms:
-            plain = plain + self.term(k)  # infinite or NaN where a term is: finite ones stay below 2**300
+            plain = plain + self.term(k)  # infinite or NaN if a term is; finite sums stay below 2**300
             if self.how.join:
                 past = past + torch.where(self.term(k).abs() >= 2.0**128, self.term(k) * INFINITY, 0.0)
         plain = torch.where(plain.isfinite() & (past != 0), past, plain)
@@ -179,7 +182,7 @@ class Dot:
         return to_odd(total, largest - self.how.width)
 
     def joined(self, acc: Tensor, terms: range) -> Tensor:
-        """The terms, in parts where they are split, and then acc beside what they add up to."""
+        """Add the terms, in parts if they are split, and then acc and their sum."""
         (bits, bits_of_acc), split, top = self.how.join, self.how.split, self.largest(terms)
         total = torch.zeros_like(top)
         for part in [terms[i::split] for i in range(min(split, len(terms)))]:
@@ -193,7 +196,7 @@ class Dot:
         return to_odd(_lowered(total, top - self.how.width - largest + bits) + kept, largest - bits)
 
     def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Product k as s 2**u, and the exponent that it, or the group that begins with it, is aligned by."""
+        """Return s and u of product k = s * 2**u, and the exponent by which it, or the group it starts, is aligned."""
         of_a, of_b = self.how.elements
         a_scale, b_scale = self.scales_of(k)
         a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of_a.emin, a_scale)
@@ -202,21 +205,21 @@ class Dot:
         return a_digits * b_digits, a_unit + b_unit, exponent
 
     def scales_of(self, k: int) -> tuple[Tensor | int, Tensor | int]:
-        """The exponents of what both codes were multiplied by."""
+        """Return the exponents of the scales of both factors."""
         if self.a_scales is None:
             return 0, 0
         at = k // self.how.scales
         return self.a_scales[:, :, at, None].long(), self.b_scales[:, at, None, :].long()
 
     def largest(self, terms: range) -> Tensor:
-        """The largest exponent of products; of none that of two zeros."""
+        """Return the largest exponent of the products; without products, that of two zeros."""
         found = torch.full(self.out.shape, 2 * ZERO, device=self.out.device)
         for k in terms:
             found = torch.maximum(found, self.factors(k)[2])
         return found
 
     def cut_off(self, terms: range, largest: Tensor) -> Tensor:
-        """The sum of products in units of 2**(largest - width), each cut off."""
+        """Return the sum of products in units of 2**(largest - width), each cut off."""
         total = torch.zeros_like(largest)
         for k in terms:
             significand, unit, _ = self.factors(k)
@@ -224,7 +227,7 @@ class Dot:
         return total
 
     def cut_group(self, terms: range, largest: Tensor) -> Tensor:
-        """The same of products that are added exactly first, all under the scales of the first."""
+        """Return the same for products that are first added exactly, under the scales of the first one."""
         total, exact = torch.zeros_like(largest), sum(self.scales_of(terms.start)) - GROUP_DIGITS
         for k in terms:
             significand, unit, _ = self.factors(k)
@@ -233,13 +236,13 @@ class Dot:
 
 
 def flushed(x: Tensor, fmt: Format, sign: Tensor | None = None) -> Tensor:
-    """Zero where x is below the smallest normal value, +0 where no sign is given."""
+    """Replace subnormal values by zero with the given sign; without one, by +0."""
     zero = torch.zeros_like(x)
     return torch.where(x.abs() < fmt.smallest_normal, zero if sign is None else torch.copysign(zero, sign), x)
 
 
 def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
-    """whole * 2**unit, rounded to odd: float64 holds what has 53 digits, of the others eight become the last one."""
+    """Return whole * 2**unit, rounded to odd. If whole has more than 53 digits, eight of them become the last one."""
     wide = whole.abs() >= 1 << 53
     inexact = (wide & ((whole & 0xFF) != 0)).long()
     value = torch.where(wide, (whole >> 8) | inexact, whole).double()
@@ -247,10 +250,11 @@ def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
 
 
 def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
-    """The sum of float32 tensors of one shape as float64, for a format to round: exact, rounded to odd (`exact_sum`).
+    """Write the sum of float32 tensors of one shape as float64, exact and rounded to odd (`exact_sum`).
 
-    With a width each value is cut off (toward zero) below 2**(E - width) first, E the largest exponent among the values
-    of an element; one has at least the exponent `emin`, zero that of the smallest normal float32. Zero is +0.
+    With a width, each value is first cut off (toward zero) below 2**(E - width), where E is the largest exponent among
+    the values of an element. An exponent is at least `emin`; that of zero is that of the smallest normal float32. A sum
+    of zero is +0.
     """
     values = [tensor.double() for tensor in tensors]
     if width is None:
@@ -267,9 +271,11 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
 
 
 def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """(s, u, e) of finite float32 values, int64: x = s 2**u with |s| < 2**24, and e its exponent, which is not below
-    that of the smallest normal value of x's format, but for zero's. scale: the exponent of what x's code was multiplied
-    by, which both move with."""
+    """Return s, u and e of finite float32 values x = s * 2**u as int64, where |s| < 2**24 and e is the exponent of x.
+
+    The exponent of a nonzero value is at least that of the smallest normal value of its format, `emin`. Both exponents
+    include `scale`, the exponent of the scale that the code of x was multiplied by.
+    """
     x = x.double()
     exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))
     unit = exponent - 23
@@ -279,7 +285,7 @@ def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tenso
 
 
 def _cut(significand: Tensor, shift: Tensor) -> Tensor:
-    """trunc(s 2**shift)"""
+    """Return trunc(significand * 2**shift)."""
     magnitude = significand.abs()
     left = magnitude << shift.clamp(0, 38)
     right = magnitude >> (-shift).clamp(0, 62)
@@ -287,13 +293,16 @@ def _cut(significand: Tensor, shift: Tensor) -> Tensor:
 
 
 def _lowered(whole: Tensor, shift: Tensor) -> Tensor:
-    """floor(s 2**shift)"""
+    """Return floor(whole * 2**shift)."""
     return torch.where(shift > 0, whole << shift.clamp(0, 38), whole >> (-shift).clamp(0, 62))
 
 
 def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
-    """The sum of float64 values that are multiples of 2**-298 below 2**256, exact, then rounded to odd, 53 bits: a long
-    fixed-point number (Kulisch), of limbs of 30 bits. NaN and infinity as IEEE 754 adds them; of no terms +0."""
+    """Return the sum of float64 values that are multiples of 2**-298 below 2**256, rounded once, to odd, to 53 bits.
+
+    The sum is a long fixed-point number (Kulisch) of 30-bit limbs. NaN and infinity are added as in IEEE 754. The sum
+    of no terms is +0.
+    """
     limbs = torch.zeros(*like.shape, _LIMBS, dtype=torch.int64, device=like.device)
     plain = torch.zeros_like(like)
     for i, x in enumerate(terms):
@@ -331,7 +340,7 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _carry(limbs: Tensor) -> None:
-    """Every limb but the last to 0 .. 2**30 - 1."""
+    """Propagate carries so that every limb except the last is in 0 .. 2**30 - 1."""
     for i in range(_LIMBS - 1):
         limbs[..., i + 1] += limbs[..., i] >> _LIMB
         limbs[..., i] &= (1 << _LIMB) - 1

@@ -1,4 +1,4 @@
-"""What each word of an accumulator's name says. Standard library only."""
+"""The words of an accumulator's name. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = (
 
 
 def part(word: str) -> dict[str, Any]:
-    """What a word of a spelling says."""
+    """Return the fields of an Accumulator that a word sets."""
     key, _, value = word.partition("_")
     if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
         return {
@@ -66,7 +66,7 @@ def part(word: str) -> dict[str, Any]:
 
 
 def _one_or_two(value: str) -> tuple[str, ...] | str:
-    """Names of formats, joined by what some have in them, too."""
+    """Split the names of one or two formats, which are joined by the character that some names contain."""
     words = value.split("_")
     cuts = [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
     two = [names for names in cuts if all(map(_is_operand, names))]

@@ -1,14 +1,14 @@
-// What rounding makes of every element of a float32 array, in exact integers: for each binade and each spacing of a
-// format's values in it, sums that tell counts, errors and squares without looking at an element again.
+// Exact integer sums over a float32 array, for each binade and each spacing of a format's values in it. From them, the
+// counts, errors and squared errors of rounding can be computed without reading the elements again.
 //
-// An element is |x| = u 2^k, 1 <= u < 2. Its *cell* is the first 11 bits of u's fraction and whether another is set;
-// low is its cell's lower end in units of 2^-11 (2048 .. 4095), d what u has above it, in units of 2^-23. What nearest
-// rounding makes of a cell for spacings 2^-m, m = 10 .. -1, is given (q, in units of 2^-11), so that this file rounds
-// nothing: it counts. Half as many cells tell apart what the next wider spacing does: (bits b b' then sticky) becomes
-// (b, b' or sticky), so that the sums of all spacings cost no more than twice the first one's.
+// An element is |x| = u 2^k, 1 <= u < 2. Its *cell* is the first 11 bits of the fraction of u, and whether any other
+// bit is set. low is the lower end of its cell in units of 2^-11 (2048 .. 4095), and d the rest of u, in units of
+// 2^-23. The results of rounding a cell to nearest for spacings 2^-m, m = 10 .. -1, are an argument (q, in units of
+// 2^-11). This file does not round; it only counts. For the next wider spacing, half as many cells are enough: (bits b
+// b' then sticky) becomes (b, b' or sticky). So the sums of all spacings cost at most twice those of the first one.
 //
 // The sums are below 2^63 for up to 2^27 elements, and exact in float64 for up to 2^22. Zeros, inf and NaN are in no
-// sum. Subnormals are counted, and no more: their binade is not their field.
+// sum. Subnormals are only counted, because their field does not give their binade.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,10 @@ struct Binades {
     static constexpr int of_spacing = 8;  // q, q^2, low q, d q, up, u of those, last, u of those; u in units of 2^-23
     static constexpr int columns = of_binade + of_spacing * spacings;
 
-    // counts: (256,), elements by exponent field, zeros not among those of field 0. rows: (number of fields 1 .. 254
-    // with elements, columns), by field; of spacings first m = 10. q: of m = 10 all 4096 cells, then of m = 9 its 2048
-    // ... and 2. up: rounded to the next binade; last: to the binade's last value, 2 - 2^-m, or up.
+    // counts: (256,), the number of elements with each exponent field, without zeros. rows: (number of fields 1 .. 254
+    // with elements, columns), by field; m = 10 comes first. q: for all 4096 cells of m = 10, then for the 2048 cells
+    // of m = 9, and so on to 2. up: rounded to the next binade. last: rounded to the last value of the binade, 2 -
+    // 2^-m, or up.
     void count(const float* x, int64_t size, const int32_t* q, int64_t* counts, int64_t* rows) {
         int64_t squares[fields] = {};
         std::memset(counts, 0, fields * sizeof(int64_t));
@@ -60,7 +61,7 @@ private:
     struct Cell {
         int64_t n, d;
     };
-    struct Some {  // of elements that round alike
+    struct Some {  // elements that are rounded to the same value
         int32_t cell;
         int64_t n, low, d;
     };
@@ -71,7 +72,7 @@ private:
         return bits & 0x7fffffffu;
     }
 
-    // One binade's row; its cells are zeros afterwards.
+    // Writes the row of one binade, and sets its cells to zero.
     void sum(Cell* cell, const int32_t* q, int64_t* row) {
         std::memset(row, 0, columns * sizeof(int64_t));
         some_.clear();
@@ -103,7 +104,7 @@ private:
         }
     }
 
-    // Cells of the next wider spacing: neighbours that become one are neighbours in the list.
+    // Joins cells for the next wider spacing. Cells that become one are adjacent in the list.
     void merge() {
         size_t kept = 0;
         for (size_t i = 0; i < some_.size(); ++i) {
@@ -119,7 +120,7 @@ private:
         some_.resize(kept);
     }
 
-    std::vector<Cell> table_;  // zeros between calls: fresh memory costs more than counting
+    std::vector<Cell> table_;  // zeros between calls, because new memory costs more than counting
     std::vector<Some> some_;
 };
 

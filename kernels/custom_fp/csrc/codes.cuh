@@ -1,5 +1,5 @@
-// CUDA kernels that make codes of numbers, dense bytes of codes, and sums of packed numbers; part of custom_fp.cu,
-// whose Arithmetic they use. Defined by reference.py.
+// CUDA kernels that convert numbers to codes, codes to dense bytes, and add packed numbers. Part of custom_fp.cu, whose
+// Arithmetic they use. reference.py defines the results.
 #pragma once
 
 template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n, u32 packed_spec) {
@@ -37,8 +37,8 @@ extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spe
 extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
 #endif
 
-// A thread block of 256 holds 2048 codes; its 256 k bytes pass through shared memory, so that memory sees 16 bytes at
-// a time whatever k is.
+// A thread block of 256 threads has 2048 codes. Their 256 k bytes pass through shared memory, so that memory accesses
+// have 16 bytes for any k.
 constexpr int threads = 256, codes_per_thread = 8;
 
 CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
@@ -48,7 +48,7 @@ CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
     for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
 }
 
-// 8 codes of k bits, and the k bytes of them that a thread has in shared memory, in words as wide as k lets them be.
+// Copies 8 codes of k bits to or from the k bytes of a thread in shared memory, in words as wide as k allows.
 template <class Word> CFP_FN void join_words(const u32 codes[8], Word* words, int k) {
     constexpr int size = 8 * sizeof(Word);
     u64 pending = 0;
@@ -91,8 +91,9 @@ CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
         split_words(bytes, codes, k);
 }
 
-// The random bits of a thread's 8 elements, of the thread block's 2048 from the one of index `first` on. Neighbours lie
-// in several lanes (philox.h): each is drawn once, by some thread, and passes through `words`, of shared memory.
+// Draws the random bits of a thread's 8 elements, of the thread block's 2048 from the one with index `first` on.
+// Adjacent elements are in several lanes (philox.h). Each word is drawn once, by some thread, and passes through
+// `words` in shared memory.
 CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 seed, u32 mask) {
     const i32 past = static_cast<i32>(first % group);
     const i32 lanes = 16 * ((past + threads * codes_per_thread + group - 1) / group);
@@ -111,18 +112,18 @@ CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 see
     __syncthreads();
 }
 
-// bytes of the codes first..first + 2047 that exist, in whole groups of 8
+// The bytes of the codes first..first + 2047 that exist, in whole groups of 8.
 CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
     const i64 left = n - first < threads * codes_per_thread ? n - first : threads * codes_per_thread;
     return (left + 7) / 8 * k;
 }
 
-// settle, where a template's formats may need it.
+// settle(), if formats of the template may need it.
 template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) {
     return mode == stochastic || mode == otherwise ? settle(value, r) : value;
 }
 
-// `index`: of the first element, for its random bits
+// index: that of the first element, for its random bits.
 template <Mode mode>
 CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode rounding, int shift, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
@@ -173,7 +174,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode
 CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
-// value(code) of n codes of k bits, at most `most`, times 2^shift.
+// Writes value(code) * 2^shift for n codes of k <= `most` bits.
 template <int most, class Value>
 CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, const Value& value) {
     __shared__ __align__(16) u8 staged[threads * most];
@@ -215,13 +216,13 @@ struct Coded {
     CFP_MEMBER u32 code(float value) const { return encode(canonical(value), coder); }
 };
 
-// Shared memory of accumulate_packed: it has one of them, of codes of k bits at most.
+// The shared memory of accumulate_packed, for codes of at most k bits.
 template <bool draws, int most> struct Staged {
     __align__(16) u8 bytes[threads * most];
     __align__(16) u32 words[draws ? threads * codes_per_thread : 1];
 };
 
-// `bytes`: `tensors` payloads of n codes each
+// bytes: `tensors` payloads of n codes each.
 template <bool draws, int most, class Any, class Codes>
 CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& codec, const Addresses& bytes,
                               int tensors, u8* out, i64 n, bool kahan, u64 seed, u64 index, u32 mask) {

@@ -1,7 +1,8 @@
-// The CUDA kernels, compiled by NVRTC (cuda.py). Each equals the CPU kernel of its name bit for bit: the arithmetic is
-// that of custom_fp.h, compiled with --fmad=false and without flush-to-zero. Defined by reference.py.
+// The CUDA kernels, which NVRTC compiles (nvrtc.py). Each returns the bits of the CPU kernel with the same purpose: it
+// has the arithmetic of custom_fp.h, compiled with --fmad=false and without flush-to-zero. reference.py defines the
+// results.
 //
-// A thread works on groups of 4 neighbouring elements in 16-byte accesses, where addresses allow, else one by one.
+// A thread works on groups of 4 adjacent elements in 16-byte accesses if addresses allow it, else one by one.
 #include "accumulators/dot.h"
 #include "custom_fp.h"
 #include "hadamard.h"
@@ -55,11 +56,11 @@ struct RoundingMode {
     CFP_MEMBER explicit RoundingMode(int packed) : mode(packed >> 8), overflow(packed & 0xff) {}
 };
 
-// Where `tensors` arrays are, given with a kernel's arguments; where there are more than `few`, from a table in memory,
-// that put_addresses has filled: nothing is copied from the host, so that a CUDA graph may hold it. cuda.py has it,
-// too.
+// The addresses of `tensors` arrays, as a kernel argument. If there are more than `few`, they are in a table in memory,
+// which put_addresses has filled. Nothing is copied from the host, so that a CUDA graph can capture it. cuda.py has the
+// same struct.
 struct Addresses {
-    static constexpr int few = 480;  // arguments are 4 KB at most
+    static constexpr int few = 480;  // a kernel has at most 4 KB of arguments
     u64 first[few];
     const u64* table;
     template <class T> CFP_MEMBER const T* of(int r) const {
@@ -94,19 +95,19 @@ extern "C" __global__ void put_addresses(Addresses some, u64* table, i64 n) {
 }
 #endif
 
-// Half 1 of a lane's random words: nothing where none of its bits count.
+// The second half of a lane's random words; zeros if none of its bits count.
 CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     if (counted(mask) & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
     return Words{{0, 0, 0, 0}};
 }
 
-// words.w[which], by selection: an index that is not known would put them into local memory.
+// words.w[which], by selection. An unknown index would put the array into local memory.
 CFP_FN u32 word_of(const Words& words, u32 which) {
     const u32 low = which & 1 ? words.w[1] : words.w[0], high = which & 1 ? words.w[3] : words.w[2];
     return which & 2 ? high : low;
 }
 
-// The random bits of the element of an index, both halves of them, as far as `mask` (Rule::mask) counts them.
+// The random bits of the element with an index, both halves, as far as `mask` (Rule::mask) counts them.
 CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
@@ -114,7 +115,7 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     return shaped(half_of(upper, place) << 16 | half_of(lower, place), mask);
 }
 
-// Those of the 8 elements of a lane in a group of 128: all of two counters' words (philox.h).
+// Draws the random bits of the 8 elements of a lane in a group of 128: all words of two counters (philox.h).
 CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     const Words upper = random_words(group_index, lane, stream, 0, seed);
     const Words lower = second_words(group_index, lane, stream, seed, mask);
@@ -123,9 +124,8 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
         random[place] = shaped(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
-// Calls body(group, lane, i) for all that a thread takes of n elements, the first of an `index`: one lane of a group at
-// a time, whose elements are i, i + 16 ... i + 112, as far as they are in 0..n-1. The lanes of a warp are neighbours in
-// memory.
+// Calls body(group, lane, i) for the lanes of groups that a thread processes. n elements start at `index`. A lane has
+// the elements i, i + 16 ... i + 112 that are in 0..n-1. The lanes of a warp are adjacent in memory.
 template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) {
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
@@ -136,7 +136,8 @@ template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) 
     }
 }
 
-// Those elements. All of them before the first is stored: `out` may be x, so that no compiler would load past a store.
+// Loads those elements before the first one is stored. `out` may be x, so the compiler would not move loads across a
+// store.
 template <class F> CFP_FN void load_lane(const F* x, i64 first, i64 n, F v[8]) {
 #pragma unroll
     for (int place = 0; place < 8; ++place) {
@@ -187,7 +188,7 @@ extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shif
 }
 #endif
 
-// The largest finite magnitude, as the bits of a float64; *largest starts as 0.
+// Computes the largest finite magnitude as the bits of a float64. *largest starts as 0.
 template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
     const bool wide = aligned(x);
     u64 most = 0;
@@ -213,8 +214,8 @@ extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* larges
 
 // ---- sums ------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random): Q(a + b); member: a and b are values of the
-// format, here: g is one.
+// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random) is Q(a + b), where member says that a and b are
+// values of the format; here it says that of g.
 template <class Sum>
 CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4], const Sum& sum) {
     if (!kahan) {
@@ -227,7 +228,7 @@ CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, 
     acc = t;
 }
 
-// Rounded sums and products. Exact: float for formats that are narrow and nothing drawn, else double.
+// Rounded sums and products. Exact: float for narrow formats without stochastic rounding, else double.
 template <Mode mode, class Exact> struct Arithmetic;
 
 template <Mode mode> struct Arithmetic<mode, double> {
@@ -280,7 +281,7 @@ template <Mode mode> struct Arithmetic<mode, float> {
     }
 };
 
-// body(arithmetic) of the format
+// Calls body(arithmetic) with the arithmetic of the format.
 template <Mode mode, class Body> CFP_FN void with_arithmetic(const Spec& spec, RoundingMode rounding, const Body& body) {
     if (mode != stochastic && is_narrow(spec))
         body(Arithmetic<mode == stochastic ? otherwise : mode, float>(spec, rounding));
@@ -296,7 +297,7 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
         for (int r = 0; r < tensors; ++r) {
             const float* const term = x.of<float>(r);
             load4(term, i, n, aligned(term), g);
-#pragma unroll  // else acc and c lie in local memory
+#pragma unroll  // else acc and c are in local memory
             for (int j = 0; j < 4; ++j) arithmetic.add(acc[j], c[j], g[j], kahan, false, no_random);
         }
         for (int j = 0; j < 4; ++j) acc[j] = canonical(acc[j]);
@@ -304,7 +305,7 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
     }
 }
 
-// As quantize_randomly: a lane a thread.
+// Like quantize_randomly, a thread processes a lane.
 template <bool kahan, class Any>
 CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
                                 u64 index, u32 mask) {
@@ -331,7 +332,8 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
     });
 }
 
-// Two blocks an SM: by itself NVRTC takes so many registers for the 8 elements of a thread that there is room for one.
+// Two blocks per SM. Without this bound, NVRTC uses so many registers for the 8 elements of a thread that only one
+// fits.
 #define CFP_ACCUMULATE(mode)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
         accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int rounding, int kahan, u64 seed,     \

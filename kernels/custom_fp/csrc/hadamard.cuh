@@ -1,16 +1,16 @@
-// The Hadamard transform on a GPU; hadamard.h says what is computed. Part of custom_fp.cu.
+// The Hadamard transform on a GPU, which hadamard.h defines. Part of custom_fp.cu.
 //
-// Blocks of up to 16 values are transformed by a thread each, in registers. Of larger ones a thread block takes
-// hadamard_tile values at a time, as many neighbouring blocks as that holds, in shared memory: up to four distances are
-// done in registers before the next four. Legend: (outer, length, inner), in blocks along the middle, whose values lie
-// `inner` apart. What is left of a length is not touched.
+// A thread transforms blocks of up to 16 values in registers. For larger blocks, a thread block processes hadamard_tile
+// values of adjacent blocks at a time in shared memory. It computes up to four distances in registers before the next
+// four. A tensor (outer, length, inner) is divided into blocks along the middle dimension, whose values have a stride
+// of `inner`. The rest of a length is not changed.
 
 constexpr int hadamard_tile = 4096;
 
 struct HadamardBlocks {
     i64 length, inner, per_length;
     int size;
-    bool is_dense;  // one after the other in memory
+    bool is_dense;  // contiguous in memory
 
     CFP_MEMBER HadamardBlocks(i64 length, i64 inner, int size)
         : length(length), inner(inner), per_length(length / size), size(size), is_dense(inner == 1 && length % size == 0) {}
@@ -24,7 +24,7 @@ struct HadamardBlocks {
 
 CFP_FN float flipped(float x, u32 negative) { return from_bits(to_bits(x) ^ negative << 31); }
 
-// signs: 1 where value j's is negative; before, after: whether it is flipped first or last
+// signs: 1 if the sign of value j is negative. before, after: whether it is applied first or last.
 template <int size>
 CFP_FN void hadamard_in_registers(const float* x, float* out, i64 all, const HadamardBlocks& blocks, const u8* signs,
                                   bool before, bool after, float scale) {
@@ -58,10 +58,10 @@ CFP_FN void hadamard_in_registers(const float* x, float* out, i64 all, const Had
     }
 }
 
-// So that threads that read values 16 apart find them in different banks.
+// Avoids bank conflicts of threads that read values with a distance of 16.
 CFP_FN int hadamard_slot(int e) { return e + e / 32; }
 
-// Distances apart, 2 apart ... values / 2 * apart of the first `n` values in shared memory.
+// Computes the distances apart, 2 apart ... values / 2 * apart for the first `n` values in shared memory.
 template <int values> CFP_FN void hadamard_pass(float* shared, int n, int apart) {
     for (int group = threadIdx.x; group < n / values; group += blockDim.x) {
         const int low = group / apart * values * apart + group % apart;
@@ -80,7 +80,7 @@ CFP_FN void hadamard_in_tiles(const float* x, float* out, i64 all, const Hadamar
     const int size = blocks.size, some = hadamard_tile / size, thread = threadIdx.x, step = blockDim.x;
     for (i64 first = static_cast<i64>(blockIdx.x) * some; first < all; first += static_cast<i64>(gridDim.x) * some) {
         const int here = all - first < some ? static_cast<int>(all - first) : some, n = here * size;
-        // where value j of block t is, so that neighbouring threads read neighbouring values
+        // the position of value j of block t; adjacent threads read adjacent values
         const auto place = [&](int e, int& slot, int& j) {
             if (blocks.is_dense) {
                 j = e & (size - 1), slot = hadamard_slot(e);

@@ -2,17 +2,17 @@
 //
 //     y = 2^(-k/2) H (s x)          back: x = s 2^(-k/2) H y          H[i][j] = (-1)^(number of ones in i & j)
 //
-// Defined by reference.py. The order of the additions: butterflies (a, b) -> (a + b, a - b) of values 1 apart, then 2,
-// 4 ... n/2 apart, in float32; then one multiplication by the scale, which is exact where k is even.
+// reference.py defines the result. The order of additions: butterflies (a, b) -> (a + b, a - b) of values with a
+// distance of 1, then 2, 4 ... n/2, in float32; then one multiplication by the scale, which is exact if k is even.
 #pragma once
 
 #include "philox.h"
 
 namespace custom_fp {
 
-constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator, apart from those that rounding draws from
+constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator; rounding uses other streams
 
-// 0x80000000 where the sign of value j of each block is negative: the first of its random bits.
+// 0x80000000 if value j of each block has a negative sign, which is its first random bit; else 0.
 CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
     const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16 % 8);
     const Words words = random_words(j / group, lane, hadamard_stream, 0, seed);
@@ -23,7 +23,7 @@ CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
 // The float32 nearest to 2^(-k/2).
 CFP_FN float hadamard_scale(int k) { return power_of_two<float>(-(k / 2)) * (k % 2 ? 0x1.6a09e6p-1f : 1.0f); }
 
-// F: float, or as many as a register holds, of as many blocks. from: the first distance.
+// F: float, or a register of floats from as many blocks. from: the first distance.
 template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
     for (i64 apart = from; apart < n; apart *= 2)
         for (i64 first = 0; first < n; first += 2 * apart)
@@ -34,7 +34,7 @@ template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
             }
 }
 
-// Of n values in registers: the same additions, one distance after the other.
+// The same additions for n values in registers, one distance after the other.
 template <int n, int apart = 1> CFP_FN void butterflies(float* v) {
     if constexpr (apart < n) {
 #ifdef __CUDACC_RTC__

@@ -1,8 +1,8 @@
-// float32 where float64 would do, of which some GPUs have two lanes for 128: exact sums, products, and products with
-// powers of two, all rounded to odd in float32. Rounding that again is rounding the exact number once where the format
-// has two digits fewer (Boldo, Melquiond 2008) and its smallest step is 2^-147 or more: 21 mantissa bits; and where
-// nothing is drawn, for which these are too few digits. What passes float32's largest number becomes that, which is
-// odd; infinity comes of infinity alone.
+// Float32 arithmetic instead of float64, for which some GPUs have two lanes per 128: exact sums, products, and products
+// with powers of two, all rounded to odd in float32. Rounding the result again equals rounding the exact number once if
+// the format has two digits fewer (Boldo, Melquiond 2008), so up to 21 mantissa bits, and if its smallest step is at
+// least 2^-147. Stochastic rounding needs more digits. A number past float32's largest one becomes that one, which is
+// odd. Only infinity gives infinity.
 #pragma once
 
 #include "custom_fp.h"
@@ -14,15 +14,15 @@ CFP_FN bool is_narrow(const Spec& s) { return s.mantissa_bits <= 21; }
 
 CFP_FN float absolute(float x) { return from_bits(to_bits(x) & 0x7fffffffu); }
 
-// Dekker's Fast2Sum, of the larger and the smaller: as many additions as Knuth's TwoSum with the comparison, and its
-// error is -infinity, no NaN, where the sum leaves float32.
+// Dekker's Fast2Sum of the larger and the smaller magnitude. With the comparison it has as many operations as Knuth's
+// TwoSum, but its error is -infinity instead of NaN if the sum overflows.
 CFP_FN float add_to_odd_narrow(float a, float b) {
     const bool swapped = absolute(b) > absolute(a);
     const float large = swapped ? b : a, small = swapped ? a : b, sum = large + small;
     return make_odd(sum, small - (sum - large));
 }
 
-// The error of small products is no float32.
+// The error of a small product is not a float32.
 CFP_FN float multiply_to_odd_narrow(float a, float b) {
     const float product = a * b;
     if (absolute(product) < 0x1p-100f && a != 0.0f && b != 0.0f)
@@ -30,8 +30,8 @@ CFP_FN float multiply_to_odd_narrow(float a, float b) {
     return make_odd(product, fused_multiply_add(a, b, -product));
 }
 
-// 2^shift in three factors. Only the last can round a product that does not become zero anyway: it is 2^-126 where the
-// others are below 1.
+// 2^shift as three factors. Only the last one can round a product that does not become zero in any case: it is 2^-126
+// if the others are below 1.
 struct PowerOfTwo {
     float factors[3], inverses[3];
 
@@ -46,7 +46,7 @@ struct PowerOfTwo {
     }
     CFP_MEMBER float product(float x) const { return x * factors[0] * factors[1] * factors[2]; }
 
-    // x * 2^shift in one rounding
+    // x * 2^shift, rounded once
     CFP_MEMBER float times(float x) const { return canonical(product(x)); }
 
     CFP_MEMBER float times_to_odd(float x) const {

@@ -3,9 +3,9 @@
 // it to the known-answer vectors of its authors' Random123 library.
 //
 // Element i has 32 random bits, drawn in two halves because the first nearly always decides (see RandomRounder). Half h
-// of it is a half of word (i / 32) % 4, the upper one where i / 16 is even, of the counter (i / 128 * 16 + i % 16,
-// stream, h) under key = seed: the words of 16 neighbouring counters serve 128 neighbouring elements, which suits a
-// vector unit (16 lanes, no shuffles) and a GPU thread alike, and depends on neither.
+// is one half of word (i / 32) % 4, the upper one if i / 16 is even, of the counter (i / 128 * 16 + i % 16, stream, h)
+// under key = seed. So the words of 16 adjacent counters serve 128 adjacent elements, which suits a vector unit (16
+// lanes, no shuffles) and a GPU thread alike.
 //
 // Where fewer bits are to count, `mask` (Rule.flat in rounding.py) has ones for the first N of them and the others become
 // zeros: with R below 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 exactly where floor(2^N d) + R does
@@ -44,18 +44,18 @@ CFP_FN Words philox4x32(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
 
 constexpr int group = 128;  // elements that share their counters
 
-// The words of a lane, 0..15, of group i / 128.
+// The words of a lane 0..15 in group i / 128.
 CFP_FN Words random_words(u64 group_index, u32 lane, u32 stream, u32 half, u64 seed) {
     const u64 counter = group_index * 16 + lane;
     return philox4x32(static_cast<u32>(counter), static_cast<u32>(counter >> 32), stream, half, static_cast<u32>(seed),
                       static_cast<u32>(seed >> 32));
 }
 
-// The bits of a mask that count.
+// The bits of a mask that count as random bits.
 CFP_FN u32 counted(u32 mask) { return mask & 1 ? mask & ~7u : mask; }
 
-// 32 random bits as `round` takes them: those that count, and below them what the form has there. A mask's last three
-// bits: not CUT, not FAST, ODD. Of two halves of the bits it may be asked of the upper, and again of both.
+// The 32 random bits as `round` takes them: the bits that count, and below them the bits of the form. The last three
+// bits of a mask mean: not CUT, not FAST, ODD. This may be called for the upper half of the bits, and again for both.
 CFP_FN u32 shaped(u32 random, u32 mask) {
     if (!(mask & 1)) return random & mask;
     const u32 bits = mask & ~7u, unit = 0u - bits;
@@ -64,7 +64,7 @@ CFP_FN u32 shaped(u32 random, u32 mask) {
     return (random & bits) | ((unit >> 1) ^ ((unit - 1) & (0u - less)));
 }
 
-// The half of a word that is the element's at `place` = i / 16 % 8 of its group.
+// The element's half of a word, for an element at `place` = i / 16 % 8 of its group.
 CFP_FN u32 half_of(u32 word, u32 place) { return place % 2 ? word & 0xffffu : word >> 16; }
 
 }  // namespace custom_fp

@@ -122,7 +122,7 @@ private:
     bool row_of_panel(const float* a, float* out, u64 element) {
         if (!has_columns_) {
             columns_ = facts_of(b_Kx64_, depth_ * panel);
-            each_panel([&](auto& rows) { rows.columns(b_Kx64_, depth_); });
+            each_panel([&](auto& rows) { rows.new_columns(); });
             has_columns_ = true;
         }
         const Facts facts = facts_of(a, depth_);
@@ -130,10 +130,10 @@ private:
         const auto attempt = [&](auto& rows) {
             if (tried || !rows || !rows->takes(facts, columns_, depth_)) return;
             tried = true;
-            done = rows->row(a, out, depth_, element);
+            done = rows->row(a, b_Kx64_, out, depth_, element);
         };
         std::apply([&](auto&... rows) { (attempt(rows), ...); }, panels_);
-        return done || (general_ && general_->row(a, out, depth_, element));
+        return done || (general_ && general_->row(a, b_Kx64_, out, depth_, element));
     }
 };
 

@@ -222,20 +222,14 @@ public:
 
     explicit PanelRows(const Summing& s) : s_(s), sums_(s), total_(quantizer_of_total(s)) {}
 
-    void columns(const float* b_Kx64, int64_t depth) {
-        if constexpr (std::is_same<Factor, float>::value) {
-            b_Kx64_ = b_Kx64;
-        } else {
-            widened_.assign(b_Kx64, b_Kx64 + depth * panel);
-            b_Kx64_ = widened_.data();
-        }
-    }
+    void new_columns() { b_Kx64_ = nullptr; }
     bool takes(const Facts& a, const Facts& b, int64_t depth) { return sums_.takes(a, b, depth); }
 
     // Computes 64 results of a row. `element` is the index of the first among random words. Returns false if the
     // results may be wrong.
-    bool row(const float* a, float* out, int64_t depth, u64 element) {
+    bool row(const float* a, const float* b_Kx64, float* out, int64_t depth, u64 element) {
         sums_.begin();
+        if (!b_Kx64_) set_columns(b_Kx64, depth);
         for (int j = 0; j < panel; j += Sums::columns) {
             a_ = a, b_ = b_Kx64_ + j, element_ = element + static_cast<u64>(j), rounded_ = 0;
             strip(out + j, depth);
@@ -244,6 +238,16 @@ public:
     }
 
 private:
+    void set_columns(const float* b_Kx64, int64_t depth) {
+        if constexpr (std::is_same<Factor, float>::value) {
+            b_Kx64_ = b_Kx64;
+        } else {
+            widened_.resize(static_cast<size_t>(depth) * panel);
+            for (int64_t i = 0; i < depth * panel; ++i) widened_[static_cast<size_t>(i)] = static_cast<Factor>(b_Kx64[i]);
+            b_Kx64_ = widened_.data();
+        }
+    }
+
     void strip(float* out, int64_t depth) {
         double acc[Sums::columns], total[Sums::columns] = {};
         const int64_t chunk = s_.chunk ? s_.chunk : depth > 0 ? depth : 1;

@@ -14,7 +14,7 @@ constexpr int64_t sum_block = 512;  // the most elements per block; a few arrays
 constexpr int terms_per_pass = 8;
 
 // The methods of rounding a sum, fastest first. The first ones are right under conditions that are checked afterwards.
-enum Method {
+enum SumMethod {
     plain,         // the format is float32 itself
     members,       // NearRounder: right if all terms are values of the format
     ties,          // NearRounder: right while no float32 sum is a tie
@@ -23,6 +23,7 @@ enum Method {
     randomly,      // RandomRounder: rounding the sum to float32 matters no more to it than a digit that lifting rounds
     few_randomly,  // the same with few random bits, which decide only if float32 rounds neither
     settled,       // `general`, then settle() (custom_fp.h)
+    narrow,        // the general Rounder in float, of sums to odd, for formats of up to 21 mantissa bits
     general,       // the general Rounder in double, of sums to odd
 };
 
@@ -58,6 +59,7 @@ public:
     // of_members: all terms are known to be values of the format.
     Accumulator(const Rule& rule, bool of_members)
         : spec(unpack_spec(rule.spec)), rounder(make_rounder<double>(spec, rule.mode, rule.overflow)),
+          narrow_rounder(make_rounder<float>(spec, rule.mode, rule.overflow)),
           near(make_near_rounder(spec, rule.overflow)), wide_near(make_wide_near_rounder(spec)),
           random_rounder(make_random_rounder(spec)), seed(rule.seed),
           offset(rule.offset), mask(rule.mask), few(has_few_bits(rule)),
@@ -77,6 +79,7 @@ private:
     static constexpr int most_patience = 8;  // blocks in a row with a tie before that method is given up
     Spec spec;
     Rounder<double> rounder;
+    Rounder<float> narrow_rounder;
     NearRounder near;
     WideNearRounder wide_near;
     RandomRounder random_rounder;
@@ -107,14 +110,19 @@ private:
             attempt<general>(terms);
         } else {
             if (quick && may_be_members && attempt<members>(terms)) return true;
+            // one float32 sum to odd is faster than one in double; four of them are not
+            const bool widely = !quick && (terms.kahan || spec.mantissa_bits > 21);
+            if (widely && may_be_members && attempt<wide_members>(terms)) return true;
+            if (widely && !known_members && attempt<wide>(terms)) return true;
             if (quick && patience > 0 && !known_members && NearRounder::tells_ties(spec)) {
                 const bool done = attempt<ties>(terms);
                 patience = done ? most_patience : patience - 1;
                 if (done) return true;
             }
-            if (!quick && may_be_members && attempt<wide_members>(terms)) return true;
-            if (!known_members && attempt<wide>(terms)) return true;
-            attempt<general>(terms);
+            if (spec.mantissa_bits <= 21)
+                attempt<narrow>(terms);
+            else
+                attempt<general>(terms);
         }
         for (int64_t i = 0; i < count; ++i) acc[i] = canonical(acc[i]);
         return false;
@@ -129,7 +137,7 @@ private:
             attempt<general, G>(terms);
     }
 
-    template <Method method, class G = float> bool attempt(const Terms& terms) {
+    template <SumMethod method, class G = float> bool attempt(const Terms& terms) {
         const int64_t count = terms.count;
         G widened[sizeof(G) == sizeof(double) ? sum_block : 1];
         std::memset(acc, 0, static_cast<size_t>(count) * sizeof(float));
@@ -141,10 +149,15 @@ private:
                 add_kahan<method>(terms.at(r, widened), count, met);
                 r += 1;
             } else if constexpr (method == plain || method == members || method == ties) {
-                const float* g[terms_per_pass];
                 const int some = terms.tensors - r < terms_per_pass ? terms.tensors - r : terms_per_pass;
-                for (int j = 0; j < some; ++j) g[j] = terms.at<float>(r + j, nullptr);
-                add_some<method>(g, some, count, met);
+                if (terms.unpack) {
+                    const float* g[terms_per_pass];
+                    for (int j = 0; j < some; ++j) g[j] = terms.unpack(terms.codec, r + j);
+                    add_some<method>(g, 0, some, count, met);
+                } else {
+                    const float* const* g = reinterpret_cast<const float* const*>(terms.x) + r;
+                    add_some<method>(g, terms.begin, some, count, met);
+                }
                 r += some;
             } else {
                 add<method>(terms.at(r, widened), count, met);
@@ -154,7 +167,7 @@ private:
         if ((method == members || method == wide_members) && (met.digits & near.beyond)) return may_be_members = false;
         if (method == wide_members || method == wide) return met.wide_largest <= wide_near.limit;
         if (method == randomly || method == few_randomly) return random_rounder.sure(met);
-        return method == plain || method == general || method == settled || (met.largest <= near.limit && met.tie != NearRounder::tie);
+        return method == plain || method == narrow || method == general || method == settled || (met.largest <= near.limit && met.tie != NearRounder::tie);
     }
 
     // Draws the random bits of the block's elements for one step: the first half of them, or all.
@@ -176,6 +189,7 @@ private:
 
     struct Rounders {  // local copies, because the compiler assumes that stores to acc may change members
         Rounder<double> general;
+        Rounder<float> narrow;
         NearRounder near;
         WideNearRounder wide_near;
         RandomRounder random;
@@ -188,7 +202,7 @@ private:
     }
 
     // Q(a + b). G is double if terms are.
-    template <Method method, class G>
+    template <SumMethod method, class G>
     static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
         if constexpr (method == randomly)
             return round_randomly(a + b, q.random, random, met);
@@ -199,6 +213,8 @@ private:
         else if constexpr (method == wide)
             return static_cast<float>(round_near_wide(
                 add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, met.wide_largest));
+        else if constexpr (method == narrow)
+            return round<mode>(add_to_odd(static_cast<float>(a), b), q.narrow, 0);
         else if constexpr (method != general && method != settled)
             return near_sum<method>(a, b, q.near, met);
         else {
@@ -210,8 +226,8 @@ private:
     }
 
     // acc = Q(acc + g)
-    template <Method method, class G> void add(const G* g, int64_t count, Met<float>& all) {
-        const Rounders q = {rounder, near, wide_near, random_rounder};
+    template <SumMethod method, class G> void add(const G* g, int64_t count, Met<float>& all) {
+        const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         Met<float> met = all;
         if constexpr (method == wide_members)
             for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);
@@ -220,28 +236,28 @@ private:
     }
 
     // Adds several terms in one pass, with four registers of partial sums, which the processor computes independently.
-    template <Method method> void add_some(const float* const* g, int terms, int64_t count, Met<float>& all) {
+    template <SumMethod method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, Met<float>& all) {
         const NearRounder q = near;
         Met<FloatLanes> met_lanes;
         Met<float> met = all;
         int64_t i = 0;
-        for (; i + 4 * lanes <= count; i += 4 * lanes) add_lanes<method, FloatLanes>(g, terms, i, lanes, q, met_lanes);
-        for (; i + 4 <= count; i += 4) add_lanes<method, float>(g, terms, i, 1, q, met);
+        for (; i + 4 * lanes <= count; i += 4 * lanes) add_lanes<method, FloatLanes>(g, begin, terms, i, lanes, q, met_lanes);
+        for (; i + 4 <= count; i += 4) add_lanes<method, float>(g, begin, terms, i, 1, q, met);
         for (; i < count; ++i)
             for (int r = 0; r < terms; ++r) {
-                if (method == members) met.digits |= to_bits(g[r][i]);
-                acc[i] = near_sum<method>(acc[i], g[r][i], q, met);
+                if (method == members) met.digits |= to_bits(g[r][begin + i]);
+                acc[i] = near_sum<method>(acc[i], g[r][begin + i], q, met);
             }
         gather(met_lanes, met);
         all = met;
     }
 
-    template <Method method, class V>
-    CFP_MEMBER void add_lanes(const float* const* g, int terms, int64_t i, int step, const NearRounder& q, Met<V>& met) {
+    template <SumMethod method, class V>
+    CFP_MEMBER void add_lanes(const float* const* g, int64_t begin, int terms, int64_t i, int step, const NearRounder& q, Met<V>& met) {
         float* const at = acc + i;
         V p0 = load<V>(at), p1 = load<V>(at + step), p2 = load<V>(at + 2 * step), p3 = load<V>(at + 3 * step);
         for (int r = 0; r < terms; ++r) {
-            const float* const from = g[r] + i;
+            const float* const from = g[r] + begin + i;
             const V g0 = load<V>(from), g1 = load<V>(from + step), g2 = load<V>(from + 2 * step),
                     g3 = load<V>(from + 3 * step);
             typedef Integers<V> N;
@@ -257,17 +273,17 @@ private:
         store(at + 3 * step, p3);
     }
 
-    template <Method method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, Met<V>& met) {
+    template <SumMethod method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, Met<V>& met) {
         if (method == members) return round_near<V>(a + b, q, met);
         if (method == ties) return round_near_again<V>(a + b, q, met);
         return a + b;
     }
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
-    template <Method method, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
+    template <SumMethod method, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
         // y, t, acc and c are values of the format
-        constexpr Method inner = method == ties ? members : method == wide ? wide_members : method;
-        const Rounders q = {rounder, near, wide_near, random_rounder};
+        constexpr SumMethod inner = method == ties ? members : method == wide ? wide_members : method;
+        const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         Met<float> met = all;
         if constexpr (method == wide_members)
             for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);

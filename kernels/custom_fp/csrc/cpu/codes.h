@@ -90,7 +90,7 @@ struct Squeeze {
 };
 
 // `codes` holds `codes_block` codes of k bits, in bytes (k <= 8) or 32-bit words; `bytes` has room for 8 bytes more.
-void join(const u8* codes, u8* bytes, int k) {
+void join(const u8* __restrict codes, u8* __restrict bytes, int k) {
     u64 words[codes_block / 8];
     std::memcpy(words, codes, sizeof words);
     if (k == 8) {
@@ -102,7 +102,7 @@ void join(const u8* codes, u8* bytes, int k) {
     for (int i = 0; i < codes_block / 8; ++i) std::memcpy(bytes + i * k, words + i, 8);
 }
 
-void split(const u8* bytes, u8* codes, int k) {
+void split(const u8* __restrict bytes, u8* __restrict codes, int k) {
     if (k == 8) {
         std::memcpy(codes, bytes, codes_block);
         return;
@@ -114,7 +114,7 @@ void split(const u8* bytes, u8* codes, int k) {
     std::memcpy(codes, words, sizeof words);
 }
 
-void join(const u32* codes, u8* bytes, int k) {
+void join(const u32* __restrict codes, u8* __restrict bytes, int k) {
     if (k == 16) {
         uint16_t narrow[codes_block];
         for (int i = 0; i < codes_block; ++i) narrow[i] = static_cast<uint16_t>(codes[i]);
@@ -140,7 +140,7 @@ void join(const u32* codes, u8* bytes, int k) {
     }
 }
 
-void split(const u8* bytes, u32* codes, int k) {
+void split(const u8* __restrict bytes, u32* __restrict codes, int k) {
     if (k == 16) {
         uint16_t narrow[codes_block];
         std::memcpy(narrow, bytes, sizeof narrow);
@@ -194,7 +194,7 @@ template <class Code> struct Codec {
     }
 
     // Unpacks codes to values times a power of two that float32 can represent.
-    void unpack_values(const u8* in, float* values, int64_t count, float power = 1.0f) {
+    void unpack_values(const u8* in, float* __restrict values, int64_t count, float power = 1.0f) {
         read(in, count);
         const Coder c = coder;
         Met<float> met;

@@ -1,4 +1,4 @@
-// Looking up as many entries of a table as a register has lanes.
+// Looks up a register of entries of a table.
 #pragma once
 
 #include "cpu/lanes.h"

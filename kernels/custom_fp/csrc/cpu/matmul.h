@@ -124,12 +124,12 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
 // Multiplies `count` (1 or rows_per_pass) rows of a and a panel. Returns false if the results may be wrong.
 inline bool quick_rows(const float* a, const Facts& columns, int count, const float* b_Kx64, float* out, int64_t K,
                        const NearMatmul& quick) {
-    Way way, other;
-    if (!quick.takes(facts_of(a, K), columns, K, way)) return false;
-    if (count == 1) return near_rows_of<1>(way, a, b_Kx64, out, K, quick);
+    NearMethod method, other;
+    if (!quick.takes(facts_of(a, K), columns, K, method)) return false;
+    if (count == 1) return near_rows_of<1>(method, a, b_Kx64, out, K, quick);
     if (!quick.takes(facts_of(a + K, K), columns, K, other)) return false;
-    if (way == other) return near_rows_of<rows_per_pass>(way, a, b_Kx64, out, K, quick);
-    return near_rows_of<1>(way, a, b_Kx64, out, K, quick) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, quick);
+    if (method == other) return near_rows_of<rows_per_pass>(method, a, b_Kx64, out, K, quick);
+    return near_rows_of<1>(method, a, b_Kx64, out, K, quick) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, quick);
 }
 
 // Multiplies rows begin..end of a (MxK) and b (KxN). `buffer` holds K * 64 values. `quick` is tried first if it is not

@@ -20,11 +20,11 @@ namespace {
 
 enum Product { is_value, is_normal, is_float, is_longer };  // a value of the format; not subnormal in it; at most 23 digits; more
 
-struct Way {
+struct NearMethod {
     Product product;
     bool easy;  // no sum can come near the largest value
 
-    bool operator==(const Way& other) const { return product == other.product && easy == other.easy; }
+    bool operator==(const NearMethod& other) const { return product == other.product && easy == other.easy; }
 };
 
 struct NearMatmul {
@@ -40,17 +40,17 @@ struct NearMatmul {
           digits(s.mantissa_bits + 1), emin(s.emin), top((r.limit >> 23) - 127), limit(r.limit & 0x7f800000) {}
 
     // Chooses the method for a row. Returns false if none is right.
-    bool takes(const Facts& a, const Facts& b, int64_t depth, Way& way) const {
+    bool takes(const Facts& a, const Facts& b, int64_t depth, NearMethod& method) const {
         if (!a.finite || !b.finite || a.most + b.most + 2 > top) return false;
         const int least = a.least + b.least, together = a.digits + b.digits;
         const int last = least - (a.digits - 1) - (b.digits - 1);  // place of a product's last digit, or below it
         if (together <= digits && last >= emin - (digits - 1))
-            way.product = is_value;
+            method.product = is_value;
         else
-            way.product = together > 23 || least < -100 ? is_longer : least < emin ? is_float : is_normal;
+            method.product = together > 23 || least < -100 ? is_longer : least < emin ? is_float : is_normal;
         // Rounding to nearest at most doubles a step, and rounding a term may have doubled it.
         const double sum = 4.0 * static_cast<double>(a.largest) * static_cast<double>(b.largest) * static_cast<double>(depth);
-        way.easy = sum < static_cast<double>(from_bits(static_cast<u32>(limit)));
+        method.easy = sum < static_cast<double>(from_bits(static_cast<u32>(limit)));
         return true;
     }
 };
@@ -109,13 +109,13 @@ bool near_rows(const float* a, const float* b_Kx64, float* out, int64_t K, const
 }
 
 template <int R>
-bool near_rows_of(const Way& way, const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
-    if (way.product == is_value && way.easy) return near_rows<is_value, true, R>(a, b_Kx64, out, K, r);
-    if (way.product == is_value) return near_rows<is_value, false, R>(a, b_Kx64, out, K, r);
-    if (way.product == is_normal && way.easy) return near_rows<is_normal, true, R>(a, b_Kx64, out, K, r);
-    if (way.product == is_normal) return near_rows<is_normal, false, R>(a, b_Kx64, out, K, r);
-    if (way.product == is_float && way.easy) return near_rows<is_float, true, R>(a, b_Kx64, out, K, r);
-    if (way.product == is_float) return near_rows<is_float, false, R>(a, b_Kx64, out, K, r);
+bool near_rows_of(const NearMethod& method, const float* a, const float* b_Kx64, float* out, int64_t K, const NearMatmul& r) {
+    if (method.product == is_value && method.easy) return near_rows<is_value, true, R>(a, b_Kx64, out, K, r);
+    if (method.product == is_value) return near_rows<is_value, false, R>(a, b_Kx64, out, K, r);
+    if (method.product == is_normal && method.easy) return near_rows<is_normal, true, R>(a, b_Kx64, out, K, r);
+    if (method.product == is_normal) return near_rows<is_normal, false, R>(a, b_Kx64, out, K, r);
+    if (method.product == is_float && method.easy) return near_rows<is_float, true, R>(a, b_Kx64, out, K, r);
+    if (method.product == is_float) return near_rows<is_float, false, R>(a, b_Kx64, out, K, r);
     return near_rows<is_longer, false, R>(a, b_Kx64, out, K, r);
 }
 

@@ -1,4 +1,4 @@
-// CPU loops over integers with a scale and a zero point. See kernels.h for the contract.
+// CPU kernels on integers with a scale and a zero point. See kernels.h for the contract.
 #pragma once
 
 #include <cstring>
@@ -10,10 +10,10 @@
 namespace custom_fp {
 namespace {
 
-CFP_FN FloatLanes less(FloatLanes a, FloatLanes b) { return a < b ? a : b; }  // b where one is NaN
+CFP_FN FloatLanes less(FloatLanes a, FloatLanes b) { return a < b ? a : b; }  // b if one is NaN
 CFP_FN FloatLanes more(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
 
-// What a block's values come to.
+// The smallest, largest and largest absolute values of a block.
 struct Ends {
     FloatLanes low = {}, high = {};
     IntLanes largest = {};
@@ -26,7 +26,8 @@ struct Ends {
 };
 
 Range range_of(const Ends& ends) {
-    // below zero a float's bits, but for the sign, are ordered as its magnitude is, and above it all of them are
+    // Without the sign, the bits of negative floats are in the order of the magnitudes; those of positive floats are
+    // too.
     const IntLanes low = (IntLanes)Lanes::bits(ends.low) & 0x7fffffff, high = (IntLanes)Lanes::bits(ends.high) & 0x7fffffff;
     return {-from_bits(static_cast<u32>(largest_of(low))), from_bits(static_cast<u32>(largest_of(high))),
             static_cast<u32>(largest_of(ends.largest))};
@@ -51,8 +52,7 @@ struct AffineLanes {
     }
 };
 
-// one(begin, count, scale) for the blocks of n values in a row; the scales of some are found before those are worked
-// on.
+// Calls one(begin, count, scale) for the blocks of n adjacent values. The scales of several blocks are computed first.
 template <class One>
 CFP_FN void each_affine(const float* x, int64_t n, int64_t block, float levels, const AffineScale* given,
                         const One& one) {
@@ -106,7 +106,8 @@ void affine_decode(const u8* codes, const float* scales, const u8* zeros, float*
     }
 }
 
-// One block of `high` rows of `wide` values, rows `columns` apart: its values, or where those are null its codes.
+// One block of `high` rows of `wide` values, where rows have a stride of `columns`. Writes values, or codes if out is
+// null.
 AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int64_t wide, int64_t columns,
                         float levels) {
     Ends ends;

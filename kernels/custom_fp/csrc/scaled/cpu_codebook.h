@@ -1,4 +1,4 @@
-// CPU loops over codebooks: as many values at a time as a register has lanes. See kernels.h for the contract.
+// CPU kernels on codebooks, a register of values at a time. See kernels.h for the contract.
 #pragma once
 
 #include <cstring>
@@ -11,10 +11,10 @@
 namespace custom_fp {
 namespace {
 
-// Of -1 in the lanes where a is above b.
+// -1 in the lanes in which a is above b, else 0.
 CFP_FN IntLanes above(FloatLanes a, FloatLanes b) { return (IntLanes)(a > b); }
 
-// The place of y in `cells.values`.
+// The index of y in `cells.values`.
 CFP_FN IntLanes place_in_cells(FloatLanes y, const Cells& cells) {
     const IntLanes bits = (IntLanes)Lanes::bits(y), zero = {};
     const IntLanes negative = bits >> 31;
@@ -22,7 +22,7 @@ CFP_FN IntLanes place_in_cells(FloatLanes y, const Cells& cells) {
     return cell + cell - above(y, gather(cells.thresholds, cell));
 }
 
-// Of 16 floats from `from` on, in registers.
+// Looks up entries of a table of 16 floats, in registers.
 CFP_FN FloatLanes pick(const float* from, IntLanes at) {
 #if defined(__AVX512F__)
     return (FloatLanes)_mm512_permutexvar_ps((__m512i)at, (__m512)load<FloatLanes>(from));
@@ -35,47 +35,47 @@ CFP_FN FloatLanes pick(const float* from, IntLanes at) {
 #endif
 }
 
-// The place of y among at most 16 ascending values.
+// The index of y among at most 16 ascending values.
 CFP_FN IntLanes place_among_few(FloatLanes y, const float* thresholds) {
     IntLanes place = {};
     for (i32 step = 8; step; step /= 2) place += above(y, pick(thresholds, place + (step - 1))) & step;
     return place;
 }
 
-// The place of y among the ascending values.
+// The index of y among the ascending values.
 CFP_FN IntLanes place_by_search(FloatLanes y, const float* thresholds) {
     IntLanes place = {};
     for (i32 step = 128; step; step /= 2) place += above(y, gather(thresholds, place + (step - 1))) & step;
     return place;
 }
 
-enum Way { few, in_cells, by_search };
+enum SearchMethod { few, in_cells, by_search };
 
-Way way_to(const CodebookTables& t) { return t.size <= 16 ? few : t.cells.half ? in_cells : by_search; }
+SearchMethod method_for(const CodebookTables& t) { return t.size <= 16 ? few : t.cells.half ? in_cells : by_search; }
 
-template <Way way> CFP_FN IntLanes place_of(FloatLanes y, const CodebookTables& t) {
-    if constexpr (way == few) return place_among_few(y, t.thresholds);
-    if constexpr (way == in_cells) return place_in_cells(y, t.cells);
+template <SearchMethod method> CFP_FN IntLanes place_of(FloatLanes y, const CodebookTables& t) {
+    if constexpr (method == few) return place_among_few(y, t.thresholds);
+    if constexpr (method == in_cells) return place_in_cells(y, t.cells);
     return place_by_search(y, t.thresholds);
 }
 
-template <Way way> CFP_FN FloatLanes value_at(IntLanes place, const CodebookTables& t) {
-    if constexpr (way == few) return pick(t.ascending, place);
-    return gather(way == in_cells ? t.cells.values : t.ascending, place);
+template <SearchMethod method> CFP_FN FloatLanes value_at(IntLanes place, const CodebookTables& t) {
+    if constexpr (method == few) return pick(t.ascending, place);
+    return gather(method == in_cells ? t.cells.values : t.ascending, place);
 }
 
-// each(i, left, place) for the places of x / scale, up to a register of them at a time; of -1 where the scale is NaN.
-template <Way way, class Each>
+// Calls each(i, left, place) for the indices of x / scale, up to a register at a time. They are -1 if the scale is NaN.
+template <SearchMethod method, class Each>
 CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTables& t, const Each& each) {
     if (scale != scale) {
-        const IntLanes place = place_of<way>(FloatLanes{} - 1.0f, t);
+        const IntLanes place = place_of<method>(FloatLanes{} - 1.0f, t);
         for (int64_t i = 0; i < n; i += lanes) each(i, n - i, place);
         return;
     }
     const FloatLanes divisor = FloatLanes{} + (scale > 0.0f ? scale : 1.0f);
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
-        each(i, n - i, place_of<way>(load_some(x + i, n - i) / divisor, t));
+        each(i, n - i, place_of<method>(load_some(x + i, n - i) / divisor, t));
     }
 }
 
@@ -89,11 +89,11 @@ u32 largest_bits(const float* x, int64_t n) {
     return static_cast<u32>(larger(largest, largest_of(most)));
 }
 
-// one(begin, count, scale) for the blocks of n values in a row, whose scale may be given. The scales of some blocks are
-// found before those are worked on: a processor would wait for one after the other.
+// Calls one(begin, count, scale) for the blocks of n adjacent values, whose scale may be given. The scales of several
+// blocks are computed first, so that the processor does not wait for each.
 template <class One>
 CFP_FN void each_block(const float* x, int64_t n, int64_t block, const float* given, float* scales, const One& one) {
-    constexpr int64_t most = 32, most_values = 4096;  // which stay in the first cache
+    constexpr int64_t most = 32, most_values = 4096;  // which fit in the first-level cache
     float found[most];
     const int64_t some = smaller(most, larger(int64_t(1), most_values / block)), step = some * block;
     for (int64_t first = 0; first < n; first += step) {
@@ -106,18 +106,18 @@ CFP_FN void each_block(const float* x, int64_t n, int64_t block, const float* gi
     }
 }
 
-template <Way way>
+template <SearchMethod method>
 void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, const float* given,
                           const CodebookTables& t) {
     each_block(x, n, block, given, nullptr, [&](int64_t begin, int64_t count, float scale) {
-        each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
-            store_some(out + begin + i, value_at<way>(place, t) * scale, some);
+        each_place<method>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
+            store_some(out + begin + i, value_at<method>(place, t) * scale, some);
         });
     });
 }
 
-// Values of a block that lie `inner` apart, of n columns side by side (at most `columns_per_pass`): `rows` of each.
-template <Way way>
+// n <= columns_per_pass adjacent columns, each a block of `rows` values with a stride of `inner`.
+template <SearchMethod method>
 void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
     IntLanes most[columns_per_pass / lanes] = {};
     for (int64_t row = 0; row < rows; ++row)
@@ -131,17 +131,17 @@ void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner
             const FloatLanes scale = (FloatLanes)((largest & finite) | (0x7fc00000 & ~finite));
             const FloatLanes divisor = (FloatLanes)((largest & some) | (0x3f800000 & ~some));
             const IntLanes y = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c) / divisor);
-            const IntLanes place = place_of<way>((FloatLanes)((y & finite) | (IntLanes(0xbf800000 + IntLanes{}) & ~finite)), t);
-            store_some(out + row * inner + c, value_at<way>(place, t) * scale, n - c);
+            const IntLanes place = place_of<method>((FloatLanes)((y & finite) | (IntLanes(0xbf800000 + IntLanes{}) & ~finite)), t);
+            store_some(out + row * inner + c, value_at<method>(place, t) * scale, n - c);
         }
 }
 
-template <Way way>
+template <SearchMethod method>
 void codebook_encode_by(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
                         const CodebookTables& t) {
-    const i32* table = way == in_cells ? t.cells.codes : t.codes;
+    const i32* table = method == in_cells ? t.cells.codes : t.codes;
     each_block(x, n, block, given, scales, [&](int64_t begin, int64_t count, float scale) {
-        each_place<way>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
+        each_place<method>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
             store_bytes(codes + begin + i, gather(table, place), some);
         });
     });
@@ -149,34 +149,34 @@ void codebook_encode_by(const float* x, u8* codes, float* scales, int64_t n, int
 
 void codebook_quantize(const float* x, float* out, int64_t n, int64_t block, const float* given,
                        const CodebookTables& t) {
-    const Way way = way_to(t);
-    (way == few        ? codebook_quantize_by<few>
-     : way == in_cells ? codebook_quantize_by<in_cells>
+    const SearchMethod method = method_for(t);
+    (method == few        ? codebook_quantize_by<few>
+     : method == in_cells ? codebook_quantize_by<in_cells>
                        : codebook_quantize_by<by_search>)(x, out, n, block, given, t);
 }
 
 void codebook_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
-    const Way way = way_to(t);
-    (way == few        ? codebook_columns_by<few>
-     : way == in_cells ? codebook_columns_by<in_cells>
+    const SearchMethod method = method_for(t);
+    (method == few        ? codebook_columns_by<few>
+     : method == in_cells ? codebook_columns_by<in_cells>
                        : codebook_columns_by<by_search>)(x, out, rows, inner, n, t);
 }
 
 void codebook_encode(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,
                      const CodebookTables& t) {
-    const Way way = way_to(t);
-    (way == few        ? codebook_encode_by<few>
-     : way == in_cells ? codebook_encode_by<in_cells>
+    const SearchMethod method = method_for(t);
+    (method == few        ? codebook_encode_by<few>
+     : method == in_cells ? codebook_encode_by<in_cells>
                        : codebook_encode_by<by_search>)(x, codes, scales, n, block, given, t);
 }
 
-// Two codes of 4 bits in a byte, the first in its low half; of an odd number the last alone.
+// Writes two codes of 4 bits to a byte, the first one to its low half. An odd last code has a byte of its own.
 void join_halves(const u8* codes, u8* bytes, int64_t n) {
     for (int64_t i = 0; i < n / 2; ++i) bytes[i] = static_cast<u8>(codes[2 * i] | codes[2 * i + 1] << 4);
     if (n % 2) bytes[n / 2] = codes[n - 1];
 }
 
-// The first n codes of such bytes.
+// Reads the first n codes of such bytes.
 void split_halves(const u8* bytes, u8* codes, int64_t n) {
     for (int64_t i = 0; i < n / 2; ++i) {
         codes[2 * i] = bytes[i] & 15;
@@ -185,7 +185,7 @@ void split_halves(const u8* bytes, u8* codes, int64_t n) {
     if (n % 2) codes[n - 1] = bytes[n / 2] & 15;
 }
 
-// values: [256] by code
+// values: the value of each of 256 codes
 void codebook_decode(const u8* codes, const float* scales, float* out, int64_t n, int64_t block, const float* values) {
     for (int64_t begin = 0; begin < n; begin += block) {
         const int64_t end = n - begin < block ? n : begin + block;

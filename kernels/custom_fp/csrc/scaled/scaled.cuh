@@ -1,7 +1,8 @@
-// Codebooks and affine integers on a GPU: scaled/codebook.h and scaled/affine.h say what is computed, scaled/tiles.cuh
-// who does it; of a tile that is the whole tensor the ends are given. Part of custom_fp.cu.
+// Codebooks and affine integers on a GPU. scaled/codebook.h and scaled/affine.h define the results, and
+// scaled/tiles.cuh assigns the work to threads. If a tile is the whole tensor, its range is an argument. Part of
+// custom_fp.cu.
 
-// What does not draw.
+// Members that kinds without stochastic rounding share.
 struct Nothing {};
 
 struct CodebookKind {
@@ -50,7 +51,7 @@ struct AffineKind {
         ends.low = other.low < ends.low ? other.low : ends.low;
         ends.high = other.high > ends.high ? other.high : ends.high;
     }
-    CFP_MEMBER Ends either(bool first, const Ends& a, const Ends& b) const {  // a choice of whole structures lies in memory
+    CFP_MEMBER Ends either(bool first, const Ends& a, const Ends& b) const {  // choosing between structures would put them in memory
         return {first ? a.largest : b.largest, first ? a.low : b.low, first ? a.high : b.high};
     }
     CFP_MEMBER Ends of_other(const Ends& ends, int apart) const {
@@ -68,7 +69,7 @@ struct AffineKind {
     CFP_MEMBER u8 zero(const Scale& of) const { return static_cast<u8>(of.zero); }
 };
 
-// What is written: values, or codes and what stands beside them; zeros may be null.
+// The results: values, or codes with scales and zero points. zeros may be null.
 struct Written {
     float* out;
     u8* codes;
@@ -100,7 +101,7 @@ CFP_FN void tiles(const Kind& kind, const float* x, const Written& to, i64 plane
     });
 }
 
-// ends: largest, and of affine integers low and high, as they are in memory
+// ends: the largest magnitude; for affine integers also the smallest and the largest value
 template <class Kind>
 CFP_FN void whole(const Kind& kind, const float* x, const Written& to, i64 n, const typename Kind::Ends* ends) {
     const typename Kind::Scale scale = kind.scale(*ends);

@@ -5,8 +5,8 @@
 // (formats/layout.py), in that order. A warp works on a tile. If tiles are one column wide, a thread does, and its
 // neighbors work on the next columns. Runs of 16, 32, 64 or 128 adjacent values are assigned differently, below.
 //
-// A Kind has what is known of some values of a block (Ends: none, meet, join, either) and what follows from those of
-// all of them (Scale), and both from another lane of the warp.
+// A Kind has the type Ends, for what is known about some values of a block (none, meet, join, either), and Scale, which
+// is computed from the Ends of all of them. It also reads both from another lane of the warp.
 
 CFP_FN u32 xor_lane(u32 x, int apart) { return static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(x), apart)); }
 CFP_FN float xor_lane(float x, int apart) { return from_bits(xor_lane(to_bits(x), apart)); }
@@ -19,7 +19,7 @@ CFP_FN float of_lane(float x, int lane) {
     return from_bits(static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(to_bits(x)), lane)));
 }
 
-// One of the tiles.
+// One tile.
 struct Tile {
     i64 first, high, wide, columns, width;
     CFP_MEMBER i64 place(i64 e) const {
@@ -28,11 +28,11 @@ struct Tile {
     CFP_MEMBER i64 size() const { return high * wide; }
 };
 
-// each(tile, number, lane, lanes)
+// Calls each(tile, number, lane, lanes) for the tiles of this warp or thread.
 template <class Each>
 CFP_FN void each_tile(i64 planes, i64 rows, i64 columns, i64 height, i64 width, const Each& each) {
     const i64 across = (columns + width - 1) / width, down = (rows + height - 1) / height, all = planes * down * across;
-    const bool alone = width == 1 || blockDim.x < 32;  // a thread a tile
+    const bool alone = width == 1 || blockDim.x < 32;  // one thread per tile
     const int lanes = alone ? 1 : 32, lane = alone ? 0 : threadIdx.x % 32;
     for (i64 number = thread_index() / lanes; number < all; number += thread_count() / lanes) {
         const i64 band = number / across, plane = band / down;
@@ -53,9 +53,10 @@ template <class Kind> CFP_FN typename Kind::Ends ends_of(const Kind& kind, const
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 //
-// 16 lanes have 128 neighbouring values, lane l those at l, l + 16 ..., 8 in all: as random bits are dealt (philox.h),
-// so that a lane draws the bits of its own. What they know of `have` blocks is joined by halves: of two lanes `apart`
-// each keeps half of the blocks, until a block is left to each 16 / have lanes, which find its scale.
+// 16 lanes have 128 adjacent values, where lane l has the 8 values at l, l + 16 and so on. Random bits have the same
+// layout (philox.h), so that a lane draws those of its own values. The Ends of `have` blocks are joined in halves: of
+// two lanes `apart`, each keeps half of the blocks, until each 16 / have lanes have one block, whose scale they
+// compute.
 
 template <int have, int apart, class Kind> CFP_FN void join_halves(const Kind& kind, typename Kind::Ends* ends, int lane) {
     if constexpr (apart > 0 && have > 1) {

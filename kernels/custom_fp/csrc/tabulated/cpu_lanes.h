@@ -1,9 +1,9 @@
-// A register of numbers at a time to a format that is a table, by a step function: exact sums and products of float32,
-// to odd, and what they become.
+// Rounding to a format that is a table of values by a step function, a register of numbers at a time; also exact sums
+// and products of float32, rounded to odd.
 //
-// In most binades a table's values are the multiples of a power of two, and adding and taking away 1.5 * 2^23 of these
-// rounds to them: t.lifts has that number, NaN where it would not be the step function's result (tabulated/lifts.py
-// finds out), so that what has to be looked up in the cells comes out as NaN.
+// In most binades a table's values are the multiples of a power of two. Adding and subtracting 1.5 * 2^23 times that
+// power rounds to them. t.lifts has this number, or NaN if the result would differ from the step function
+// (tabulated/lifts.py checks that). Results that are NaN are looked up in the cells.
 #pragma once
 
 #include "cpu/facts.h"
@@ -24,7 +24,7 @@ template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& 
         const IntLanes octave = gather(t.octaves, magnitude >> 23);
         cell = (octave >> 5) + ((magnitude & 0x7fffff) >> (octave & 31));
     } else {
-        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // so that the least is most
+        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // the smallest one becomes the largest
         cell = Lanes::more(-Lanes::more(-past, zero) + t.last, zero);
     }
     cell += (bits >> 31) & t.half;
@@ -45,21 +45,21 @@ CFP_FN bool any(IntLanes mask) {
 #endif
 }
 
-constexpr i32 half_of_largest = 0x7f000000;  // 2^127: sums of less do not overflow
+constexpr i32 half_of_largest = 0x7f000000;  // 2^127: sums of smaller values do not overflow
 
 CFP_FN FloatLanes odd_lanes(FloatLanes near, FloatLanes error) {
     const IntLanes inexact = (IntLanes)(error != 0.0f), beyond = ((IntLanes)near ^ (IntLanes)error) >> 31;
     return (FloatLanes)(((IntLanes)near + (beyond & inexact)) | (inexact & 1));
 }
 
-// body(i) for every lane, by doubles: rarely
+// Calls body(i) for every lane, to compute in double. This is rare.
 template <class Body> FloatLanes one_by_one(const Body& body) {
     FloatLanes result;
     for (int i = 0; i < lanes; ++i) result[i] = to_odd_float32(body(i));
     return result;
 }
 
-// a + b to odd
+// a + b, rounded to odd
 CFP_FN FloatLanes exact_sum(FloatLanes a, FloatLanes b) {
     const IntLanes larger = Lanes::more((IntLanes)a & 0x7fffffff, (IntLanes)b & 0x7fffffff);
     if (any((IntLanes)(larger >= half_of_largest)))
@@ -68,10 +68,10 @@ CFP_FN FloatLanes exact_sum(FloatLanes a, FloatLanes b) {
     return odd_lanes(sum, (a - (sum - b_part)) + (b - b_part));
 }
 
-// a * b to odd
+// a * b, rounded to odd
 CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
     if (has_fma) {
-        constexpr i32 least = 0x0d800000;  // 2^-100: the error of more is a float32
+        constexpr i32 least = 0x0d800000;  // 2^-100: the error of a larger product is a float32
         const FloatLanes product = a * b;
         const IntLanes magnitude = (IntLanes)product & 0x7fffffff;
         const IntLanes small = (IntLanes)(magnitude < least) & (IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f);
@@ -82,7 +82,7 @@ CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
 
 // ---- rounding ------------------------------------------------------------------------------------------------------
 
-// Rounds to a table of table_steps.
+// Rounds to a table of kind table_steps.
 class LaneRounder {
 public:
     explicit LaneRounder(const Table& table)
@@ -94,7 +94,7 @@ public:
 #endif
     }
 
-    // Of a float32, or a number to odd.
+    // Rounds a float32, or a number that was rounded to odd.
     FloatLanes of(FloatLanes key) const {
         if (is_quick_) {
             const FloatLanes lift = lift_of(key), lifted = some((key + lift) - lift, (IntLanes)(key != 0.0f));
@@ -105,8 +105,8 @@ public:
 
     FloatLanes sum(FloatLanes a, FloatLanes b) const { return of(exact_sum(a, b)); }
 
-    // Of two values of the table. Where they have at most 11 digits, a sum that float32 rounds is as far from every
-    // step as the larger of the two, to which the smaller adds less than a quarter of that.
+    // Rounds the sum of two values of the table. If they have at most 11 digits and float32 rounds the sum, the smaller
+    // one adds less than a quarter of the distance from the larger one to the nearest step.
     FloatLanes sum_of_values(FloatLanes a, FloatLanes b) const {
         if (is_quick_ && is_short_) {
             const FloatLanes near = a + b, lift = lift_of(near);
@@ -116,7 +116,7 @@ public:
         return sum(a, b);
     }
 
-    // a * b is rounded once, as it is lifted; the lift is that of the float32 next to it.
+    // The fused addition rounds a * b once. The lift is that of the nearest float32.
     FloatLanes product(FloatLanes a, FloatLanes b) const {
         if (has_fma && is_quick_) {
             const FloatLanes near = a * b, lift = lift_of(near);
@@ -162,9 +162,9 @@ private:
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-constexpr int registers_per_pass = 4;  // registers, whose roundings do not wait for each other
+constexpr int registers_per_pass = 4;  // registers that are rounded independently
 
-// acc = Q(acc + g), or Kahan's form of it. is_value: g is one of the table.
+// acc = Q(acc + g), or Kahan's form of it. is_value: g is a value of the table.
 template <bool kahan, bool is_value>
 CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const LaneRounder& to) {
     if (!kahan) {
@@ -182,7 +182,7 @@ CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const
     }
 }
 
-// n <= the size of acc and c, which is a multiple of that many
+// n is at most the size of acc and c, which is a multiple of the pass
 template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t n, const LaneRounder& to) {
     for (int64_t i = 0; i < n; i += registers_per_pass * lanes) {
         FloatLanes term[registers_per_pass] = {}, sum[registers_per_pass], lost[registers_per_pass];
@@ -202,7 +202,7 @@ template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t
 
 // ---- products ------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + Q(a_k b_k)), or Kahan's form, of one row of a and a panel of b
+// acc = Q(acc + Q(a_k b_k)), or Kahan's form, for one row of a and a panel of b
 template <bool kahan> void table_row(const float* a, const float* b_Kx64, float* out, int64_t K, const LaneRounder& to) {
     for (int column = 0; column < panel; column += registers_per_pass * lanes) {
         FloatLanes acc[registers_per_pass] = {}, c[registers_per_pass] = {}, term[registers_per_pass];

@@ -1,7 +1,6 @@
-// CPU loops over formats that are a table. See kernels.h for the contract.
+// CPU kernels for formats that are a table of values. See cpu/kernels.h for the contract.
 //
-// An exact number (tabulated.h) is a float where nothing is drawn, a double where the distance counts; `Exact` is
-// which.
+// `Exact` is the type of exact numbers (tabulated.h): float, or double if rounding needs the distance to a value.
 #pragma once
 
 #include <cstring>
@@ -24,7 +23,7 @@ CFP_FN void store_some(u32* codes, IntLanes values, int64_t left) {
 }
 CFP_FN void store_some(float* out, IntLanes values, int64_t left) { store_some(out, (FloatLanes)values, left); }
 
-// to values that lifting finds: quicker than cells by octave
+// Rounds by adding and subtracting, which is faster than cells by octave.
 void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
@@ -32,7 +31,7 @@ void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
     }
 }
 
-// results: values or codes by side
+// results: the values or codes on each side of a threshold
 template <bool by_octave, class To>
 void step_all(const float* x, To* out, int64_t n, const Table table, const i32* results) {
     for (int64_t i = 0; i < n; i += lanes) {
@@ -70,7 +69,7 @@ template <> struct TableRounder<double> {
     u32 mask;
     explicit TableRounder(const Rule& rule) : t(open_table(rule.table)), seed(rule.seed), mask(rule.mask) {}
 
-    // The random bits of elements index .. index + n - 1: where those of `index` are in `words`.
+    // Draws the random bits of elements index to index + n - 1. Returns where those of `index` are in `words`.
     const u32* draw(u32* words, int64_t n, u64 index, u32 stream) const {
         u32 rest[group];
         const u64 first = index / group * group;
@@ -81,7 +80,7 @@ template <> struct TableRounder<double> {
         }
         return words + (index - first);
     }
-    // places[i]: where x[i] comes to; n <= codes_block
+    // places[i]: the index of the result for x[i]. n <= codes_block.
     void settle(const double* x, i32* places, int64_t n, u64 index, u32 stream) const {
         u32 words[codes_block + 2 * group];
         float keys[codes_block];
@@ -105,7 +104,7 @@ template <> struct TableRounder<double> {
     }
 };
 
-// body(rounder) with the one that the rule's kind takes
+// Calls body(rounder) with the rounder for the kind of table.
 template <class Body> void with_rounder(const Rule& rule, const Body& body) {
     if (rule.table[0] == table_random)
         body(TableRounder<double>(rule));
@@ -114,13 +113,13 @@ template <class Body> void with_rounder(const Rule& rule, const Body& body) {
 }
 template <class Exact> Exact exact_of(const TableRounder<Exact>&);
 
-// body(start, count) for the blocks of begin..end
+// Calls body(start, count) for the blocks of begin..end.
 template <class Body> CFP_FN void in_blocks(int64_t begin, int64_t end, const Body& body) {
     for (int64_t start = begin; start < end; start += codes_block)
         body(start, smaller(codes_block, end - start));
 }
 
-// The numbers from x on, exactly: x itself, or in `room`.
+// Returns n numbers as the exact type: x itself, or copies in `room`.
 const float* exactly(const float* x, float*, int64_t) { return x; }
 const double* exactly(const double* x, double*, int64_t) { return x; }
 const float* exactly(const double* x, float* room, int64_t n) {
@@ -132,7 +131,7 @@ const double* exactly(const float* x, double* room, int64_t n) {
     return room;
 }
 
-// Times a power of two: finite, and zero, only where they are.
+// The same times a power of two. Products are zero or infinite only if the numbers are.
 template <class F, class Exact>
 const Exact* exactly(const F* x, Exact* room, int64_t n, const WidePower& power) {
     for (int64_t i = 0; i < n; ++i) {
@@ -160,7 +159,7 @@ void table_quantize(const F* x, float* out, int64_t begin, int64_t end, u64 offs
     });
 }
 
-// body(x) with x as what it is
+// Calls body(x) with x as a pointer of its type.
 template <class Body> CFP_FN void as_it_is(const void* x, bool wide, const Body& body) {
     if (wide)
         body(static_cast<const double*>(x));
@@ -267,7 +266,7 @@ void table_unpack_range(const uint8_t* bytes, float* out, int64_t begin, int64_t
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + g) for blocks of terms, and Kahan's form of it, as reference.py has them.
+// acc = Q(acc + g) for blocks of terms, and Kahan's form of it, as in reference.py.
 template <class Exact> struct TableSum {
     const TableRounder<Exact>& to;
     float acc[codes_block], c[codes_block], y[codes_block], t[codes_block];

@@ -1,18 +1,19 @@
-// Formats that are a table: which of its values a number becomes (formats/tabulated.py, tabulated/rounding.py).
+// Rounding to formats that are a table of values, as formats/tabulated.py and tabulated/rounding.py define it.
 //
-// A rounding that draws nothing is a step function of a number's bits: of each sign, ascending thresholds t_j of the
-// magnitude as an integer, and what stands above each; overflow, infinity and NaN are steps like the others. The
-// magnitude's top bits say the cell, which holds at most one threshold and what stands on either side of it. Cells are
+// A rounding without random bits is a step function of a number's bits. For each sign there are ascending thresholds
+// t_j of the magnitude as an integer, and a result above each of them. Overflow, infinity and NaN are steps like the
+// others. The top bits of the magnitude select a cell, which has at most one threshold and the results on both sides of
+// it. Cells are
 //
-// even      of one size, those past either end in the first and the last: of tables of few values
-// by octave of a size for every float32 exponent, for precision that tapers
+// even      of one size, for tables of few values; the first and the last cell also have all values past the ends
+// by octave of a size for each float32 exponent, for tapered precision
 //
-// Numbers that are no float32 (doubles, exact sums and products) are rounded to odd first: boundaries and values have
-// one digit fewer than float32, so that no step changes. Rounding stochastically needs the distance itself, of a
-// double, from the value below; rounding to odd whether there is any.
+// Numbers that are not float32 (doubles, exact sums and products) are first rounded to odd. Boundaries and values have
+// one digit fewer than float32, so no step changes. Stochastic rounding needs the distance of a double from the value
+// below, and rounding to odd needs to know whether there is any.
 //
-// All of a table is one array of 32-bit words, the first of which say where its parts are (tabulated/tables.py makes
-// it).
+// A table is one array of 32-bit words, which tabulated/tables.py computes. The first words are the offsets of its
+// parts.
 #pragma once
 
 #include "custom_fp.h"
@@ -22,18 +23,18 @@ namespace custom_fp {
 enum TableKind { table_steps = 0, table_random = 1, table_odd = 2 };
 
 struct Table {
-    i32 kind, shift, first, last, half;  // half: cells of each sign
-    bool by_octave, narrow;              // narrow: sums of float32 do not leave it
+    i32 kind, shift, first, last, half;  // half: the number of cells for each sign
+    bool by_octave, narrow;              // narrow: sums stay in the range of float32
     i32 bits;
     const i32* octaves;                  // [256] first cell << 5 | shift
     const i32* thresholds;               // [2 half]
-    const i32* values;                   // [2 half][2]: float32 bits where the magnitude is not above the threshold, and above
+    const i32* values;                   // [2 half][2]: float32 bits for magnitudes up to the threshold, and above
     const i32* codes;                    // [2 half][2]
-    // of kinds that look at the distance, which have no values and codes by cell:
+    // Kinds that need the distance have these instead of values and codes of cells:
     const i32* places;                   // [2 half][2]
-    const double* lows;                  // by place: the value there, and how far the next is; infinity for none
+    const double* lows;                  // by place: the value there, and the distance to the next; infinity for none
     const double* gaps;
-    const i32* goes_up;                  // by place: whether what is inexact does, of table_odd
+    const i32* goes_up;                  // by place: for table_odd, whether inexact numbers are rounded up
     const i32* place_values;             // by place
     const i32* place_codes;
     const i32* decoded;                  // [2^bits] float32 bits

@@ -1,7 +1,7 @@
-// CPU loops over the elements of blocks: the largest of them, and each rounded under a scale. See kernels.h.
+// CPU kernels on the elements of blocks: the largest magnitude, and rounding under a scale. See kernels.h.
 //
-// Legend: a piece is one row of some tiles side by side, `columns` wide. e: elements, the values of their format; s:
-// what they are multiplied by; r: what x is.
+// A piece is one row of some adjacent tiles, with `columns` values. e: elements, which are values of their format. s:
+// the factors of elements. r: the factors of x.
 #pragma once
 
 #include "cpu/codes.h"
@@ -12,7 +12,7 @@ namespace {
 
 typedef Integers<FloatLanes> Lanes;
 
-constexpr int ahead = 1024;  // floats: memory is asked for while the arithmetic keeps the processor from doing so
+constexpr int ahead = 1024;  // floats to prefetch, because the processor does not do it in such long loops
 
 CFP_FN i32 largest_lane(IntLanes x) {
 #if defined(__AVX512F__)
@@ -25,7 +25,7 @@ CFP_FN i32 largest_lane(IntLanes x) {
 #endif
 }
 
-// Of tiles of so many registers.
+// The largest magnitudes of tiles of this many registers.
 template <int registers> void largest_of_tiles(const float* x, u32* amax, int64_t tiles) {
     for (int64_t tile = 0; tile < tiles; ++tile, x += registers * lanes) {
         IntLanes most = {};
@@ -62,7 +62,7 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
     return static_cast<u32>(larger(rest, largest_lane(most)));
 }
 
-// Steps 4 and 5.
+// Steps 4 and 5 of formats/scaled.py.
 class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)
@@ -73,10 +73,10 @@ public:
           draws(rule.mode == stochastic && RandomRounder::allowed(unpack_spec(f.element))) {}
 
     bool is_quick() const { return quick; }
-    bool is_random() const { return draws; }  // its random bits can be drawn before
+    bool is_random() const { return draws; }  // random bits can be drawn in advance
     bool is_integer() const { return f.is_integer; }
 
-    // The element of x, where all is quick.
+    // The element of x, if the fast path is right.
     template <bool integer, class F> CFP_MEMBER F round(F x, F r) const {
         typedef Integers<F> N;
         const F q = hold<F>(x * r, F{} + f.least, F{} + f.most);
@@ -86,7 +86,7 @@ public:
         return integer ? rounded : with_sign<F>(rounded, q);
     }
 
-    // q = x * r to elements, in place; index: of the first in the tensor.
+    // Rounds q = x * r to elements, in place. index: that of the first one in the tensor.
     void finish(float* q, int64_t count, u64 index) const {
         for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most);
         Rule here = rule;
@@ -96,7 +96,8 @@ public:
             for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most) + 0.0f;
     }
 
-    // The first halves of the random bits of `count` elements from `index` on; words: room for `drawn(count)`.
+    // Draws the first halves of the random bits of `count` elements from `index` on. words: memory for `drawn(count)`
+    // words.
     const u32* draw(u32* words, int64_t count, u64 index) const {
         const u64 begin = rule.offset + index, skip = begin % group;
         for (u64 i = 0; i < skip + static_cast<u64>(count); i += group)
@@ -105,7 +106,7 @@ public:
     }
     static int64_t drawn(int64_t count) { return count + 2 * group; }
 
-    // `finish` with bits that were drawn.
+    // The same as `finish`, with bits that were drawn before.
     void finish(float* q, int64_t count, u64 index, const u32* bits) const {
         const RandomRounder r = random;
         const float least = f.least, most = f.most;
@@ -148,11 +149,11 @@ CFP_FN void over_tiles(int64_t columns, const float* r, const float* s, const St
     for (int64_t i = tiles * width; i < columns; ++i) step(i, r[tiles], s[tiles]);
 }
 
-// step(i, r, s): over a piece, whose r and s stand for a tile of `width` columns each, or, where
-// that is no number of lanes, for a column each.
+// Calls step(i, r, s) for the registers of a piece. r and s have an entry for each tile of `width` columns, or for each
+// column if the width is not a number of lanes.
 template <class Step>
 CFP_FN void over_piece(int64_t columns, int64_t width, const float* r, const float* s, const Step& step) {
-    // the usual widths, as loops of a known length
+    // the usual widths, with loops of constant length
     if (width == lanes)
         over_tiles<1>(columns, r, s, step);
     else if (width == 2 * lanes)
@@ -192,14 +193,14 @@ void round_piece(const float* x, float* out, int64_t columns, int64_t width, con
         });
 }
 
-// What elements are off by: value less x. e: the elements of a piece.
+// The errors of elements: value minus x. e: the elements of a piece.
 void subtract_piece(const float* e, const float* x, float* off, int64_t columns, int64_t width, const float* s) {
     over_piece(columns, width, s, s, [&](int64_t i, auto s, auto) {
         store(off + i, load_like(e + i, s) * s - load_like(x + i, s));
     });
 }
 
-// The same of elements that are quick, and no integers.
+// The same on the fast path, for elements that are not integers.
 void round_and_subtract_piece(const float* x, float* off, int64_t columns, int64_t width, const float* r, const float* s,
                               const Elements& elements) {
     const Elements e = elements;

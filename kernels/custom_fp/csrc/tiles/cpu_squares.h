@@ -1,5 +1,5 @@
-// CPU loops over the squared errors of tiles, for the rule 4over6: eight sums in double over every eighth element of a
-// tile, as if it were `width` wide where it is cut short, then pairwise, 4 apart first.
+// The sums of squared errors of tiles, for the rule 4over6: eight sums in double, each of every eighth element of a
+// tile, as if a shorter last tile had the full width; then pairwise sums, with a distance of 4 first.
 #pragma once
 
 #include "tiles/cpu_elements.h"
@@ -7,7 +7,7 @@
 namespace custom_fp {
 namespace {
 
-constexpr int double_lanes = lanes / 2, parts = 8 / double_lanes;  // of a register; registers of eight sums
+constexpr int double_lanes = lanes / 2, parts = 8 / double_lanes;  // of a register; the number of registers for eight sums
 
 typedef float HalfLanes __attribute__((vector_size(4 * double_lanes)));
 typedef double DoubleLanes __attribute__((vector_size(8 * double_lanes)));
@@ -45,7 +45,7 @@ struct EightSums {
     }
 };
 
-// Tiles one column wide, as many as F holds.
+// Tiles of one column, as many as F has lanes.
 template <class F, class D> CFP_FN D sum_down(const float* off, int64_t rows, int64_t columns) {
     const auto sum = [&](int64_t first) {
         D sum = {};
@@ -62,7 +62,7 @@ template <class F, class D> CFP_FN D sum_down(const float* off, int64_t rows, in
     return even + (apart(1) + apart(3));
 }
 
-// A tile `wide` columns wide, of a width that is a multiple of eight. known: that of a whole tile, or 0.
+// A tile of `wide` columns, where the full width is a multiple of eight. known: the width of a whole tile, or 0.
 template <int known> CFP_FN double sum_of_tile(const float* off, int64_t rows, int64_t columns, int64_t wide) {
     const int64_t count = known ? known : wide;
     EightSums sums;
@@ -74,7 +74,7 @@ template <int known> CFP_FN double sum_of_tile(const float* off, int64_t rows, i
     return sums.pairwise();
 }
 
-// off: what the elements of a run of tiles side by side, rows x columns, are off by.
+// off: the errors of the elements of adjacent tiles, rows times columns.
 void sums_of_squares(const float* off, int64_t rows, int64_t columns, int64_t width, double* errors) {
     int64_t i = 0;
     if (width == 1) {

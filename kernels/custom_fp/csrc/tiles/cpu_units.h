@@ -1,5 +1,5 @@
-// What the CPU works on at a time: a run of tiles side by side, `tiles` of them over `columns` columns, `rows` high,
-// and their scales. See kernels.h.
+// A unit of work: `tiles` adjacent tiles of `rows` rows and, together, `columns` columns, and their scales. See
+// kernels.h.
 #pragma once
 
 #include <vector>
@@ -48,9 +48,9 @@ void scale_values(const u32* codes, float* s, float* r, int64_t tiles, float t, 
 
 class Units {
 public:
-    // Where the unit lies.
+    // The position and size of a unit.
     struct Unit {
-        int64_t first, rows, columns, tiles, scale;  // first: its element; scale: of its first tile
+        int64_t first, rows, columns, tiles, scale;  // first: index of its first element; scale: of the scale of its first tile
     };
 
     Units(const Tiling& tiling, const Scaling& f, const Rule& rule, float t)
@@ -74,7 +74,7 @@ public:
         }
     }
 
-    // The scales of a unit, from x; by 4over6, those of two that have the smaller errors.
+    // Computes the scales of a unit from x. For 4over6, chooses the one of two scales that has the smaller error.
     void find(const float* x, const Unit& u) {
         largest(x + u.first, u);
         if (f.rule != four_over_six) {
@@ -89,7 +89,7 @@ public:
         scale(u, 1.0f);
         find_errors(x, u, error_6.data());
         for (int64_t i = 0; i < u.tiles; ++i) {
-            const u32 is_4 = error_4[i] < error_6[i];  // as often as not: no branch
+            const u32 is_4 = error_4[i] < error_6[i];  // unpredictable, so without a branch
             now.codes[i] = select(is_4, other.codes[i], now.codes[i]);
             now.tile_s[i] = from_bits(select(is_4, to_bits(other.tile_s[i]), to_bits(now.tile_s[i])));
             now.tile_r[i] = from_bits(select(is_4, to_bits(other.tile_r[i]), to_bits(now.tile_r[i])));
@@ -97,7 +97,7 @@ public:
         spread(u);
     }
 
-    // The scales of a unit, as they are written.
+    // Writes the scales of a unit.
     void read(const void* scales, const Unit& u) {
         for (int64_t i = 0; i < u.tiles; ++i)
             now.codes[i] = f.kind == float_scale ? static_cast<const u32*>(scales)[u.scale + i]
@@ -113,7 +113,7 @@ public:
                 static_cast<u8*>(scales)[u.scale + i] = static_cast<u8>(now.codes[i]);
     }
 
-    // The values, or where not `scaled` the elements, of a row of a unit of x, to out.
+    // Writes the values of a row of a unit, or its elements if not `scaled`.
     void round(const float* x, float* out, const Unit& u, int64_t row, bool scaled) {
         x += u.first + row * g.columns;
         if (elements.is_quick()) {
@@ -128,7 +128,7 @@ public:
             std::memcpy(out, buffer.data(), static_cast<size_t>(u.columns) * sizeof(float));
     }
 
-    // Elements to values.
+    // Converts elements to values.
     void multiply(const float* e, float* out, int64_t columns) const {
         multiply_piece(e, out, columns, g.width, s());
     }
@@ -139,7 +139,7 @@ public:
         return found;
     }
 
-    // Of a piece, of tiles whose scale is NaN.
+    // Writes NaN to the tiles of a piece whose scale is NaN.
     template <class T> void clear_nan(T* codes, int64_t columns) const {
         for (int64_t i = 0; i * g.width < columns; ++i)
             if (now.tile_s[i] != now.tile_s[i])
@@ -152,7 +152,7 @@ private:
     Elements elements;
     float t;
     bool has_columns;
-    int64_t most, across;  // tiles and columns of the largest unit
+    int64_t most, across;  // tiles and columns in the largest unit
     struct Scales {
         std::vector<u32> codes;
         std::vector<float> tile_s, tile_r, column_s, column_r;
@@ -161,16 +161,16 @@ private:
             : codes(tiles), tile_s(tiles), tile_r(tiles), column_s(columns), column_r(columns) {}
     };
     std::vector<u32> amax;
-    Scales now, other;  // other: the second, where two are tried (4over6)
+    Scales now, other;  // other: the second of two that are tried (4over6)
     std::vector<i32> peak;
     std::vector<float> buffer, off;
     std::vector<double> error_4, error_6;
-    std::vector<u32> words, kept;  // random bits; kept: of all rows, where they are needed more than once
+    std::vector<u32> words, kept;  // random bits; kept: those of all rows, if they are needed more than once
 
     const float* s() const { return has_columns ? now.column_s.data() : now.tile_s.data(); }
     const float* r() const { return has_columns ? now.column_r.data() : now.tile_r.data(); }
 
-    // The scales for `times` of what is wanted.
+    // Computes scales, multiplied by `times`.
     void scale(const Unit& u, float times) {
         scale_codes(amax.data(), now.codes.data(), u.tiles, t, times, f);
         values(u);
@@ -183,10 +183,10 @@ private:
 
     u64 index(const Unit& u, int64_t row) const { return static_cast<u64>(u.first + row * g.columns); }
 
-    // The random bits of a row, until the next one's are drawn.
+    // Draws the random bits of a row. They are valid until the next call.
     const u32* draw(const Unit& u, int64_t row) { return elements.draw(words.data(), u.columns, index(u, row)); }
 
-    // The elements of a row, x: its first, to the buffer, where they are not quick.
+    // Computes the elements of a row on the slow path. x: its first value.
     void finish(const float* x, const Unit& u, int64_t row) {
         multiply_piece(x, buffer.data(), u.columns, g.width, r());
         if (elements.is_random())
@@ -195,7 +195,7 @@ private:
             elements.finish(buffer.data(), u.columns, index(u, row));
     }
 
-    // The sums of squared errors of a unit's tiles under the scales that are there now.
+    // Computes the sums of squared errors of a unit's tiles under the current scales.
     void find_errors(const float* x, const Unit& u, double* errors) {
         for (int64_t row = 0; row < u.rows; ++row) {
             const float* from = x + u.first + row * g.columns;

@@ -1,8 +1,8 @@
-// Scaled formats on a GPU: tiles.h has the arithmetic, formats/scaled.py the definition, scaled/scaled/tiles.cuh who
-// does what. Part of custom_fp.cu.
+// Formats with scales on a GPU. tiles.h has the arithmetic, formats/scaled.py defines the results, and scaled/tiles.cuh
+// assigns the work to threads. Part of custom_fp.cu.
 //
-// f: in memory, for it is as large as sixteen numbers. t: the scale of the tensor, null where there is none. Written
-// are values, or, where `out` is null, codes and scales.
+// f: in memory, because it is as large as sixteen numbers. t: the scale of the tensor; null: none. The results are
+// values or, if `out` is null, codes and scales.
 
 template <Mode mode> struct ScaledKind {
     Scaling f;
@@ -16,7 +16,7 @@ template <Mode mode> struct ScaledKind {
     };
     struct Scale {
         u32 code;
-        float value, times;  // times: what elements are multiplied by
+        float value, times;  // times: the factor of elements
     };
     struct Drawn {
         Words upper, lower;
@@ -40,11 +40,11 @@ template <Mode mode> struct ScaledKind {
         const float value = scale_value(code, f, scale_coder);
         return {code, value, scale_reciprocal(value, t)};
     }
-    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {  // its code stays where it was found
+    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {  // the code is not read
         return {0, ::of_lane(of.value, lane), ::of_lane(of.times, lane)};
     }
 
-    // Of a lane's values in a group, whose first `index` is.
+    // The random words of a lane's values in a group, whose first one has `index`.
     CFP_MEMBER Drawn draw(i64 group_index, int lane) const {
         if constexpr (mode != stochastic) return {};
         const u64 here = index / group + static_cast<u64>(group_index);
@@ -87,8 +87,8 @@ template <class Kind> struct ScaledTo {
     }
 };
 
-// The sum of squared errors under a scale: eight sums over every eighth element of the whole tile, then pairwise, 4
-// apart first. Every eight lanes of a warp do the same; a thread alone does all eight.
+// The sum of squared errors under a scale: eight sums of every eighth element of the whole tile, then pairwise sums,
+// with a distance of 4 first. Each eight lanes of a warp compute the same; a single thread computes all eight.
 template <class Kind>
 CFP_FN double squared_error(const Kind& kind, const float* x, const Tile& tile, const typename Kind::Scale& scale, bool alone) {
     const auto eighth = [&](i64 from) {
@@ -180,7 +180,7 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
     });
 }
 
-// Of runs; a thread has 8 values of one.
+// For runs. A thread has 8 values of one.
 extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* codes, float* out, i64 n, int width,
                                               const Scaling* f, const float* t) {
     const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);
