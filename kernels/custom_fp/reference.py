@@ -1,11 +1,11 @@
-"""The definition of every operator, in plain torch and float64: slow, readable, exact.
+"""The reference implementation of every operator, in PyTorch and float64: slow, readable, exact.
 
-The native and CUDA kernels equal it bit for bit; it also runs where they cannot (backends.py then warns once). It
-takes what operators/table.py hands to every backend: contiguous tensors, float32 or float64, on any device, an `out`
-to fill. Formats are floating point, or tables: what those do otherwise is in tabulated/rounding.py.
+It defines the results. The native and CUDA kernels equal it bit for bit, and it runs where they cannot (backends.py
+then warns once). It takes what operators/table.py passes to every backend: contiguous tensors, float32 or float64, on
+any device, and an `out` to fill. Formats are scalar or tables; tabulated/rounding.py has the arithmetic of tables.
 
-A float64 holds every float32 and every product of two exactly, and scaling by a power of two is exact, so that
-the only rounding below is the one that is meant. Sums are rounded to odd on their way (see `add_to_odd`).
+A float64 holds every float32 and every product of two of them exactly, and scaling by a power of two is exact. So the
+only rounding below is the one that is meant. Intermediate sums are rounded to odd (`add_to_odd`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
-from custom_fp.rounding import Rounding, Rule
-from custom_fp.tabulated.rounding import carries, codes_of_values, round_to_table, values_of_codes
+from custom_fp.rounding import Rule
+from custom_fp.tabulated.rounding import Place, codes_of_values, goes_up, round_to_table, values_of_codes
 
 INFINITY = float("inf")
 LARGEST, SMALLEST = (2 - 2.0**-52) * 2.0**1023, 2.0**-1074  # of float64
@@ -27,13 +27,20 @@ HADAMARD = 0xFFFFFFFF  # the stream of its signs, apart from those that rounding
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2.0**exponent in float64, -1022 <= exponent <= 1023, for an integer tensor."""
+    """Return 2.0**exponent in float64 for an integer tensor, -1022 <= exponent <= 1023."""
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
 def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
-    """float64 values rounded to the format, as float64. `random`: 32 uniform bits an element (int64), of which
-    the first `rule.bits` count."""
+    """Round float64 values to a format, as float64.
+
+    Args:
+        x: The values.
+        fmt: A scalar format or a table.
+        rule: The rounding mode and the overflow.
+        random: 32 random bits for each element (int64), of which the first `rule.bits` count. Only for stochastic
+            rounding.
+    """
     if isinstance(fmt, Tabulated):
         return round_to_table(x, fmt, rule, random)
     magnitude, is_negative = x.abs(), torch.signbit(x)
@@ -41,7 +48,10 @@ def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor
     significand = magnitude / quantum  # below 2**(m + 1), and zero only where x is
     significand = torch.where((significand == 0) & (magnitude != 0), SMALLEST, significand)
     digits = significand.floor()
-    result = (digits + goes_up(digits, significand - digits, is_negative, rule, random)) * quantum
+    distance, is_odd = significand - digits, digits % 2 == 1
+    # for m = 0, ties to odd multiples that go up are 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
+    place = Place(distance > 0, distance > 0.5, distance == 0.5, is_odd, is_odd, is_negative, distance)
+    result = (digits + goes_up(place, rule, random)) * quantum
 
     largest, infinity = fmt.max, infinite(fmt, rule)
     past = [infinity if rule.overflows(side, fmt.max_is_odd) else largest for side in (False, True)]
@@ -61,44 +71,20 @@ def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor
 
 
 def infinite(fmt: Format, rule: Rule) -> float:
-    """What infinity becomes."""
+    """Return what infinity becomes."""
     if rule.saturates or (rule.propagates and not fmt.has_inf):
         return fmt.max
     return INFINITY if fmt.has_inf else float("nan") if fmt.has_nan else fmt.max
 
 
-def goes_up(
-    below: Tensor, distance: Tensor, is_negative: Tensor, rule: Rule, random: Tensor | None
-) -> Tensor:
-    """Whether a magnitude becomes the multiple of its quantum above it: `below` is the one below, as a whole number,
-    and `distance` that from it, 0 <= distance < 1, both float64."""
-    is_odd, is_inexact = below % 2 == 1, distance > 0
-    match rule.rounding:
-        case Rounding.NEAREST_EVEN:
-            # for m = 0 that is 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
-            return (distance > 0.5) | (distance == 0.5) & is_odd
-        case Rounding.NEAREST_AWAY:
-            return distance >= 0.5
-        case Rounding.TOWARD_ZERO:
-            return torch.zeros_like(is_odd)
-        case Rounding.TOWARD_POSITIVE:
-            return is_inexact & ~is_negative
-        case Rounding.TOWARD_NEGATIVE:
-            return is_inexact & is_negative
-        case Rounding.TO_ODD:
-            return is_inexact & ~is_odd
-        case Rounding.STOCHASTIC:
-            return carries(distance, random, rule)
-
-
 def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:
-    """floor(log2) of magnitudes, not below the format's emin: the binade whose spacing applies."""
+    """Return floor(log2) of magnitudes, at least the emin of the format: the binade whose spacing applies."""
     exponent = torch.frexp(magnitude).exponent.to(torch.int64) - 1
     return torch.where(magnitude == 0, fmt.emin, exponent.clamp(fmt.emin, 1000))
 
 
 def write(value: Tensor, out: Tensor) -> None:
-    """To float32, NaN as the one NaN: a GPU makes it 0x7fffffff, a CPU keeps its sign and payload."""
+    """Write float32 values. Every NaN becomes the same one, because GPUs and CPUs convert NaN in different ways."""
     out.copy_(value)
     out.masked_fill_(out.isnan(), float("nan"))
 
@@ -108,7 +94,7 @@ def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
 
 
 def _round(x: Tensor, fmt: Format, rule: Rule, stream: int = 0) -> Tensor:
-    """`round_to_format` of elements rule.offset, rule.offset + 1 ... of the random words of a stream."""
+    """Round to a format, with the random words rule.offset, rule.offset + 1 ... of a stream."""
     random = None
     if rule.is_stochastic:
         random = random_words(x.numel(), stream, rule.seed, x.device, rule.offset).view(x.shape)
@@ -119,7 +105,7 @@ def _round(x: Tensor, fmt: Format, rule: Rule, stream: int = 0) -> Tensor:
 
 
 def philox4x32(counter: Sequence[Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
-    """Philox4x32-7 (Salmon et al., SC 2011) on int64 tensors that hold 32-bit words."""
+    """Return the words of Philox4x32-7 (Salmon et al., SC 2011), as int64 tensors that hold 32-bit words."""
     mask = 0xFFFFFFFF
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -133,18 +119,18 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int], rounds: int = 7)
 
 def _wide_product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     high = ((a >> 16) * b + ((a & 0xFFFF) * b >> 16)) >> 16
-    return high, a * b & 0xFFFFFFFF  # int64 wraps, its low half is right
+    return high, a * b & 0xFFFFFFFF  # int64 wraps around, but its low half is right
 
 
 def random_words(n: int, stream: int, seed: int, device: torch.device, offset: int = 0) -> Tensor:
-    """The 32-bit words of elements offset .. offset + n - 1, as int64: see csrc/philox.h for which."""
+    """Return the 32-bit random words of elements offset .. offset + n - 1 as int64, as csrc/philox.h defines them."""
     first, end = offset // 128, -(-(offset + n) // 128)
     upper, lower = (_random_halves(first, end, stream, half, seed, device) for half in (0, 1))
     return (upper << 16 | lower)[offset - 128 * first :][:n]
 
 
 def _random_halves(first: int, end: int, stream: int, half: int, seed: int, device: torch.device) -> Tensor:
-    """Half `half` of the word of each element of groups first .. end - 1, 128 elements each."""
+    """Return one half of the word of each element in the groups first .. end - 1 of 128 elements."""
     counter = torch.arange(first * 16, end * 16, dtype=torch.int64, device=device)
     zero = torch.zeros_like(counter)
     words = philox4x32(
@@ -159,7 +145,7 @@ def _random_halves(first: int, end: int, stream: int, half: int, seed: int, devi
 
 
 def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """a + b in float64, truncated, with the last digit set if any digit was lost.
+    """Return a + b in float64, truncated, with the last digit set if any digit was lost.
 
     Rounding this to a format equals rounding the exact sum (Boldo and Melquiond 2008, "Emulation of FMA and
     correctly rounded sums: proved algorithms using rounding to odd"). The error is Knuth's TwoSum.
@@ -174,7 +160,7 @@ def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
 
 
 def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
-    """acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan keeps the lost part c beside it.
+    """Compute acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan summation also keeps the lost part c.
 
     Stochastic rounding reads stream 4 r + j for the j-th rounding of step r.
     """
@@ -199,7 +185,7 @@ def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, 
 
 
 def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
-    """(B or 1) x M x K times (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for k ascending."""
+    """Multiply (B or 1) x M x K by (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for ascending k."""
 
     def rounded_sum(x: Tensor, y: Tensor) -> Tensor:
         return round_to_format(add_to_odd(x, y), fmt)
@@ -221,7 +207,7 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
 
 
 def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
-    """Blocks along the middle of (outer, length, inner), what is left of the length as it is: see csrc/hadamard.h."""
+    """Transform blocks along the middle of (outer, length, inner) (csrc/hadamard.h). The rest of the length is kept."""
     outer, length, inner = x.shape
     blocks = length // size
     y_OxBxSxI = x[:, : blocks * size].reshape(outer, blocks, size, inner)
@@ -243,18 +229,21 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
 
 
 def clamp_shift(shift: int) -> int:
-    """Past 1300 in either direction every result is that of 1300: infinity, or nothing that a rounding could see."""
+    """Limit a shift to 1300 in both directions, because larger shifts give the same results: infinity, or zero."""
     return max(-1300, min(1300, shift))
 
 
 def _times_power(x: Tensor, shift: int) -> Tensor:
-    """x * 2**shift in float64, in two steps, for one power may pass its range; exact where float32 is in its own."""
+    """Return x * 2**shift in float64, in two steps because one power could be out of range."""
     shift = clamp_shift(shift)
     return x.double() * 2.0 ** (shift // 2) * 2.0 ** (shift - shift // 2)
 
 
 def _product_to_round(x: Tensor, shift: int) -> Tensor:
-    """x * 2**shift in float64, or, past its range, what rounds as that does: finite, and zero, only where x is."""
+    """Return x * 2**shift in float64. Past its range, return what rounds in the same way.
+
+    The result is finite if x is, and zero only if x is.
+    """
     product = _times_power(x, shift)
     largest, smallest = (
         torch.copysign(torch.full_like(product, end), product) for end in (LARGEST, SMALLEST)
@@ -281,7 +270,7 @@ def max_exponent(x: Tensor) -> int | None:
 
 
 def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
-    """Codes of x, rounded to nearest first: sign, exponent field, mantissa field."""
+    """Write the codes of x, rounded to nearest: sign, exponent field, mantissa field."""
     _encode_values(round_to_format(x.double(), fmt), fmt, out)
 
 
@@ -303,7 +292,7 @@ def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
-    """Values of codes, of which the low `bits` bits are read."""
+    """Write the values of codes, of which the low `bits` bits are read."""
     code = codes.long() & (1 << fmt.bits) - 1
     if isinstance(fmt, Tabulated):
         write(values_of_codes(code, fmt), out)
@@ -327,7 +316,7 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
-    """Codes of x * 2**shift: 8 codes in k bytes, code j from bit j * k on, little-endian; zero codes fill up."""
+    """Write the codes of x * 2**shift: 8 codes are k bytes, and code j begins at bit j * k, little-endian."""
     k, n = fmt.bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
     scaled = _product_to_round(x.reshape(-1), shift)

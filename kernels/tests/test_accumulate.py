@@ -1,4 +1,4 @@
-"""accumulate: each partial sum against exact rationals, the compiled forms against the reference."""
+"""`accumulate`: each partial sum equals rational arithmetic, and the compiled kernels equal the reference."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Accumulators: their names, their results against rationals and between backends, and where they are taken."""
+"""Accumulators: their names, their results compared with rational arithmetic and between backends, and their uses."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""apply_recipe in a model of anybody's: every recipe that ships, what it leaves, and what is refused."""
+"""`apply_recipe` on a user's model: every built-in recipe, what stays in float32, and errors."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Attention by rules: torch's numbers where nothing is rounded; where it is, the composition by hand, bit for bit."""
+"""Attention under rules equals torch's if nothing is rounded, and otherwise products that are rounded step by step."""
 
 import copy
 import math

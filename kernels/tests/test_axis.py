@@ -1,4 +1,4 @@
-"""Blocks along a dimension: each row of that is a tensor of its own."""
+"""Blocks along a dimension: each row is quantized like a separate tensor."""
 
 import custom_fp
 import pytest

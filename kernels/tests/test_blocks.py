@@ -1,4 +1,4 @@
-"""Block formats of one's own: any block from 1 on, elements of at most 8 bits, and what is refused."""
+"""User-defined block formats: blocks of any size, elements of at most 8 bits, and errors."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Codebook formats: their tables, the nearest entry against exact rational arithmetic, codes, bytes, corners."""
+"""Codebook formats: tables, the nearest entry compared with rational arithmetic, codes, bytes, and special values."""
 
 import math
 import subprocess

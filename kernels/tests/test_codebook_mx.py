@@ -1,4 +1,4 @@
-"""MX formats against gfloat's block functions, at zero tolerance, and the corners that gfloat leaves open."""
+"""MX formats equal gfloat's block functions bit for bit. What gfloat leaves open is tested separately."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""encode, decode, pack, unpack: every code there and back, and the bytes against Python's integers."""
+"""`encode`, `decode`, `pack` and `unpack`: round trips of every code, and bytes compared with Python's integers."""
 
 import math
 

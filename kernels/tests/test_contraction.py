@@ -1,4 +1,4 @@
-"""What products read is rounded along the dimension that they sum over; drawn and transformed as rules say."""
+"""Operands are rounded and transformed along the dimension that their product sums over, as rules say."""
 
 import custom_fp
 import pytest

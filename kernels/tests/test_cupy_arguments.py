@@ -1,4 +1,4 @@
-"""CuPy accepts the arguments of every launch that the public operators make; no GPU is needed (cupy_launches.py)."""
+"""CuPy accepts the arguments of every kernel that the public operators launch. No GPU is needed (cupy_launches.py)."""
 
 import shutil
 from pathlib import Path

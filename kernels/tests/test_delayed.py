@@ -1,4 +1,4 @@
-"""Delayed scaling: a tensor is rounded by the largest values of the steps before, which steps of an optimizer close."""
+"""Delayed scaling: scales come from the largest magnitudes of previous steps; an optimizer's step ends each step."""
 
 import custom_fp
 import pytest

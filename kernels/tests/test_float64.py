@@ -1,4 +1,4 @@
-"""float64 tensors: the compiled operators equal the reference bit for bit, and nothing follows flush-to-zero."""
+"""float64 tensors: compiled operators equal the reference bit for bit, and ignore the flush-to-zero setting."""
 
 import math
 from fractions import Fraction

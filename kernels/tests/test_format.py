@@ -1,4 +1,4 @@
-"""Format: names, properties and tables, against their definitions written out in rationals."""
+"""`Format`: names, properties and tables, compared with their definitions in rational arithmetic."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Sums that are rounded once, exact and aligned: against rational arithmetic, and between the backends."""
+"""Exact and aligned sums, which are rounded once: compared with rational arithmetic and between backends."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The random Hadamard transform: against scipy's matrix in exact arithmetic, the reference, and its own laws."""
+"""The random Hadamard transform compared with scipy's matrix in exact arithmetic and with the reference; its laws."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""matmul with a custom accumulator: against rationals, the reference, and torch's shapes and gradients."""
+"""`matmul` with an emulated accumulator, compared with rationals, the reference, and torch's shapes and gradients."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""What lies in memory in unusual ways: results that overlap their input, views that torch negates, seeds of 64 bits."""
+"""Unusual memory layouts: results that overlap inputs, views with torch's negation bit, and seeds of 64 bits."""
 
 import custom_fp
 import pytest

@@ -1,4 +1,4 @@
-"""Each operand of each product of a layer has a rounding of its own: against the same products formed by hand."""
+"""Each operand of each product of a layer has its own rounding, compared with products rounded step by step."""
 
 import custom_fp
 import pytest

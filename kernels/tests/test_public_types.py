@@ -1,4 +1,4 @@
-"""What checkers read of the package is what it has."""
+"""The stub file for type checkers lists exactly the public names of the package."""
 
 import ast
 from pathlib import Path

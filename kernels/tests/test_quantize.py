@@ -1,4 +1,4 @@
-"""quantize: right on every boundary, monotone between them, and the same on every instruction set."""
+"""`quantize` is exact at every boundary, monotone between them, and the same on every instruction set."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What quantize_model replaces computes in the accumulator in every mode; what it cannot replace is said."""
+"""Layers that quantize_model replaces use the accumulator in every mode. Models without such layers raise errors."""
 
 import custom_fp
 import pytest

@@ -1,4 +1,4 @@
-"""An operand that two products read alike is rounded once: the bits are those of rounding it for each."""
+"""An operand that two products round in the same way is rounded once, with the same bits as rounding it twice."""
 
 import custom_fp
 import pytest

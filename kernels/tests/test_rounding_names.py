@@ -1,4 +1,4 @@
-"""Rule: the words of rounding and overflow, and how they reach the kernels."""
+"""`Rule`: the names of roundings and overflows, and how they are passed to the kernels."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is saved of a model under a recipe is the user's own; what is copied of it computes by the recipe."""
+"""Saved models do not depend on the recipe or on custom_fp, and copies of a model follow the recipe."""
 
 import copy
 import inspect

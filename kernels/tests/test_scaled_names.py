@@ -1,4 +1,4 @@
-"""Names of scaled formats, what they say of themselves, and what is refused."""
+"""Names and properties of formats with scales, and errors for invalid ones."""
 
 import pickle
 
@@ -35,7 +35,7 @@ BITS = {
     "int8_channel": 8,
 }
 WRONG = {
-    "nvfp4_floor": "rule=floor and scales in e4m3fn; that rule is e8m0's; allowed: amax, 4over6",
+    "nvfp4_floor": "rule=floor and scales in e4m3fn; that rule is for e8m0; allowed: amax, 4over6",
     "nvfp4_b16_b32": "it says block twice",
     "mxfp8_e4m3_4over6": "that rule is e2m1fn's",
     "nvfp4_fast": "'fast' is none of the options; allowed: _b<n>",

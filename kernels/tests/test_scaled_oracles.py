@@ -1,4 +1,4 @@
-"""Scaled formats against torchao's eager CPU code, live where it is installed and by known answers where it is not."""
+"""Formats with scales compared with torchao's CPU code, or with its stored results if torchao is not installed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stochastic rounding: the generator against its authors' vectors, and the odds against their definition."""
+"""Stochastic rounding: the generator gives its authors' test vectors, and probabilities are as defined."""
 
 import math
 

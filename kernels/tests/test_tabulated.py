@@ -1,4 +1,4 @@
-"""Formats that are a table: the compiled code equals the definition bit for bit, with every word."""
+"""Formats that are tables of values: the kernel equals the definition bit for bit, for every rounding and overflow."""
 
 import custom_fp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What kinds of tables hold and round to: by other libraries, by rationals, and of a kind of one's own."""
+"""Values and rounding of all kinds of tables, compared with other libraries and rationals; a user-defined kind."""
 
 import json
 import math

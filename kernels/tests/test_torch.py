@@ -1,4 +1,4 @@
-"""What torch sees: registered ops, autograd, torch.func, torch.compile; and the layers built on them."""
+"""Integration with torch: registered operators, autograd, torch.func and torch.compile, and layers that use them."""
 
 import custom_fp
 import pytest

@@ -94,7 +94,7 @@ struct Spec {
     u32 max_code, inf_code, nan_code;
 };
 
-CFP_LARGE_FN Spec unpack_spec(u32 spec) {
+CFP_FN Spec unpack_spec(u32 spec) {
     Spec s;
     s.exponent_bits = static_cast<int>(spec & 0xff);
     s.mantissa_bits = static_cast<int>(spec >> 8 & 0x7f);
@@ -166,7 +166,7 @@ template <class F> struct Rounder {
     u32 below_zero, below_zero_infinity, is_signed, is_plain;
 };
 
-template <class F> CFP_LARGE_FN Rounder<F> make_rounder(const Spec& s, int mode, int overflow) {
+template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int overflow) {
     typedef Bits<F> B;
     typedef typename B::U U;
     Rounder<F> r;
@@ -320,7 +320,7 @@ struct Coder {
     u32 first_special, special_mask, specials, infinities;  // the number of special codes, from the first on
 };
 
-CFP_LARGE_FN Coder make_coder(const Spec& s) {
+CFP_FN Coder make_coder(const Spec& s) {
     Coder c;
     c.drop = 23 - s.mantissa_bits;
     c.sign_shift = 32 - s.bits;

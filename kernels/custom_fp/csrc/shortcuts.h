@@ -60,7 +60,7 @@ struct NearRounder {
     static CFP_MEMBER bool tells_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
 };
 
-CFP_LARGE_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
+CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
     NearRounder r;
     r.min_exponent = (s.emin + 127) << 23;
     r.offset = ((23 - s.mantissa_bits) << 23) | 0x00400000;  // 1.5 * 2^(23 - m): the half keeps negative sums in place
@@ -144,7 +144,7 @@ struct WideNearRounder {
     i64 min_exponent, offset, limit;
 };
 
-CFP_LARGE_FN WideNearRounder make_wide_near_rounder(const Spec& s) {
+CFP_FN WideNearRounder make_wide_near_rounder(const Spec& s) {
     WideNearRounder r;
     r.min_exponent = static_cast<i64>(s.emin + 1023) << 52;
     r.offset = (static_cast<i64>(52 - s.mantissa_bits) << 52) | 0x0008000000000000ll;
@@ -192,7 +192,7 @@ struct RandomRounder {
     CFP_MEMBER bool sure(const Met<float>& met) const { return met.largest <= static_cast<i32>(max) && met.carry != 0; }
 };
 
-CFP_LARGE_FN RandomRounder make_random_rounder(const Spec& s) {
+CFP_FN RandomRounder make_random_rounder(const Spec& s) {
     RandomRounder r;
     const int drop = 23 - s.mantissa_bits;
     r.min_normal = static_cast<u32>(s.emin + 127) << 23;

@@ -72,8 +72,7 @@ class Integer:
 
     @cached_property
     def as_scalar(self) -> Format:
-        """A scalar format with the same values, and more: it has one exponent bit, so that all values are multiples of
-        one quantum."""
+        """A scalar format that contains the integers. Its one exponent bit gives all values the same quantum."""
         return Format(1, self.code_bits, 1 - self.code_bits + self.fraction_bits, "fo")
 
     @cached_property

@@ -1,8 +1,8 @@
-"""How a tensor is cut in blocks that share a scale. Standard library only.
+"""How a tensor is cut into blocks that share a scale. This module does not import torch.
 
-Every cut is one of tiles: the tensor as `planes` matrices of `rows` times `columns` as they lie in memory, each in
-tiles of `height` times `width`, of which the last ones may be smaller. Blocks along the last axis are tiles of
-height 1, those along any other one tiles of width 1.
+Every cut is a cut into tiles. The tensor is `planes` matrices of `rows` times `columns` in memory, and each one is cut
+into tiles of `height` times `width`. Tiles at an edge may be smaller. Blocks along the last axis are tiles of height
+1, and blocks along another axis are tiles of width 1.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Block = int | tuple[int, int] | str
-"""n: so many along the axis. (a, b): tiles of a rows and b columns of the last two dimensions, whatever the axis.
-row, column: all of the axis, which is the last, the last but one where none is given. tensor: everything."""
+"""What shares a scale.
+
+- n: every n elements along the axis.
+- (a, b): tiles of a rows and b columns of the last two dimensions, for any axis.
+- "row", "column": all of the axis. Without an axis it is the last one, or the last but one.
+- "tensor": the whole tensor.
+"""
 
 WHOLE = ("row", "column", "tensor")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """shape: of the scales; without an axis, of a tensor in memory order, they have one dimension."""
+    """A cut of a tensor into tiles. `shape` is the shape of the scales. Without an axis they have one dimension."""
 
     planes: int
     rows: int
@@ -39,14 +44,24 @@ class Layout:
 
     @property
     def as_rows(self) -> Layout:
-        """The same blocks, as one long row where they are cut from memory as it lies."""
+        """The same blocks as one long row, if each block is contiguous in memory."""
         if self.height > 1 or self.columns % self.width:
             return self
         return Layout(1, 1, self.numel, 1, self.width, self.shape)
 
 
 def cut(block: Block | None, shape: Sequence[int], axis: int | None, name: str) -> Layout:
-    """axis: from 0 on. name: the format's, for the ValueError that a tensor without its dimensions raises."""
+    """Return how a tensor is cut into blocks.
+
+    Args:
+        block: What shares a scale.
+        shape: The shape of the tensor.
+        axis: The axis that blocks run along, from 0 on, or None.
+        name: The name of the format, for the error message.
+
+    Raises:
+        ValueError: The tensor does not have the dimensions that the blocks need.
+    """
     numel = math.prod(shape)
     if block is None or block == "tensor":
         return Layout(1, 1, numel, 1, max(1, numel), (1,))

@@ -1,4 +1,4 @@
-"""One name for any number format: of a kind of ours, or a user's own. Standard library only."""
+"""Find number formats by their names: the built-in ones and a user's own. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ for _file in (f"{_HERE}scalar", *sorted(_files)):  # floating point comes first 
 
 
 def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFormat]]:
-    """Every class that formats are of, those of a common base, as `Tabulated` is, in its place."""
+    """Return the classes of formats by name, with the subclasses of abstract ones, such as `Tabulated`, instead."""
     found: dict[str, type[NumberFormat]] = {}
     for kind in under.__subclasses__():
         found |= _kinds(kind) if isabstract(kind) else {kind.__name__: kind}
     return found
 
 
-KINDS = _kinds()  # of ours, a file of this folder each; a user's own may join later
+KINDS = _kinds()  # the built-in ones; classes of a user may be added later
 
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]
 _FORMER_KINDS = {
@@ -51,15 +51,19 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def parse(name: str | NumberFormat) -> NumberFormat:
-    """The format called `name`; a format is returned as it is.
+    """Return the format with the given name. A format is returned as it is.
 
-    e5m2, e4m3fn, bf16 ...     `Format`, by torch's names float8_e4m3fn and float8_e5m2 too
-    posit8, p3109_k8p3se ...   `Tabulated`, of the kinds in by_table/
-    mxfp8_e4m3, nf4_b64 ...    `ScaledFormat`
-    package.module.NAME        a format in a module of the user's own, on Python's path or in the working folder
-    a name of one's own        that an installed package has in its entry points, group `cpdrun.formats`
+    Args:
+        name: One of these:
 
-    Raises ValueError, which tells what is allowed.
+            e5m2, e4m3fn, bf16 ...     A `Format`, also by torch's names float8_e4m3fn and float8_e5m2.
+            posit8, p3109_k8p3se ...   A `Tabulated` format, of the kinds in by_table/.
+            mxfp8_e4m3, nf4_b64 ...    A `ScaledFormat`.
+            package.module.NAME        A format in a module of the user, on Python's path or in the working folder.
+            any other name             A format of an installed package, in the entry points `cpdrun.formats`.
+
+    Raises:
+        ValueError: There is no such format. The message says what is allowed.
     """
     if isinstance(name, NumberFormat):
         return name
@@ -69,20 +73,22 @@ def parse(name: str | NumberFormat) -> NumberFormat:
 
 
 def is_own(name: object) -> bool:
-    """Whether `name` is that of a format in a module of the user's own, which `parse` would import and so run. This
-    imports nothing: who reads names that others wrote asks here first."""
+    """Return whether `name` is that of a format in a module of the user, which `parse` would import and so run.
+
+    This imports nothing. Check names from untrusted sources with it before they are parsed.
+    """
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """The formats of installed packages, by name: entry points of the group `cpdrun.formats`. Ours go before."""
+    """Return the formats of installed packages by name: the entry points `cpdrun.formats`. Built-in names win."""
     return {entry.name: entry for entry in entry_points(group="cpdrun.formats")}
 
 
 @cache
 def spelled(fmt: NumberFormat) -> str:
-    """A text that `read` makes this format of again, in any process: its name if `parse` knows it, else all of it."""
+    """Return a text from which `read` makes the same format in any process: its name, or else all of its parts."""
     if _is_known(fmt):
         return fmt.name
     return json.dumps([type(fmt).__name__, _fields(fmt)], default=_fields)
@@ -104,7 +110,7 @@ def _is_known(fmt: NumberFormat) -> bool:
 
 
 def read(fmt: str | NumberFormat) -> NumberFormat:
-    """As `parse`, and what `spelled` has written down is a format, too."""
+    """Return the format with the given name or the text that `spelled` made."""
     return _read(fmt) if type(fmt) is str else parse(fmt)
 
 
@@ -139,7 +145,7 @@ def _unknown(name: object) -> ValueError:
 
 
 def _known(name: str) -> NumberFormat | None:
-    """The format of ours that has this name, or None. ValueError for a name of ours that no format can have."""
+    """Return the built-in format with this name, or None. Raise ValueError for an invalid name such as e9m2."""
     found = (kind.named(name) for kind in KINDS.values())
     return next((fmt for fmt in found if fmt is not None), None)
 
@@ -147,12 +153,12 @@ def _known(name: str) -> NumberFormat | None:
 def _imported(path: str) -> NumberFormat:
     module, _, attribute = path.rpartition(".")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # an installed command does not look there, `python -m` does
+        sys.path.append(here)  # because an installed command does not search it, unlike `python -m`
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"unknown format {path!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # whatever runs there, and an exit is no exit of ours
+    except (Exception, SystemExit) as error:  # because the module runs any code
         raise ValueError(
             f"unknown format {path!r}: its module ends with {type(error).__name__}: {error}"
         ) from None

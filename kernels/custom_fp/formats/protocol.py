@@ -1,8 +1,8 @@
-"""What every number format says of itself, whatever its kind. Standard library only; torch is loaded to compute.
+"""The interface of every number format. This module does not import torch.
 
-A kind of format is a frozen dataclass under NumberFormat in a file of this folder, where names.py finds it. It states
-the facts below, says which names are its own (`named`), and where the functions are that compute with it
-(`backends`); the operators, the report and the runner ask for facts, never for the kind.
+A kind of format is a frozen dataclass that inherits from NumberFormat, in a file of this folder, where names.py finds
+it. It has the properties below, recognizes the names of its formats (`named`), and names the modules that compute with
+them (`BACKENDS`). Operators, reports and the runner use these properties and never ask for the kind.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Backends(NamedTuple):
 
 
 class NumberFormat(ABC):
-    """A number format as a value: equal ones are one, and it can be a key."""
+    """A number format. It is a value: it can be compared and can be the key of a dictionary."""
 
     LOOKS_LIKE: ClassVar[str]
-    """Names of this kind, for messages: "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."."""
+    """The pattern of the names, for messages: "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."."""
 
     PURPOSE: ClassVar[str] = ""
-    """What formats of this kind are for, in a line."""
+    """What formats of this kind are for, in one line."""
 
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
-    """Names that a list of formats shows; more exist."""
+    """Some names, which a list of formats shows."""
 
     BACKENDS: ClassVar[Backends | Mapping[str, str]]
     """The modules whose functions operators/table.py calls for the formats of this kind."""
 
-    if TYPE_CHECKING:  # read only: a kind has a fact as a field, as a property, or once for all its formats
+    if TYPE_CHECKING:  # read-only: a kind has each of these as a field, a property, or a class attribute
 
         @property
         def name(self) -> str: ...
@@ -86,42 +86,44 @@ class NumberFormat(ABC):
 
     else:
         name: str
-        """The one name of this format in records and messages; `parse` reads it back, but for a table of one's own."""
+        """The name of the format in records and messages. `parse` reads it, except for a user's own table."""
 
         code_bits: int
-        """Of each value's code."""
+        """The bits of the code of a value."""
 
         scale_bits: int = 0
-        """Of each scale that stands beside the codes; 0: there are none."""
+        """The bits of a scale; 0 if there are no scales."""
 
         block: Block | None = 1
-        """Values that share a scale: so many along an axis, 1 where there are none; None: the whole tensor. See
-        layout.py for tiles, rows and columns."""
+        """What shares a scale (layout.py); 1 if there are no scales."""
 
         has_tensor_scale: bool = False
-        """Whether a float32 scale of the whole tensor stands beside those of its blocks."""
+        """Whether the tensor has a float32 scale in addition to those of its blocks."""
 
         has_zero_point: bool = False
-        """Whether a byte for each block stands beside its scale, the code of zero."""
+        """Whether each scale has a zero point, a byte that is the code of zero."""
 
         exponent_bits: int | None
-        """Of a binary floating-point format; None for any other."""
+        """The exponent bits of a binary floating-point format; None for other formats."""
 
         has_inf: bool
         has_nan: bool
-        """Whether a NaN that is rounded to the format stays one."""
+        """Whether NaN stays NaN when it is rounded to the format."""
 
         has_negative_zero: bool
         is_signed: bool
 
         is_fp32: bool = False
-        """Whether this is float32 itself, so that rounding to it changes no float32."""
+        """Whether the format is float32 itself."""
 
     @classmethod
     @abstractmethod
     def named(cls, name: str) -> Self | None:
-        """The format of this kind called `name`, None if the name is not of this kind; ValueError for one that is, but
-        which no format can have (e9m2)."""
+        """Return the format of this kind with the given name, or None if the name is not of this kind.
+
+        Raises:
+            ValueError: The name is of this kind, but no format can have it (e9m2).
+        """
 
     @cached_property
     def backends(self) -> Backends:
@@ -131,32 +133,37 @@ class NumberFormat(ABC):
 
     @property
     def synonyms(self) -> tuple[str, ...]:
-        """Other names that `parse` reads as this format."""
+        """The other names that `parse` reads as this format."""
         return ()
 
     def code_values(self) -> Sequence[float] | None:
-        """What each code is read as, 2**code_bits of them, before scale and zero point; None: more than 16 bits, or a
-        kind that does not say."""
+        """Return the value of each code, before scale and zero point.
+
+        Returns:
+            2**code_bits values, or None for more than 16 bits and for kinds that do not list their values.
+        """
         return None
 
     @cached_property
     def has_scales(self) -> bool:
-        """Whether scales stand beside its codes: a scaled format."""
+        """Whether the format has scales."""
         return self.scale_bits > 0
 
     @property
     def together(self) -> int | None:
-        """Values of a tensor of one dimension that are rounded together, whatever stands beside them: 1 each by itself;
-        None: the whole tensor."""
+        """The number of values of a flat tensor that are rounded together, independently of others.
+
+        1 means that each value is rounded by itself, and None that the whole tensor is rounded together.
+        """
         return self.block if isinstance(self.block, int) and not self.has_tensor_scale else None
 
     @property
     def is_flat(self) -> bool:
-        """Whether tensors of one dimension have it: what goes over the wire."""
+        """Whether tensors of one dimension can have this format, as gradients on the wire do."""
         return not isinstance(self.block, tuple) and self.block != "column"
 
     def check_flat(self) -> None:
-        """Raises ValueError where what workers send, which is flat and has both signs, is not to be in it."""
+        """Raise ValueError if workers cannot send gradients in this format. They are flat and have both signs."""
         if not self.is_signed:
             raise ValueError(
                 f"format={self.name} has no negative numbers, and what workers send has: take one with a sign (e4m3fn)"
@@ -169,23 +176,25 @@ class NumberFormat(ABC):
 
     @cached_property
     def has_axis(self) -> bool:
-        """Whether its blocks run along an axis, so that one tensor is another along another."""
+        """Whether blocks run along an axis, so that the result depends on the axis."""
         return self.has_scales and (type(self.block) is int or self.block in ("row", "column"))
 
     @cached_property
     def has_tiles(self) -> bool:
-        """Whether its blocks are tiles of the last two dimensions."""
+        """Whether blocks are tiles of the last two dimensions."""
         return isinstance(self.block, tuple)
 
     @property
     def takes_rounding(self) -> bool:
-        """Whether its values are rounded as one asks, not to nearest only."""
+        """Whether the format supports every rounding mode, and not only rounding to nearest."""
         return not self.has_scales
 
     @property
     def bits(self) -> int | float:
-        """Bits a value, its share of a block's scale included. A whole tensor's one scale is left out, and so is that
-        of a row or column, whose length the tensor says."""
+        """The bits of a value, including its share of the scale of a block.
+
+        The scale of a whole tensor, row or column is not included, because the length of these depends on the tensor.
+        """
         size = math.prod(self.block) if isinstance(self.block, tuple) else self.block
         return (
             self.code_bits + self.bits_of_block / size
@@ -195,23 +204,31 @@ class NumberFormat(ABC):
 
     @property
     def bits_of_block(self) -> int:
-        """Beside its codes."""
+        """The bits of a block besides its codes."""
         return self.scale_bits + 8 * self.has_zero_point
 
     def layout(self, shape: Sequence[int], axis: int | None = None) -> Layout:
-        """How a tensor of this shape is cut in blocks along an axis from 0 on; None: as `quantize` has it. ValueError
-        where it cannot be."""
+        """Return how a tensor of this shape is cut into blocks along an axis, from 0 on, or without one.
+
+        Raises:
+            ValueError: The tensor does not have the dimensions that the blocks need.
+        """
         try:
             return _cut(self.block, shape, axis, self.name)
-        except TypeError:  # a compiler's numbers have no hash
+        except TypeError:  # because the numbers of a compiler have no hash
             return cut(self.block, shape, axis, self.name)
 
     def scales(self, numel: int) -> int:
-        """How many scales a tensor of so many elements and one dimension has, that of the tensor not counted."""
+        """Return the number of scales of a flat tensor, without the scale of the tensor."""
         return self.layout((numel,)).scales if self.scale_bits else 0
 
     def packed_size(self, shape: int | Sequence[int], axis: int | None = None) -> int:
-        """Bytes of a packed tensor of this shape, or of so many elements: its scales, then ceil(n / 8) * k of codes."""
+        """Return the bytes of a packed tensor: its scales, then ceil(n / 8) * k bytes of codes.
+
+        Args:
+            shape: The shape of the tensor, or its number of elements.
+            axis: The axis that blocks run along, or None.
+        """
         shape = (shape,) if isinstance(shape, int) else shape
         codes = -(-math.prod(shape) // 8) * self.code_bits
         if not self.scale_bits:
@@ -221,7 +238,7 @@ class NumberFormat(ABC):
     def __str__(self) -> str:
         return self.name
 
-    # what it does, as custom_fp.quantize(x, format, ...) and so on
+    # The operators: fmt.quantize(x) is custom_fp.quantize(x, fmt)
 
     def quantize(self, x: Tensor, **rule: Any) -> Tensor:
         return custom_fp.quantize(x, self, **rule)

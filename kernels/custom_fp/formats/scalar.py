@@ -1,27 +1,27 @@
-"""Number formats as values. Standard library only, so that importing this module costs nothing.
+"""Scalar formats: binary floating point with any bits, bias and family. This module does not import torch.
 
-A code of a format is sign, exponent field, mantissa field, from the top bit down. An exponent field of zero
-holds zero and the subnormals. The top exponent field belongs to
+A code is a sign, an exponent field and a mantissa field, from the top bit down. The exponent field zero holds zero and
+the subnormals. The family says what the top exponent field holds:
 
-    family "ieee"   infinity (mantissa 0) and NaN (any other mantissa)
-    family "fn"     finite values; the code of all ones is NaN, as in OCP's OFP8 E4M3. The three small formats
-                    of OCP's Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
-    family "fo"     finite values only, no NaN (LLVM's "finite only"): e4m3fo reaches 480. What is e2m1fo is e2m1fn, and
-                    so of the other two of MX.
-    family "fnuz"   finite values only; the code of -0 is NaN and there is no -0, as in LLVM, ml_dtypes and AMD's MI300.
-                    The bias is 2**(e-1) where none is named, one more than elsewhere: e4m3fnuz reaches 240.
+    ieee   Infinity (mantissa 0) and NaN (any other mantissa).
+    fn     Finite values. The code of all ones is NaN, as in E4M3 of OCP's OFP8. The three small formats of OCP's
+           Microscaling (MX) specification 1.0, e2m1fn, e2m3fn and e3m2fn, have no NaN either.
+    fo     Finite values only, and no NaN (LLVM's "finite only"): e4m3fo reaches 480. e2m1fo is e2m1fn, and the same
+           holds for the other two formats of MX.
+    fnuz   Finite values. The code of -0 is NaN, and there is no -0, as in LLVM, ml_dtypes and AMD's MI300. The default
+           bias is 2**(e-1), one more than in the other families: e4m3fnuz reaches 240.
 
-A name with u in front is of a format without a sign bit, of any family but fnuz: ue5m6 (11 bits, as in R11G11B10),
+A format whose name begins with u has no sign bit. It can be of any family but fnuz: ue5m6 (11 bits, as in R11G11B10),
 ue4m3fn (7 bits). ue4m3 and ue5m3 are NVIDIA's names for ue4m3fn and ue5m3fn; with infinity they are ue4m3b7 and
-ue5m3b15. -0 becomes 0, a negative number what `Rule.below_zero` says. ue8m0fn has a zero (code 0), which OCP's E8M0
-has not.
+ue5m3b15. -0 becomes 0, and negative numbers become what `Rule.below_zero` returns. ue8m0fn has a zero (code 0), unlike
+OCP's E8M0.
 
-Corners, which follow from those rules and nothing else:
+Special cases that follow from these rules:
 
-    m = 0           no subnormals; no NaN in family ieee (there is no mantissa to tell it from infinity)
-    e1mX            the top exponent field is the only one above zero: family ieee has subnormals and no
-                    normal values, so that max < 2**emin and emax = emin - 1
-    e1m0, e1m0fn    no finite value but zero: max is 0, emax is emin - 1 by the same formula
+    m = 0          There are no subnormals. Family ieee has no NaN, because no mantissa distinguishes it from infinity.
+    e1mX           The top exponent field is the only one above zero. Family ieee has subnormals and no normal values,
+                   so that max < 2**emin and emax = emin - 1.
+    e1m0, e1m0fn   Zero is the only finite value. max is 0, and emax is emin - 1 by the same formula.
 
 Sources: IEEE 754-2019 section 3; LLVM's APFloat (suffixes); OCP 8-bit Floating Point Specification
 (OFP8) 1.0; OCP MX 1.0 table 1.
@@ -39,7 +39,7 @@ from custom_fp.formats.protocol import Backends, NumberFormat
 ALSO = {"ue4m3": "ue4m3fn", "ue5m3": "ue5m3fn"} | {
     f"float8_{name}": name for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
 }
-"""Names that are read and not written: NVIDIA's and torch's."""
+"""Names of NVIDIA and torch, which are read but not written."""
 ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
 FAMILIES = ("ieee", "fn", "fo", "fnuz")
 _SHORT = {long: alias for alias, long in ALIASES.items()}
@@ -50,19 +50,27 @@ _ALLOWED = (
     "(ue4m3fn), or " + ", ".join(ALIASES)
 )
 
-# The bias where none is given: 2**(exponent_bits - 1) - 1, without the - 1 of family fnuz.
+# The default bias: 2**(exponent_bits - 1) - 1, and 2**(exponent_bits - 1) in family fnuz.
 _BY_WIDTHS: Any = None
 
-# quantize adds 2**(emin - m + 23) to float32 values, which has to be a float32 itself.
+# quantize adds 2**(emin - m + 23) to float32 values, so this must be a float32 itself.
 _EMIN_RANGE = (-126, 104)
 
 
 @dataclass(frozen=True, order=True)
 class Format(NumberFormat):
-    """A binary floating-point format of at most 32 bits, all of whose values are float32 values.
+    """A binary floating-point format of at most 32 bits. All of its values are float32 values.
 
-    Raises ValueError for field widths out of range, and for a bias that puts values outside float32 (with 8
-    exponent bits, family fn fits only as e8m0fn: the others reach 2**128).
+    Attributes:
+        exponent_bits: 1 to 8.
+        mantissa_bits: 0 to 23.
+        bias: The bias of the exponent, by default 2**(exponent_bits - 1) - 1, without the - 1 in family fnuz.
+        family: ieee, fn, fo or fnuz.
+        is_signed: Whether there is a sign bit.
+
+    Raises:
+        ValueError: A field is out of range, or the bias puts values outside float32. With 8 exponent bits, the only
+            format of family fn is e8m0fn, because the others reach 2**128.
     """
 
     LOOKS_LIKE: ClassVar = "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."
@@ -109,7 +117,11 @@ class Format(NumberFormat):
 
     @classmethod
     def parse(cls, name: str | Format) -> Format:
-        """The format called `name` (a Format is returned as it is). ValueError tells what is allowed."""
+        """Return the scalar format with the given name. A format is returned as it is.
+
+        Raises:
+            ValueError: There is no such format. The message says what is allowed.
+        """
         if isinstance(name, cls):
             return name
         found = _named(name) if isinstance(name, str) else None
@@ -157,14 +169,14 @@ class Format(NumberFormat):
 
     @cached_property
     def max_code(self) -> int:
-        """The code of the largest finite value; codes of positive values count up from 0 to it."""
+        """The code of the largest finite value. The codes of positive values count up from 0 to it."""
         if self.family == "ieee":
             return ((2**self.exponent_bits - 1) << self.mantissa_bits) - 1
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - (self.family == "fn" and self.has_nan)
 
     @cached_property
     def max_is_odd(self) -> bool:
-        """Whether the largest value is an odd multiple of its quantum; with m = 0 all but zero are."""
+        """Whether the largest value is an odd multiple of its quantum. With m = 0 all values but zero are."""
         return bool(self.max_code & 1 if self.mantissa_bits else self.max_code)
 
     @cached_property
@@ -173,7 +185,7 @@ class Format(NumberFormat):
 
     @cached_property
     def nan_code(self) -> int | None:
-        """The code that NaN is written as (positive, quiet); others of family ieee are read as NaN too."""
+        """The code that NaN is written as (positive, quiet). Other codes of family ieee are read as NaN, too."""
         if not self.has_nan:
             return None
         infinity = self.inf_code
@@ -206,17 +218,17 @@ class Format(NumberFormat):
 
     @cached_property
     def smallest_normal(self) -> float | None:
-        """2**emin; None where there is no normal value (e1mX, e1m0fn)."""
+        """The smallest normal value, 2**emin; None if there is no normal value (e1mX, e1m0fn)."""
         return 2.0**self.emin if self.max >= 2.0**self.emin else None
 
     @cached_property
     def smallest_subnormal(self) -> float | None:
-        """2**(emin - m); None where there is no subnormal value (m = 0)."""
+        """The smallest subnormal value, 2**(emin - m); None if there is none (m = 0)."""
         return 2.0 ** (self.emin - self.mantissa_bits) if self.mantissa_bits else None
 
     @cached_property
     def epsilon(self) -> float:
-        """Distance from 1 to the next value, 2**-m (whether or not the range holds 1)."""
+        """The distance from 1 to the next value, 2**-m, whether or not the range contains 1."""
         return 2.0**-self.mantissa_bits
 
     @cached_property
@@ -231,7 +243,7 @@ class Format(NumberFormat):
         return flags | (self.emin + 512) << 16 | self.mantissa_bits << 8 | self.exponent_bits
 
     def value_of(self, code: int) -> float:
-        """The value of one code, 0 <= code < 2**bits."""
+        """Return the value of a code, 0 <= code < 2**bits."""
         if not 0 <= code < 2**self.bits:
             raise ValueError(f"{self.name} has codes 0..{2**self.bits - 1}; got {code}")
         if self.family == "fnuz" and code == self.nan_code:
@@ -253,7 +265,7 @@ class Format(NumberFormat):
         return self.values() if self.bits <= 16 else None
 
     def values(self) -> list[float]:
-        """Every value in the order of its code, 2**bits of them. ValueError above 16 bits."""
+        """Return the value of every code. Raise ValueError for formats of more than 16 bits."""
         if self.bits > 16:
             raise ValueError(f"{self.name} has {self.bits} bits; tables of values stop at 16")
         return [self.value_of(code) for code in range(2**self.bits)]

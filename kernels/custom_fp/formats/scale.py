@@ -21,12 +21,6 @@ from custom_fp.formats.layout import WHOLE, Block
 from custom_fp.formats.scalar import Format
 
 ALIASES = {"ue4m3": "e4m3fn", "ue4m3fn": "e4m3fn", "ue5m3fn": "ue5m3"}
-POWERS = ("floor", "ceil", "nearest", "even", "rceil")
-"""The rules for scales that are powers of two."""
-RULES = (*POWERS, "amax", "4over6")
-"""The rules that a format's name can state. formats/scaled.py defines them."""
-OWN_RULES = ("absmax", "minmax")
-"""The rules of codebooks and of formats with zero points, which their names imply."""
 BY_FORMAT: Any = None
 """The rule of a scale that says none: it depends on the format."""
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
@@ -84,6 +78,51 @@ SCALES = {
 
 
 @dataclass(frozen=True)
+class ScaleRule:
+    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled.py defines each rule.
+
+    Attributes:
+        number: `ScaleRule` in csrc/tiles/tiles.h: 0 for 2**(exponent of amax - emax), 1 for amax / target as a power of
+            two, 2 for amax / target in the format of the scales, 3 for the better of two of these. None means that the
+            rule is computed by code of its own.
+        added: What is added to the bits of a float32 before its mantissa is cut off to make it a power of two:
+            0 rounds down, 0x400000 to the nearest, halves up, and 0x7FFFFF up.
+        by_digits: Whether amax keeps as many digits as an element has, so that `added` is shifted by them.
+        takes_margin: Whether the largest magnitude may be scaled to less than the target.
+        formats: The formats of scales that the rule is for; empty for all.
+        is_option: Whether a name can state the rule. The names of codebooks and of zero points imply theirs.
+    """
+
+    number: int | None
+    added: int = 0x400000
+    by_digits: bool = False
+    takes_margin: bool = False
+    formats: tuple[str, ...] = ()
+    is_option: bool = True
+
+    @property
+    def is_power(self) -> bool:
+        """Whether the rule makes powers of two in one step."""
+        return self.number in (0, 1)
+
+
+_E8M0 = ("e8m0",)
+SCALE_RULES = {
+    "floor": ScaleRule(0, added=0, formats=_E8M0),
+    "ceil": ScaleRule(0, added=0x7FFFFF, formats=_E8M0),
+    "nearest": ScaleRule(0, formats=_E8M0),
+    "even": ScaleRule(0, by_digits=True, formats=_E8M0),
+    "rceil": ScaleRule(1, added=0x7FFFFF, formats=_E8M0),
+    "amax": ScaleRule(2, takes_margin=True),
+    "4over6": ScaleRule(3, takes_margin=True),
+    "absmax": ScaleRule(None, formats=("fp32",), is_option=False),
+    "minmax": ScaleRule(None, formats=("fp32",), is_option=False),
+}
+"""The rules by name. A row here is all that another rule for powers of two needs, in every backend."""
+RULES = tuple(name for name, rule in SCALE_RULES.items() if rule.is_option)
+
+
+@dataclass(frozen=True)
 class Scale:
     """The scales of a format.
 
@@ -114,6 +153,11 @@ class Scale:
         if problem := self._problem():
             raise ValueError(problem)
 
+    @property
+    def how(self) -> ScaleRule:
+        """The rule itself."""
+        return SCALE_RULES[self.rule]
+
     def _problem(self) -> str | None:
         """Return what is wrong with the attributes, or None."""
         sizes = self.block if isinstance(self.block, tuple) else (self.block,)
@@ -121,16 +165,19 @@ class Scale:
         if self.block not in WHOLE and not (is_size and len(sizes) == 1 + isinstance(self.block, tuple)):
             allowed = f"a whole number from 1, two of them, {', '.join(WHOLE)}"
             return f"with block={self.block!r}; allowed: {allowed}"
-        if self.rule not in (*RULES, *OWN_RULES):
+        if self.rule not in SCALE_RULES:
             return f"with rule={self.rule!r}; allowed: {', '.join(RULES)}"
-        if self.rule in POWERS and not self.format.is_power_of_two:
-            return f"with rule={self.rule} and scales in {self.format}; that rule is e8m0's; allowed: amax, 4over6"
-        if self.rule in OWN_RULES and self.format.name != "fp32":
-            return f"with rule={self.rule} and scales in {self.format}; allowed: scales in fp32, or rule=amax"
+        if (formats := self.how.formats) and self.format.name not in formats:
+            known = ", ".join(name for name, rule in SCALE_RULES.items() if not rule.formats)
+            return (
+                f"with rule={self.rule} and scales in {self.format}; that rule is for {', '.join(formats)}; "
+                f"allowed: {known}"
+            )
         if self.has_tensor_scale and self.format.name in ("e8m0", "fp32"):
             return f"with a scale of the tensor and others in {self.format}, which need none; allowed: e4m3fn, ue5m3"
         if type(self.margin) is not int or not 0 <= self.margin < 100:
             return f"with margin={self.margin!r}; allowed: 0 .. 99"
-        if self.margin and self.rule not in ("amax", "4over6"):
-            return f"with margin={self.margin!r} and rule={self.rule}; allowed: 0 .. 99, with amax and 4over6"
+        if self.margin and not self.how.takes_margin:
+            known = " and ".join(name for name, rule in SCALE_RULES.items() if rule.takes_margin)
+            return f"with margin={self.margin!r} and rule={self.rule}; allowed: 0 .. 99, with {known}"
         return None

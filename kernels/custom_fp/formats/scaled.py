@@ -98,7 +98,7 @@ from custom_fp.formats.layout import WHOLE, Block
 from custom_fp.formats.protocol import Backends, NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.scale import ALIASES as SCALE_ALIASES
-from custom_fp.formats.scale import BY_FORMAT, POWERS, RULES, SCALES, Scale, ScaleFormat
+from custom_fp.formats.scale import BY_FORMAT, RULES, SCALES, Scale, ScaleFormat
 from custom_fp.formats.tables import TABLES
 
 _MX = Scale(SCALES["e8m0"], 32)
@@ -239,8 +239,8 @@ class ScaledFormat(NumberFormat):
             yield f"with elements of {of}, which has no negative values; allowed: elements with a sign"
         if rule == "absmax" and not isinstance(of, ValueTable):
             yield f"with rule=absmax and elements of {of}; that rule is for tables of values; allowed: amax"
-        if rule == "even" and not isinstance(of, Format | Integer):
-            yield f"with rule=even and elements of {of}, whose values differ in their digits; allowed: floor, rceil"
+        if self.scale.how.by_digits and not isinstance(of, Format | Integer):
+            yield f"with rule={rule} and elements of {of}, whose values differ in their digits; allowed: floor, rceil"
         if rule == "4over6" and of.name != "e2m1fn":
             yield f"with rule=4over6 and elements of {of}; that rule is e2m1fn's, whose values are 4 and 6"
 
@@ -272,9 +272,8 @@ class ScaledFormat(NumberFormat):
     @cached_property
     def added(self) -> int:
         """What the rules for powers of two add to the bits of a float32 before they cut its mantissa off."""
-        digits = getattr(self.element, "mantissa_bits", 0)
-        half = {"floor": 0, "ceil": 0x7FFFFF, "rceil": 0x7FFFFF, "even": 0x400000 >> digits}
-        return half.get(self.scale.rule, 0x400000)
+        rule = self.scale.how
+        return rule.added >> getattr(self.element, "mantissa_bits", 0) if rule.by_digits else rule.added
 
     @cached_property
     def parts(self) -> tuple[int | float | bool, ...]:
@@ -293,7 +292,7 @@ class ScaledFormat(NumberFormat):
             0x7FC00000 if scale.nan_code is None else scale.nan_code,
             scale.smallest,
             scale.largest,
-            {"rceil": 1, "amax": 2, "4over6": 3}.get(self.scale.rule, 0),
+            self.scale.how.number or 0,
             self.added,
             self.emax,
             float(self.target),
@@ -487,7 +486,7 @@ def _split(name: str) -> tuple[str, _Base, list[str]] | None:
 def _scale(base: _Base, options: Mapping[str, Any]) -> Scale:
     """Return the scales of a base with the given options."""
     scale, fmt = base.scale, options.get("format", base.scale.format.name)
-    if fmt != scale.format.name and scale.rule in POWERS:
+    if fmt != scale.format.name and scale.how.is_power:
         scale = replace(scale, format=ScaleFormat.parse(fmt), rule=BY_FORMAT)
     elif fmt != scale.format.name and scale.rule == "absmax":
         scale = replace(scale, format=ScaleFormat.parse(fmt), rule="amax")

@@ -1,24 +1,24 @@
-"""Formats that are a table: at most 16 bits, each code a number of its own, whatever makes the numbers.
+"""Formats that are tables of values: at most 16 bits, and any value for each code.
 
-A kind of them says what a code's value is (`value_of`); from that follow rounding in every way, codes, dense bytes,
-sums and products, on the CPU and in CUDA (csrc/tabulated/). The kinds stand in by_table/. Standard library only.
+A kind defines the value of a code (`value_of`). Every rounding mode, codes, dense bytes, sums and products follow from
+that, on the CPU and in CUDA (csrc/tabulated/). The kinds are in by_table/. This module does not import torch.
 
-The values of a sign are its `Half`, in the order of their magnitudes. Between neighbours
+The values of each sign are a `Half`, in the order of their magnitudes. Between the neighbors low and high of |x|,
 
-    nearest_even    goes over at `boundary`, the middle where a kind does not say otherwise; who stands on it takes the
-                    neighbour whose code is even
-    stochastic      goes up with probability floor(2^31 d), over 2^31, of the distance d = (|x| - low) / (high - low) in
-                    double
-    other words     as `Rounding` has them, for the neighbours below and above
+    nearest_even    rounds up above `boundary`, which is the middle unless a kind defines another one. On the boundary
+    the
+                    neighbor with the even code is taken.
+    stochastic      rounds up with probability floor(2^31 d) / 2^31, where d = (|x| - low) / (high - low) in double.
+    other modes     choose low or high as `Rounding` defines.
 
-and past the largest value as if one more stood there, `beyond`: what rounds to that overflows. Where there is none
-everything finite stops at the largest, and `overflow` says what becomes of infinity alone. Of a format without a sign
-the numbers below zero are past the largest of their half, which is zero.
+Past the largest value, rounding continues as if there were one more value, `beyond`. Values that round to it overflow.
+If there is no `beyond`, every finite value past the largest becomes the largest, and `overflow` decides about infinity
+only. In a format without a sign, numbers below zero are past the largest value of their half, which is zero.
 
-Every value is a float32. A kind's values are taken to 23 binary digits, so that the middle of two is a float32, too:
-that changes none of at most 23. Those that float32 does not hold (beyond its largest, or below 2**-126 and no multiple
-of 2**-134) are never written: what would round to one becomes the nearest that is held, and not zero; so do they, read.
-`unheld` counts them.
+Every value is a float32. The values of a kind are rounded to 23 binary digits, so that the middle of two values is a
+float32, too. This changes no value of at most 23 digits. Values that float32 cannot represent (past its largest, or
+below 2**-126 and not a multiple of 2**-134) are never written. What would round to one of them becomes the nearest
+value that is represented and not zero, and so do their codes if they are read. `unheld` counts them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ _SMALLEST, _FINEST, _TINIEST = 2.0**-126, 2.0**-134, 2.0**-149
 
 @dataclass(frozen=True)
 class Half:
-    """What there is of one sign, as magnitudes.
+    """The values of one sign, as magnitudes.
 
-    magnitudes: ascending, the first zero; codes: theirs. boundaries: between each and the next, one more where there is
-    a `beyond`; ties_up: whether who stands on it takes the larger. beyond: the value after the largest, None: there is
-    none. inf_code, of this sign.
+    Attributes:
+        sign: 1.0 or -1.0.
+        magnitudes: The magnitudes in ascending order, the first of which is zero.
+        codes: Their codes.
+        boundaries: The boundary between each magnitude and the next, and to `beyond` if there is one.
+        ties_up: Whether a number on the boundary becomes the larger neighbor.
+        beyond: The magnitude after the largest, or None.
+        inf_code: The code of infinity with this sign, or None.
+        zero: The zero of this sign, or the only zero.
     """
 
     sign: float
@@ -59,16 +65,16 @@ class Half:
     ties_up: tuple[bool, ...]
     beyond: Number | None
     inf_code: int | None
-    zero: float  # of this sign, or of the other where there is one zero
+    zero: float
 
 
 class Tabulated(NumberFormat):
-    """Raises ValueError where the values are no table of numbers with a zero."""
+    """A format of at most 16 bits that is defined by the values of its codes, one of which is zero."""
 
     BACKENDS: ClassVar = Format.BACKENDS
     exponent_bits: ClassVar = None
     tapered: ClassVar[bool] = False
-    """Whether precision is best somewhere in the middle of the range: `emax` is then where that ends."""
+    """Whether precision is best in the middle of the range. `emax` is then the end of the precise range."""
 
     if TYPE_CHECKING:  # read only, as NumberFormat's
 
@@ -77,15 +83,19 @@ class Tabulated(NumberFormat):
 
     else:
         beyond: Number | None = None
-        """The value that would follow the largest; what rounds to it overflows. None: nothing finite does."""
+        """The value that would follow the largest. Numbers that round to it overflow. None: no finite number does."""
 
     @abstractmethod
     def value_of(self, code: int) -> Number:
-        """Of a code, 0 to 2**code_bits - 1: a number, exactly or as a double; -0.0, inf and nan where it is that."""
+        """Return the value of a code, 0 <= code < 2**code_bits, exactly or as a double. It may be -0.0, inf or nan."""
 
     def boundary(self, low: int, high: int | None) -> Number:
-        """The magnitude where rounding to nearest goes over from a code to the one of the next larger magnitude; None:
-        to `beyond`."""
+        """Return the magnitude above which rounding to nearest changes from a code to that of the next magnitude.
+
+        Args:
+            low: The code.
+            high: The code of the next larger magnitude, or None for `beyond`.
+        """
         end = self.beyond if high is None else self._exact[high]
         assert end is not None  # `_half` asks for it where there is one
         below, above = magnitude(self._exact[low]), magnitude(end)
@@ -94,7 +104,7 @@ class Tabulated(NumberFormat):
         return (Fraction(below) + Fraction(above)) / 2
 
     def is_even(self, code: int) -> bool:
-        """Whether ties go to it; `beyond` is what the largest is not."""
+        """Return whether ties go to a code. `beyond` is even if the largest value is not."""
         return code % 2 == 0
 
     @cached_property
@@ -127,7 +137,7 @@ class Tabulated(NumberFormat):
         return self._half(-1.0, [self.positive.codes[0] if zero is None else zero, *codes])
 
     def _half(self, sign: float, codes: list[int]) -> Half:
-        """Of each magnitude the first code."""
+        """Return the half with the given codes. If several codes have a magnitude, the first one is used."""
         # sorted, not hashed: the hashes of powers of two are 61 numbers
         everything = [magnitude(self._exact[code]) for code in codes]
         order = sorted(range(len(codes)), key=lambda i: everything[i])
@@ -200,15 +210,17 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def smallest(self) -> float | None:
-        """The smallest positive value; None where there is none."""
+        """The smallest positive value, or None."""
         return self.positive.magnitudes[1] if self.max else None
 
     @cached_property
     def emax(self) -> int:
-        """floor(log2(max)): what APS takes the largest sum of a layer to. Of a tapered format that of the last value
-        from which the step to the next, in its own size, is at most four times the smallest: at most two digits fewer
-        than at best. At `max` a posit has one value in several octaves, and nothing overflows there. (The root mean
-        square error of sums of 8 tensors, as a share: posit8 .067, at best .063, by `max` 1.1; takum8 .21, .10, 1.1.)
+        """The exponent that APS scales the largest sum of a layer to: floor(log2(max)).
+
+        For a tapered format it is the exponent of the last value whose relative step to the next is at most four times
+        the smallest one, which is a loss of at most two digits. Near `max` a posit has one value in several octaves.
+        The relative root mean square errors of sums of 8 tensors are .067 for posit8 (.063 at best, and 1.1 if `max` is
+        used) and .21 for takum8 (.10 at best, 1.1).
         """
         if not self.max:
             return math.frexp(float(self.beyond))[1] - 2 if self.beyond is not None else 0
@@ -220,7 +232,7 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def unheld(self) -> int:
-        """How many codes' values float32 does not hold."""
+        """The number of codes whose values float32 cannot represent."""
         return sum(
             _is_finite(value) and at is None for value, at in zip(self._exact, self._held, strict=True)
         )
@@ -229,7 +241,7 @@ class Tabulated(NumberFormat):
         return self.values()
 
     def values(self) -> list[float]:
-        """What each code is read as."""
+        """Return the value of each code."""
         return list(self._values)
 
     @cached_property
@@ -248,7 +260,7 @@ class Tabulated(NumberFormat):
 
 
 def _even(boundary: Number) -> float:
-    """The nearest float32 whose last digit is even; infinity where it is past them."""
+    """Return the nearest float32 whose last digit is even, or infinity past the largest one."""
     if boundary > _LARGEST:
         return math.inf
     if boundary < _SMALLEST:
@@ -263,7 +275,7 @@ def magnitude(value: Number) -> Number:
 
 
 def held(magnitude: Number) -> float | None:
-    """The value of 23 binary digits nearest to a magnitude, None where float32 holds none there."""
+    """Return the value of 23 binary digits nearest to a magnitude, or None if float32 cannot represent it."""
     if magnitude > _LARGEST:
         return None
     if magnitude < _SMALLEST:
@@ -273,7 +285,7 @@ def held(magnitude: Number) -> float | None:
 
 
 def power(significand: int, exponent: int) -> Number:
-    """significand * 2**exponent, exactly: a float where a double holds it."""
+    """Return significand * 2**exponent exactly, as a float if a double can represent it."""
     if -1000 < exponent < 900:
         return math.ldexp(significand, exponent)
     return Fraction(significand) * Fraction(2) ** exponent

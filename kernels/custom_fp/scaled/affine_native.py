@@ -1,5 +1,4 @@
-"""Integers with zero points with the compiled extension, csrc/scaled/, on the CPU. Other roundings than to nearest even
-run in PyTorch."""
+"""The compiled CPU backend of integers with zero points (csrc/scaled/). It rounds to nearest even."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ class ScaledReference:
         """Write the values of codes.
 
         Args:
+            codes: The codes of the elements, uint8.
+            scale_codes: The codes of the scales of blocks.
+            axis: The axis that blocks run along, or None.
             rest: The zero points or the scale of the tensor if the format has them, the format, and the output.
         """
         *others, fmt, out = rest

@@ -1,4 +1,4 @@
-"""Codebooks with the compiled extension, csrc/scaled/, on the CPU."""
+"""The compiled CPU backend of codebooks (csrc/scaled/). Tiles run in PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from custom_fp.scaled.search import search_of
 
 
 class NativeCodebook(ScaledReference):
-    """The fast paths of codebooks. Tiles run in PyTorch."""
+    """The fast paths of codebooks."""
 
     def quantize(
         self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None

@@ -64,6 +64,9 @@ def round_elements(element: Element, q: Tensor, rule: Rule, random: Tensor | Non
     """Round float32 values, which lie within the least and the largest element.
 
     Args:
+        element: The element.
+        q: The values.
+        rule: The rounding mode.
         random: 32 random bits for each value (int64), if the rounding is stochastic.
     """
     if isinstance(element, ValueTable):

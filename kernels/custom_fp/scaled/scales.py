@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from custom_fp.formats.scale import POWERS, ScaleFormat
+from custom_fp.formats.scale import ScaleFormat
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators import table as operators
 
@@ -42,6 +42,9 @@ def scale_blocks(fmt: ScaledFormat, x_BxK: Tensor, tensor_scale: Tensor | None, 
     """Choose the scales of blocks and divide by them.
 
     Args:
+        fmt: The format.
+        x_BxK: The values of the blocks.
+        tensor_scale: The scale of the tensor, or None.
         times: A factor of the scale that the rule amax computes.
     """
     if fmt.scale.rule == "minmax":
@@ -85,13 +88,15 @@ def scale_codes(
     """Return the codes of scales (step 2) as uint8, or as float32 for fp32.
 
     Args:
+        fmt: The format.
+        tensor_scale: The scale of the tensor, or None.
         largest_B: The largest magnitude of each block; NaN or inf if the block holds one.
         times: A factor of the scale that the rule amax computes.
     """
     scale, is_finite_B = fmt.scale.format, largest_B.isfinite()
     largest_B = torch.where(is_finite_B, largest_B, 0.0)
-    if fmt.scale.rule in POWERS:
-        is_quotient = fmt.scale.rule == "rceil"
+    if fmt.scale.how.is_power:
+        is_quotient = fmt.scale.how.number == 1
         wanted_B = largest_B / fmt.target if is_quotient else largest_B
         codes_B = _exponent(wanted_B, fmt.added) - (0 if is_quotient else fmt.emax) + 127
         codes_B = torch.where(wanted_B > 0, codes_B.clamp(0, 254), 0)

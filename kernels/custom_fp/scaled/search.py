@@ -1,4 +1,4 @@
-"""The tables that compiled code searches for a codebook's nearest entry: csrc/scaled/codebook.h tells how."""
+"""The tables with which compiled code finds the nearest value of a codebook (csrc/scaled/codebook.h)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Search:
     ascending: tuple[Tensor, ...]  # thresholds, values, codes
 
     def addresses(self, number: Callable[[int], Any]) -> list[Any]:
-        """As the compiled functions take them, `number` making an argument of each size."""
+        """Return the arguments of the compiled functions. `number` converts each size."""
         first, last = ([x.data_ptr() for x in tensors] for tensors in (self.cells, self.ascending))
         return [*first, *map(number, self.sizes), *last]
 
@@ -54,8 +54,12 @@ def _filled(values: Tensor, rest: float) -> Tensor:
 
 
 def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """How many thresholds lie below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2); (shift,
-    first, half) of the fewest cells that hold at most one each. None where that takes more than MOST_CELLS."""
+    """Return the fewest cells that contain at most one threshold each.
+
+    Returns:
+        The numbers of thresholds below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2), and
+        (shift, first, half). There are no cells if more than MOST_CELLS would be needed.
+    """
     magnitudes = thresholds.abs()
     smallest = _bits(magnitudes[magnitudes > 0].min())
     one = _bits(torch.ones(()))

@@ -1,8 +1,9 @@
-"""Where rounding to a table is adding a number and taking it away: csrc/tabulated/cpu_lanes.h does so.
+"""Find binades in which rounding to a table equals adding and subtracting a number, as csrc/tabulated/cpu_lanes.h does.
 
-Adding 1.5 * 2**(u + 23) to a float32 below 2**(u + 22) leaves a multiple of 2**u, the nearest, ties to even ones. A
-step function that is that throughout a binade, of both signs, is rounded so there. Both rise, so that they are equal
-everywhere if they are at the binade's ends and on either side of every threshold.
+Adding 1.5 * 2**(u + 23) to a float32 below 2**(u + 22) and subtracting it rounds to the nearest multiple of 2**u, ties
+to even. A step function that equals this in a whole binade, for both signs, is computed in this way there. Both
+functions are monotonic, so they are equal everywhere if they are equal at the ends of the binade and on both sides of
+every threshold.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import numpy as np
 
 _WINDOW, _BINADES = 64, 257
 _NAN, _INFINITY, _LARGEST = 0x7FC00000, 0x7F800000, 0x7F7FFFFF
-_MOST = 103  # of u: 1.5 * 2**(u + 23) is a float32
+_MOST = 103  # the largest u for which 1.5 * 2**(u + 23) is a float32
 NO_LIFTS = np.zeros(4 + _WINDOW + _BINADES, np.int32)
 
 _Half = tuple[np.ndarray, np.ndarray]
 
 
 def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
-    """int32, as csrc/tabulated/tabulated.h's `Lifts` has them, of a positive and a negative step function: ascending
-    thresholds (T,), magnitudes as integers, and results (T + 1,), float32 bits."""
+    """Return the members of `Lifts` in csrc/tabulated/tabulated.h as int32.
+
+    Args:
+        halves: A positive and a negative step function: ascending thresholds (T,), magnitudes as integers, and results
+            (T + 1,), float32 bits.
+        has_negative_zero: Whether the format has -0.
+    """
     inner = halves[0][0][halves[0][0] < 254 << 23]
     steps = np.bincount(_binade(inner + 1), minlength=_BINADES)
     lifts = np.full(_BINADES, _NAN, np.int64)
-    for extra in (0, 1, 2):  # an ulp as the number of steps asks for; one above the binade, two
+    for extra in (0, 1, 2):  # the ulp that the number of steps suggests, then one and two more
         found = _right_lifts(halves, steps, extra, has_negative_zero)
         lifts = np.where(lifts == _NAN, found, lifts)
     is_lifted = lifts != _NAN
@@ -37,13 +43,15 @@ def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
 
 
 def _binade(magnitudes: np.ndarray) -> np.ndarray:
-    """b of (b - 1) << 23, less its first, up to b << 23; 0 of zero alone."""
+    """Return b for the magnitudes above (b - 1) << 23 and up to b << 23; 0 for zero."""
     return (magnitudes + 0x7FFFFF) >> 23
 
 
 def _right_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negative_zero: bool) -> np.ndarray:
-    """By binade, float32 bits, NaN where the lift is wrong: also just above the binade, from where a product may have
-    been rounded down to its end."""
+    """Return the number to add in each binade, as float32 bits; NaN if this does not round correctly.
+
+    It must also be correct just above the binade, from where a product may have been rounded down to its end.
+    """
     each = np.arange(_BINADES)
     ulps = each - 128 - np.log2(np.maximum(steps, 1)).astype(int) + extra
     is_right = (ulps <= _MOST) & (ulps >= -149) & (each > 0) & (each < 255)
@@ -66,7 +74,7 @@ def _right_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negativ
 
 
 def _is_short(half: _Half) -> bool:
-    """Whether values have at most 11 digits, steps at most 12, and no step is at a value or beside it."""
+    """Return whether values have at most 11 digits and steps at most 12, and no step is at a value or next to it."""
     thresholds, results = half
     inner, values = thresholds[(thresholds > 0) & (thresholds < _LARGEST)], results & 0x7FFFFFFF
     values = values[(values > 0) & (values < _INFINITY)]

@@ -1,14 +1,9 @@
-"""Rounding to a table, in torch and float64: the definition, which reference.py's operators call for these formats.
+"""Rounding to a table in PyTorch and float64, and the rounding modes of all formats, which reference.py uses.
 
-Each sign's half (`formats.tabulated.Half`) is worked on for all elements, and the one of an element's sign taken. With
-low the largest magnitude of the half that is not above |x|, and high the next one:
-
-    nearest     high above the boundary between them, and on it where ties go up
-    a word      low or high, as it says
-    stochastic  high where d = (|x| - low) / (high - low), as Rule.form cuts it, and the random bits carry
-
-Above the largest, high is `beyond`: where it is taken, or passed, that is an overflow. -0 stays where there is one, NaN
-becomes infinity, or the largest, where there is none.
+All elements are rounded to the `Half` of each sign (formats/tabulated.py), and the result with the sign of the element
+is taken. low is the largest magnitude of the half that is at most |x|, and high is the next one. `goes_up` defines
+when x becomes high. Past the largest magnitude, high is `beyond`, and becoming high is an overflow. -0 is kept if the
+format has it. NaN becomes infinity or the largest value if the format has no NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from custom_fp.rounding import Form, Rounding, Rule
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of what is no number of a half: past its largest, infinity, NaN."""
+    """What numbers past the largest value, infinity and NaN become."""
 
     past: float
     infinity: float
@@ -44,16 +39,24 @@ def outcome(fmt: Tabulated, half: Half, rule: Rule) -> Outcome:
 
 
 def round_to_table(x: Tensor, fmt: Tabulated, rule: Rule, random: Tensor | None) -> Tensor:
-    """float64 values as values of the format, in float64. `random`: 32 bits an element, of which the first `rule.bits`
-    count."""
+    """Round float64 values to a format, as float64.
+
+    Args:
+        x: The values.
+        fmt: The format.
+        rule: The rounding mode and the overflow.
+        random: 32 random bits for each element, of which the first `rule.bits` count.
+    """
     positive, negative = (_round(x.abs(), fmt, half, rule, random) for half in (fmt.positive, fmt.negative))
     return torch.where(torch.signbit(x), negative, positive)
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Of a half on a device: `Half`'s lists, magnitudes with `beyond` (infinity for none) behind them. values: with a
-    sign. is_even: of the codes."""
+    """The lists of a `Half` on a device.
+
+    `magnitudes` ends with `beyond`, or infinity if there is none. `values` have their sign. `is_even` is that of codes.
+    """
 
     magnitudes: Tensor
     boundaries: Tensor
@@ -83,7 +86,7 @@ def _round(magnitude: Tensor, fmt: Tabulated, half: Half, rule: Rule, random: Te
     table = _tensors(fmt, half.sign, str(magnitude.device))
     last = len(half.magnitudes) - 1
     at = (torch.searchsorted(table.magnitudes, magnitude, right=True) - 1).clamp(0, last + 1)
-    low = at.clamp(max=last)  # where at is last + 1, `beyond` is passed
+    low = at.clamp(max=last)  # if at is last + 1, the magnitude is past `beyond`
     to = torch.where(at > last, at, low + _goes_up(magnitude, low, table, half.sign, rule, random))
     after = outcome(fmt, half, rule)
     result = torch.where(to > last, after.past, table.values[to.clamp(max=last)])
@@ -94,29 +97,75 @@ def _round(magnitude: Tensor, fmt: Tabulated, half: Half, rule: Rule, random: Te
 def _goes_up(
     magnitude: Tensor, low: Tensor, table: Tensors, sign: float, rule: Rule, random: Tensor | None
 ) -> Tensor:
-    """Whether the neighbour above, low + 1, is taken, of magnitudes that are no infinity."""
+    """Return whether finite magnitudes become the neighbor above, low + 1."""
     below, above, boundary = table.magnitudes[low], table.magnitudes[low + 1], table.boundaries[low]
-    is_inexact = (magnitude > below) & (above < math.inf)
+    place = Place(
+        is_inexact=(magnitude > below) & (above < math.inf),
+        is_past_middle=magnitude > boundary,
+        is_middle=(magnitude == boundary) & (magnitude > below) & (above < math.inf),
+        ties_up=table.ties_up[low],
+        is_odd=~table.is_even[low],
+        is_negative=torch.tensor(sign < 0, device=magnitude.device),
+        distance=((magnitude - below) / (above - below)).nan_to_num(0.0).clamp(max=1.0),
+    )
+    return goes_up(place, rule, random)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where magnitudes lie between their neighbors below and above.
+
+    Attributes:
+        is_inexact: Whether the magnitude is not the neighbor below.
+        is_past_middle: Whether rounding to nearest gives the neighbor above.
+        is_middle: Whether rounding to nearest is a tie.
+        ties_up: Whether the tie goes to the neighbor above, which is then even.
+        is_odd: Whether the neighbor below is odd.
+        is_negative: The sign.
+        distance: The distance from the neighbor below, float64 in [0, 1].
+    """
+
+    is_inexact: Tensor
+    is_past_middle: Tensor
+    is_middle: Tensor
+    ties_up: Tensor
+    is_odd: Tensor
+    is_negative: Tensor
+    distance: Tensor
+
+
+def goes_up(place: Place, rule: Rule, random: Tensor | None) -> Tensor:
+    """Return whether magnitudes become the neighbor above. This is the definition of the rounding modes.
+
+    Args:
+        place: Where the magnitudes lie.
+        rule: The rounding mode.
+        random: 32 random bits for each element (int64), if the rounding is stochastic.
+    """
     match rule.rounding:
         case Rounding.NEAREST_EVEN:
-            return (magnitude > boundary) | (magnitude == boundary) & table.ties_up[low] & is_inexact
+            return place.is_past_middle | place.is_middle & place.ties_up
         case Rounding.NEAREST_AWAY:
-            return (magnitude >= boundary) & is_inexact
+            return place.is_past_middle | place.is_middle
         case Rounding.TOWARD_ZERO:
-            return torch.zeros_like(is_inexact)
-        case Rounding.TOWARD_POSITIVE | Rounding.TOWARD_NEGATIVE:
-            return is_inexact & ((rule.rounding is Rounding.TOWARD_POSITIVE) == (sign > 0))
+            return torch.zeros_like(place.is_inexact)
+        case Rounding.TOWARD_POSITIVE:
+            return place.is_inexact & ~place.is_negative
+        case Rounding.TOWARD_NEGATIVE:
+            return place.is_inexact & place.is_negative
         case Rounding.TO_ODD:
-            return is_inexact & table.is_even[low]
+            return place.is_inexact & ~place.is_odd
         case Rounding.STOCHASTIC:
-            distance = ((magnitude - below) / (above - below)).nan_to_num(0.0).clamp(max=1.0)
-            return carries(distance, random, rule)
+            assert random is not None
+            return _carries(place.distance, random, rule)
 
 
-def carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
+def _carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
     """Return whether stochastic rounding goes up from a distance in [0, 1] (float64), as `Form` defines it.
 
     Args:
+        distance: The distance from the neighbor below.
+        rule: The form and the number of random bits.
         random: 32 random bits for each element, of which the first `rule.bits` count.
     """
     steps = distance * 2.0**rule.bits
@@ -139,7 +188,7 @@ def carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
 
 @cache
 def _codes(fmt: Tabulated, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Ascending values with their codes, and each code's value."""
+    """Return the values in ascending order, their codes, and the value of each code."""
     up, down = fmt.positive, fmt.negative
     pairs = dict(zip((-value for value in down.magnitudes[1:]), down.codes[1:], strict=True))
     pairs |= dict(zip(up.magnitudes, up.codes, strict=True))
@@ -153,7 +202,7 @@ def _codes(fmt: Tabulated, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def codes_of_values(value: Tensor, fmt: Tabulated) -> Tensor:
-    """int64, of float64 values of the format."""
+    """Return the codes (int64) of float64 values of the format."""
     order, codes, _ = _codes(fmt, str(value.device))
     found = codes[torch.searchsorted(order, value).clamp(max=len(order) - 1)]
     minus_zero = (value == 0) & torch.signbit(value)
@@ -162,5 +211,5 @@ def codes_of_values(value: Tensor, fmt: Tabulated) -> Tensor:
 
 
 def values_of_codes(codes: Tensor, fmt: Tabulated) -> Tensor:
-    """float32, of the low bits of int64 codes."""
+    """Return the values (float32) of int64 codes, of which the low bits are read."""
     return _codes(fmt, str(codes.device))[2][codes & (1 << fmt.code_bits) - 1]

@@ -1,8 +1,8 @@
-"""The arrays that compiled code rounds to a table by: csrc/tabulated/tabulated.h tells how.
+"""The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated.h).
 
-A rounding is a step function of a number's bits, of each sign (`_Steps`): the thresholds are float32 magnitudes as
-integers, above each of which stands another result. Overflow, infinity and NaN are steps like the others. Where the
-distance decides (stochastic, to_odd), the steps are the values themselves, and every one has a place.
+For each sign, rounding is a step function of the bits of a number (`_Steps`). The thresholds are float32 magnitudes as
+integers, and the result changes above each of them. Overflow, infinity and NaN are steps, too. If the distance decides
+(stochastic, to_odd), the steps are the values themselves, and each of them has a place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome
 
 MOST_EVEN_CELLS = 1 << 12
-"""Of each sign. Above it cells are of a size for every octave."""
+"""The largest number of cells of equal size for each sign. If more are needed, each octave has its own cell size."""
 
 _LARGEST, _INFINITY, _NEVER = 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF
 _STEPS, _RANDOM, _ODD = 0, 1, 2
@@ -31,7 +31,7 @@ _HEAD = 20  # words
 
 @dataclass(frozen=True)
 class _Steps:
-    """Ascending thresholds (T,), and results (T + 1,), float64: results[#{t < magnitude}]."""
+    """A step function: ascending thresholds (T,), and results (T + 1,) in float64, results[#{t < magnitude}]."""
 
     thresholds: np.ndarray
     results: np.ndarray
@@ -39,7 +39,7 @@ class _Steps:
 
 @cache
 def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> Tensor:
-    """int32: everything that a kernel needs of a format and how it is rounded to."""
+    """Return everything that a kernel needs to round to a format, as int32."""
     rule = Rule(rounding, overflow)
     kind = {Rounding.STOCHASTIC: _RANDOM, Rounding.TO_ODD: _ODD}.get(rounding, _STEPS)
     halves = (fmt.positive, fmt.negative)
@@ -67,7 +67,7 @@ def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> 
 
 
 def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
-    """The head, where each part begins, and the parts, each at an even word: some hold doubles."""
+    """Join the head, the offset of each part, and the parts. Each begins at an even word, as some hold doubles."""
     offsets, words = [], [np.zeros(_HEAD, np.int32)]
     at = _HEAD
     for part in parts:
@@ -80,14 +80,14 @@ def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """float32 as integers, of which NaN is one."""
+    """Return the bits of float32 values. All NaN have the same bits."""
     with np.errstate(over="ignore"):
         bits = values.astype(np.float32).view(np.int32)
     return np.where(np.isnan(values), np.int32(0x7FC00000), bits)
 
 
 def _steps(fmt: Tabulated, half: Half, rule: Rule, kind: int) -> _Steps:
-    """Results: the half's values, what is past them where there is a `beyond`, infinity, NaN."""
+    """Return the steps of a half. The results are its values, the overflow if there is one, infinity and NaN."""
     after = outcome(fmt, half, rule)
     magnitudes = _bits(np.array(half.magnitudes)).astype(np.int64)
     values = [half.zero, *(half.sign * value for value in half.magnitudes[1:])]
@@ -112,7 +112,7 @@ def _steps(fmt: Tabulated, half: Half, rule: Rule, kind: int) -> _Steps:
 
 
 def _direction(rounding: Rounding, sign: float) -> bool | None:
-    """Whether all that is inexact goes up, in magnitude; None to nearest."""
+    """Return whether inexact magnitudes go up, or None for rounding to nearest."""
     upwards = {
         Rounding.TOWARD_POSITIVE: sign > 0,
         Rounding.TOWARD_NEGATIVE: sign < 0,
@@ -122,9 +122,11 @@ def _direction(rounding: Rounding, sign: float) -> bool | None:
 
 
 def _merged(steps: _Steps) -> _Steps:
-    """Without those that nothing stands between, and those that change nothing."""
+    """Remove steps with nothing between them, and steps that do not change the result."""
     thresholds, results = steps.thresholds, steps.results
-    last = np.append(thresholds[1:] > thresholds[:-1], True)  # of the steps at one threshold
+    last = np.append(
+        thresholds[1:] > thresholds[:-1], True
+    )  # the last one of several steps at the same threshold
     thresholds, results = thresholds[last], np.concatenate([results[:1], results[1:][last]])
     bits = _bits(results)
     changes = bits[1:] != bits[:-1]
@@ -132,7 +134,7 @@ def _merged(steps: _Steps) -> _Steps:
 
 
 def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By place: the value's magnitude, how far the next is, and whether what is inexact becomes that, to odd."""
+    """Return, by place, the magnitude, the distance to the next one, and whether rounding to odd goes up."""
     n, ends = len(half.magnitudes), 2 + (half.beyond is not None)
     lows = np.zeros(n + ends)
     lows[:n] = half.magnitudes
@@ -150,7 +152,7 @@ def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.n
 
 @dataclass(frozen=True)
 class _Cells:
-    """thresholds (2, half); places (2, half, 2): at most that one's steps lie in a cell."""
+    """Cells that contain at most one threshold: thresholds (2, half), places (2, half, 2)."""
 
     by_octave: bool
     shift: int
@@ -190,8 +192,11 @@ def _cells(thresholds: list[np.ndarray]) -> _Cells:
 
 
 def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
-    """(shift, first, cells a sign) of the fewest cells of one size with at most one threshold each, None where those
-    are more than MOST_EVEN_CELLS. The first reaches down to zero, the last up to NaN."""
+    """Return the fewest cells of equal size with at most one threshold each, or None for more than MOST_EVEN_CELLS.
+
+    Returns:
+        (shift, first, cells of a sign). The first cell reaches down to zero, and the last up to NaN.
+    """
     each = [_distinct(t) for t in thresholds]
     for shift in range(23, 0, -1):
         firsts, lasts = [], []
@@ -213,14 +218,14 @@ def _distinct(ascending: np.ndarray) -> np.ndarray:
 
 
 def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
-    """Of distinct thresholds that do not end a cell, whether the next such one is in another."""
+    """Return, for distinct thresholds that do not end a cell, whether the next one is in another cell."""
     inner = t[(t + 1 & (1 << shift) - 1) != 0]
     cell = (inner >> shift).clip(first, last)
     return cell[1:] > cell[:-1]
 
 
 def _shifts_of_octaves(thresholds: list[np.ndarray]) -> np.ndarray:
-    """Of each float32 exponent the largest cells, (256,) as shifts."""
+    """Return the size of the largest possible cells for each float32 exponent, (256,), as shifts."""
     shifts = np.full(256, -1, dtype=np.int64)
     each = [_distinct(t) for t in thresholds]
     for shift in range(23, -1, -1):

@@ -267,7 +267,7 @@ private:
         return s_.product ? product_(product, random(call, static_cast<u32>(2 * k))) : product;
     }
 
-    CFP_MEMBER double segment(const Call& call, i64 begin, i64 end, u32& sums) const {
+    CFP_LARGE_MEMBER double segment(const Call& call, i64 begin, i64 end, u32& sums) const {
         if (s_.order == exact_order) return exactly(call, 0.0, begin, end, sums);
         if (s_.order == pairwise && s_.block == 1) return end > begin ? tree(call, begin, end, sums) : 0.0;
         if (s_.kahan) return compensated(call, begin, end, sums);
@@ -356,7 +356,7 @@ private:
         return cut(sum, exact - unit);
     }
 
-    CFP_LARGE_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
+    CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
         double plain = acc, past = 0;  // past: the sum of infinities for products past float32's range
         for (i64 k = begin; k < end; ++k) {
             const double product = exact_term(call, k);
@@ -371,7 +371,7 @@ private:
     }
 
     // Aligns acc and the terms by one exponent.
-    CFP_LARGE_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+    CFP_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         int largest = c.exponent;
         for (i64 k = begin; k < end; k += s_.group) {
             const int e = exponent(call, k);
@@ -384,7 +384,7 @@ private:
     }
 
     // Aligns the terms by their exponent, then their sum and acc by another one.
-    CFP_LARGE_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
+    CFP_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         i64 sum = 0;
         int top = 2 * zero_exponent;
         for (i64 k = begin; k < end; ++k) {

@@ -1,1 +1,1 @@
-"""Kinds of formats that are a table (formats/tabulated.py), a file each."""
+"""Kinds of formats that are tables of values (formats/tabulated.py), one in each file."""

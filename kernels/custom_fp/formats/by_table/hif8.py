@@ -1,9 +1,9 @@
 """HiFloat8: Luo et al., "Ascend HiFloat8 Format for Deep Learning" (arXiv:2409.16626), tables 1 and 2.
 
-Behind the sign a prefix, the dot field, says how many bits the exponent has: 11 four, 10 three, 01 two, 001 one, 0001
-none; what is left is fraction, of 1 to 3 bits. The exponent is a sign and a magnitude whose first one is not written.
-0000 and three bits M are 2**(M - 23), zero where M is. 1.5 2**15, the largest code, is infinity; minus zero's is NaN.
-The paper rounds to nearest with ties away from zero: `nearest_away`.
+After the sign, a prefix called the dot field gives the number of exponent bits: 11 four, 10 three, 01 two, 001 one,
+and 0001 none. The remaining 1 to 3 bits are the fraction. The exponent is a sign and a magnitude whose first bit, a
+one, is not written. 0000 and three bits M are 2**(M - 23), or zero if M is zero. The largest code, 1.5 2**15, is
+infinity, and the code of minus zero is NaN. The paper rounds to nearest with ties away from zero: `nearest_away`.
 """
 
 from __future__ import annotations

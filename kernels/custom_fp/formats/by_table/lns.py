@@ -1,9 +1,10 @@
-"""Logarithmic numbers: a sign, and log2 of the magnitude in two's complement, i bits before and f behind the point.
+"""Logarithmic numbers: a sign and log2 of the magnitude in two's complement, with i integer and f fraction bits.
 
 Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24 (1975). The
 smallest logarithm means zero and, with the sign, NaN, as in Coleman et al., "The European Logarithmic Microprocessor",
-IEEE Transactions on Computers 57 (2008). Rounding to nearest is that of the logarithm: it goes over at the geometric
-middle, and to zero half a step below the smallest. Values and boundaries are irrational: 23 binary digits of them.
+IEEE Transactions on Computers 57 (2008). Rounding to nearest rounds the logarithm: the boundary is the geometric
+middle, and half a step below the smallest value for zero. Values and boundaries are irrational, so 23 binary digits of
+them are used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NAME = re.compile(r"lns(\d)_(\d\d?)")
 
 @dataclass(frozen=True)
 class Logarithmic(Tabulated):
-    """1 + i + f bits, i of 2..8, at most 16. What rounds to 2**(2**(i - 1)) and more overflows: NaN, or the largest."""
+    """A format of 1 + i + f bits, at most 16, and i = 2 .. 8. Numbers that round to 2**(2**(i - 1)) overflow."""
 
     LOOKS_LIKE: ClassVar = "lns4_3 ..."
     PURPOSE: ClassVar = "logarithmic numbers: products are exact sums of logarithms"
@@ -50,7 +51,7 @@ class Logarithmic(Tabulated):
         return 2.0**2 ** (self.whole - 1)
 
     def _logarithm(self, code: int) -> int:
-        """In units of its last place."""
+        """Return the logarithm in units of its last place."""
         size = 1 << self.code_bits - 1
         return (code + size // 2) % size - size // 2
 

@@ -1,10 +1,10 @@
-"""IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025): K bits, precision P, with or without
-a sign and infinities.
+"""IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025).
 
-A code's magnitude has K - P exponent bits (one fewer with a sign) over P - 1 digits, biased by 2**(K - P) (with a sign
-2**(K - P - 1)), and subnormals; there is one zero and one NaN: 100..0, and without a sign the code of all ones.
-Infinities are the last codes of numbers. Ties go to the even code. The report's OvfInf is overflow=infinity, SatFinite
-saturate, SatPropagate propagate.
+A format has K bits, a precision P, a sign or none, and infinities or none. The magnitude of a code has K - P exponent
+bits (one fewer with a sign) and P - 1 digits. The bias is 2**(K - P), or 2**(K - P - 1) with a sign. There are
+subnormals, one zero and one NaN: 100..0, or the code of all ones without a sign. Infinities are the last codes of
+numbers. Ties go to the even code. overflow=infinity is OvfInf of the report, saturate is SatFinite, and propagate is
+SatPropagate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
 
 @dataclass(frozen=True)
 class P3109(Tabulated):
-    """bits K of 2..16, precision P of 1..K (below K with a sign). binary8p3se is another name of p3109_k8p3se."""
+    """A format of K = 2 .. 16 bits and precision P = 1 .. K (below K with a sign), also called binary8p3se."""
 
     LOOKS_LIKE: ClassVar = "p3109_k8p3se ..."
     PURPOSE: ClassVar = (

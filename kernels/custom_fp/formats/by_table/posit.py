@@ -1,11 +1,13 @@
-"""Posits: Posit Working Group, "Standard for Posit Arithmetic" (2022); Gustafson and Yonemoto, "Beating Floating Point
-at its Own Game" (2017).
+"""Posits.
 
-Behind the sign a run of equal bits ends at another one: m ones are k = m - 1, m zeros k = -m; then come es bits of
-exponent e and the fraction, each as far as there are bits: (1 + f) 2**(2**es k + e). A negative value has the two's
-complement of its magnitude's code; 100..0 is NaR, here NaN. What is not zero does not round to zero, nor what is finite
-to NaR: rounding to nearest stops at the smallest and the largest. Between codes it goes over at the value of the code
-one bit longer, ties to the even code.
+Posit Working Group, "Standard for Posit Arithmetic" (2022); Gustafson and Yonemoto, "Beating Floating Point at its Own
+Game" (2017).
+
+After the sign, a run of equal bits ends at a different bit: m ones are k = m - 1, and m zeros are k = -m. Then come es
+bits of the exponent e and the fraction f, as far as there are bits: (1 + f) 2**(2**es k + e). The code of a negative
+value is the two's complement of the code of its magnitude. 100..0 is NaR, here NaN. Nonzero values do not round to
+zero, and finite values do not round to NaR: rounding to nearest stops at the smallest and the largest value. The
+boundary between two codes is the value of the code that is one bit longer, and ties go to the even code.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
 
 @dataclass(frozen=True)
 class Posit(Tabulated):
-    """bits n of 2..16; es of 0..5, 2 in the standard. `toward_zero` and `stochastic` may give zero."""
+    """A posit of n = 2 .. 16 bits and es = 0 .. 5 (2 in the standard). toward_zero and stochastic may give 0."""
 
     LOOKS_LIKE: ClassVar = "posit8 ..."
     PURPOSE: ClassVar = "posits (standard of 2022, or any es): precise near 1, a wide range, no overflow"

@@ -1,10 +1,11 @@
 """Linear takums: Hunhold, "Beating Posits at Their Own Game: Takum Arithmetic" (arXiv:2404.18603), definition 8.
 
-Behind the sign stand a direction D, three bits R, r = R (D = 1) or 7 - R bits of C, and the fraction: (1 + f) 2**c with
-c = 2**r - 1 + C or -2**(r + 1) + 1 + C, of -255 to 254. Of fewer than 12 bits the missing ones are zeros. Negative
-values, NaR, and rounding to nearest are as posits have them (`by_table/posit.py`).
+After the sign come a direction D, three bits R, r = R (D = 1) or 7 - R bits of C, and the fraction: (1 + f) 2**c with
+c = 2**r - 1 + C or -2**(r + 1) + 1 + C, from -255 to 254. In formats of fewer than 12 bits the missing bits are zeros.
+Negative values, NaR and rounding to nearest are the same as in posits (`by_table/posit.py`).
 
-Half of the range is past float32's: from 2**-126 to 2**128 values are takums', beyond they stop (formats/tabulated.py).
+Half of the range is outside float32: values from 2**-126 to 2**128 are those of takums, and beyond they stop
+(formats/tabulated.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NAME = re.compile(r"takum([1-9]\d?)")
 
 @dataclass(frozen=True)
 class Takum(Tabulated):
-    """bits n of 8..16."""
+    """A takum of n = 8 .. 16 bits."""
 
     LOOKS_LIKE: ClassVar = "takum8 ..."
     PURPOSE: ClassVar = "linear takums: as posits, of one range whatever the bits"
