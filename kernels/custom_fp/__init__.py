@@ -54,6 +54,8 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":
+        return import_module("custom_fp.testing")
     if name not in _MODULES:
         raise AttributeError(f"module 'custom_fp' has no attribute {name!r}")
     value = getattr(import_module(f"custom_fp.{_MODULES[name]}"), name)

@@ -137,6 +137,7 @@ NOT_RUN = {
     "chrt -r 5 python scripts/": ("it measures for minutes, on a machine that does nothing else", ""),
     "make area": ("up to an hour of Yosys", "tests/research/test_area.py"),
     "PYTHONPATH=scripts python -m research.area": ("up to an hour of Yosys", "tests/research/test_area.py"),
+    "python scripts/benchmarks/testing_study.py": ("ten minutes", "kernels/tests/test_testing.py"),
     "python scripts/simulate_search.py": ("hours", "tests/stats/test_simulation.py"),
     "python scripts/fit_predict.py fit": ("minutes", "tests/whatif/test_fit_predict.py"),
     "python scripts/simulate_judge.py": ("minutes", "tests/stats/test_online.py"),

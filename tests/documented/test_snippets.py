@@ -38,7 +38,12 @@ ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 from cpdrun.comm import ddp_hook
 epoch, loss = 1, 0.5
 {SHARDED}""",
-    "kernels/README.md": "import torch, custom_fp\nx = torch.randn(128, 128)\n",
+    "kernels/README.md": """
+import torch, custom_fp
+x = torch.randn(128, 128)
+my_gemm = lambda a, b: custom_fp.matmul(a, b, accumulator="h100_bf16").bfloat16()
+my_cast = lambda x: custom_fp.quantize(x, "e4m3fn", overflow="saturate")
+""",
     "docs/accumulators.md": f"{MODEL}\na, b = torch.randn(2, 64, 64).unbind()\n",
     "docs/recipes.md": MODEL,
     "docs/record.md": """

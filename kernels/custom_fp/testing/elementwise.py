@@ -1,0 +1,175 @@
+"""Whether a kernel's rounding is right, and what would explain a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import custom_fp
+from custom_fp.formats.protocol import NumberFormat
+from custom_fp.formats.scalar import Format
+
+_LEAST = 0.5
+
+
+def check_quantize(
+    got: Any,
+    x: Any,
+    fmt: NumberFormat | str,
+    rounding: str,
+    overflow: str,
+    axis: int | None,
+    seed: int | None,
+) -> str | None:
+    """Return what is wrong with a result, or None."""
+    fmt = custom_fp.parse(fmt)
+    for name, tensor in (("got", got), ("x", x)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} is {kind}; allowed: a tensor of floating-point values")
+    if got.shape != x.shape:
+        raise ValueError(
+            f"got has shape {tuple(got.shape)}, but x has shape {tuple(x.shape)}; they must be equal"
+        )
+    x = x.detach().cpu()
+    x = x if x.dtype in (torch.float64, torch.float16, torch.bfloat16) else x.float()
+    got = got.detach().cpu().float()
+    rule: dict[str, Any] = {"rounding": rounding, "overflow": overflow, "axis": axis}
+    if rounding.startswith("stochastic") and seed is None:
+        if fmt.has_scales:
+            raise ValueError(f"stochastic rounding to {fmt}, which has scales, is checked with a seed only")
+        ends = [
+            custom_fp.quantize(x, fmt, **{**rule, "rounding": word})
+            for word in ("toward_negative", "toward_positive")
+        ]
+        low, high = torch.fmin(*ends), torch.fmax(*ends)
+        right = same_bits(got, low) | same_bits(got, high)
+    else:
+        low = high = custom_fp.quantize(x, fmt, **rule, seed=seed)
+        right = same_bits(got, low)
+    if right.all():
+        return None
+    return _message(got, x, fmt, rule, low, high, ~right)
+
+
+def same_bits(x: Tensor, y: Tensor) -> Tensor:
+    """Return where two float32 tensors have the same bits; NaN equals NaN."""
+    return (x.view(torch.int32) == y.view(torch.int32)) | (x.isnan() & y.isnan())
+
+
+def _message(
+    got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict, low: Tensor, high: Tensor, wrong: Tensor
+) -> str:
+    distance = torch.where(wrong, (got.double() - low.double()).abs().nan_to_num(torch.inf), -1.0)
+    worst = int(distance.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), x.shape))
+    at = [t.flatten()[worst].item() for t in (got, x, low, high)]
+    expected = f"{at[2]:.9g}" if same_bits(low, high).flatten()[worst] else f"{at[2]:.9g} or {at[3]:.9g}"
+    count, total = int(wrong.sum()), wrong.numel()
+    lines = [
+        f"The result is not x rounded to {fmt} ({rule['rounding']}, overflow {rule['overflow']})!",
+        "",
+        f"Mismatched elements: {count} / {total} ({100 * count / total:.1f}%)",
+        f"Worst element: {at[0]:.9g} at index {index}, where x is {at[1]:.9g}",
+        f"Expected there: {expected}{_steps(at[0], at[2], fmt)}",
+    ]
+    shares = [(matches[wrong].double().mean().item(), text) for text, matches in _causes(got, x, fmt, rule)]
+    share, cause = max(shares, key=lambda found: found[0])
+    if share < _LEAST:
+        lines.append("Likely cause: unknown; no single hypothesis reproduces most of the mismatched elements")
+    else:
+        lines.append(f"Likely cause: {cause}")
+        lines.append(f"              (this reproduces {100 * share:.0f}% of the mismatched elements)")
+    return "\n".join(lines)
+
+
+def _steps(got: float, expected: float, fmt: NumberFormat) -> str:
+    """Return the distance in values of the format, if both are values of it."""
+    if not isinstance(fmt, Format) or got != got or expected != expected or fmt.bits > 16:
+        return ""
+    values = torch.tensor(fmt.values(), dtype=torch.float64)
+    values = values[~values.isnan()].unique()
+    at = [int(torch.searchsorted(values, v)) for v in torch.tensor([got, expected], dtype=torch.float64)]
+    if any(i >= len(values) or values[i] != v for i, v in zip(at, (got, expected), strict=True)):
+        return f" (got is no value of {fmt})"
+    steps = abs(at[0] - at[1])
+    return f", {steps} unit{'s' * (steps != 1)} in the last place away" if steps else ", the other zero"
+
+
+def _causes(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
+    """Yield hypotheses, and where each gives what the kernel gave."""
+
+    def rounded(x: Tensor, **other: Any) -> Tensor:
+        return same_bits(custom_fp.quantize(x, other.pop("fmt", fmt), **{**rule, "seed": 0, **other}), got)
+
+    yield "the result is x itself, which was not rounded", got == x.float()
+    yield "the sign of zero was lost", (got == 0) & rounded(x.abs()) if not fmt.has_scales else got != got
+    for word, text in (
+        ("saturate", "values past the largest one were saturated instead of becoming infinity or NaN"),
+        ("infinity", "values past the largest one became infinity or NaN instead of being saturated"),
+        ("propagate", "infinite inputs were kept, and finite ones were saturated"),
+    ):
+        if word != rule["overflow"] and not fmt.has_scales:
+            yield text, rounded(x, overflow=word)
+    for word, text in (
+        ("nearest_away", "ties were rounded away from zero instead of to even"),
+        ("toward_zero", "values were rounded toward zero (truncated)"),
+        ("toward_positive", "values were rounded up"),
+        ("toward_negative", "values were rounded down"),
+        ("nearest_even", "values were rounded to nearest even"),
+    ):
+        if word != rule["rounding"]:
+            try:
+                yield text, rounded(x, rounding=word)
+            except ValueError:
+                continue  # some formats with scales have fewer roundings
+    for name in ("bf16", "fp16", "tf32", "fp32"):
+        if name != "fp32" or x.dtype == torch.float64:
+            yield (
+                f"values were rounded to {name} first (double rounding)",
+                rounded(custom_fp.quantize(x, name)),
+            )
+    if isinstance(fmt, Format) and fmt.smallest_normal is not None:
+        expected = custom_fp.quantize(x, fmt, **rule, seed=0)
+        zero = torch.copysign(torch.zeros_like(expected), expected)
+        small = expected.abs() < fmt.smallest_normal
+        yield "subnormal results were flushed to zero", same_bits(torch.where(small, zero, expected), got)
+        yield "subnormal results were flushed to +0", same_bits(torch.where(small, 0.0, expected), got)
+    smallest = {torch.float16: 2.0**-14}.get(x.dtype, 2.0**-126)
+    if smallest:
+        yield (
+            "subnormal inputs were flushed to zero",
+            rounded(torch.where(x.abs() < smallest, torch.zeros_like(x), x)),
+        )
+    clean = custom_fp.quantize(torch.nan_to_num(x, 0.0), fmt, **rule, seed=0)
+    yield "NaN became 0", same_bits(clean, got) & x.isnan()
+    yield "NaN became another value", x.isnan() & ~got.isnan()
+    for power in (-4, -3, -2, -1, 1, 2, 3, 4):
+        expected = custom_fp.quantize(x, fmt, **rule, seed=0) * 2.0**power
+        yield f"the scale is wrong: the result is 2^{power} times the expected one", same_bits(expected, got)
+    if fmt.has_scales:
+        yield from _other_scales(got, x, fmt, rule)
+
+
+def _other_scales(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
+    """Blocks along another axis, or scales by another rule."""
+    for axis in [None, *range(x.dim())]:
+        if axis != rule["axis"]:
+            where = "the order in memory" if axis is None else f"dimension {axis}"
+            yield (
+                f"blocks run along {where}",
+                same_bits(custom_fp.quantize(x, fmt, **{**rule, "axis": axis}), got),
+            )
+    for suffix in ("floor", "rceil", "ceil", "nearest", "even", "amax", "4over6"):
+        try:
+            other = custom_fp.parse(f"{fmt.name}_{suffix}")
+        except ValueError:
+            continue
+        if other != fmt:
+            yield (
+                f"scales were chosen by the rule {suffix}",
+                same_bits(custom_fp.quantize(x, other, **rule), got),
+            )
