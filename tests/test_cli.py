@@ -124,9 +124,7 @@ def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
     words = ("sweep", "--config-dir", "conf", "exp=evil")
     shown = cpdrun(*words, "--dry-run", PYTHONPATH=str(tmp_path))
     assert shown.returncode == 0, shown.stderr
-    assert (
-        "because they are your own: launcher._target_=evil.Launcher, model._target_=evil.Net" in shown.stdout
-    )
+    assert "checks your own code: launcher._target_=evil.Launcher, model._target_=evil.Net" in shown.stdout
     assert "format=evil.F" in shown.stdout
     assert not (tmp_path / "ran").exists()
     started = cpdrun(*words)

@@ -126,7 +126,7 @@ def _predict_variants(arguments: argparse.Namespace, console: "Console") -> int:
     from cpdrun.whatif.variants import forecast_variants
 
     if arguments.steps or arguments.dry_run:
-        raise UserError("--steps and --dry-run need an experiment: the run that was named is trained already")
+        raise UserError("--steps and --dry-run need an experiment: the named run has already been trained")
     name, *words = arguments.overrides
     folders = [word for word in words if word.startswith("results_dir=")]
     [run] = find_runs([name, *folders])

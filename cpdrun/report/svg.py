@@ -1,8 +1,8 @@
 """Convert matplotlib figures to SVGs with tooltips.
 
-matplotlib writes nothing but an artist's id to an SVG. `hover`, `part_of` and `name_of` therefore encode the tooltip
-and the groups in this id. A group is identified by its description (`describe_group`), from which the page finds the
-group's row.
+Of the data that is attached to an artist, matplotlib writes only the id to an SVG. `hover`, `part_of`, and `name_of`
+therefore encode the tooltip and the groups in this id. A group is identified by its description (`describe_group`),
+from which the page finds the group's row.
 """
 
 import html

@@ -175,7 +175,7 @@ def _means(study: Study, is_short: bool) -> Shown:
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
         if is_short:
-            # Without spaces, a terminal breaks no line within an interval.
+            # A terminal would break a line at the space within an interval.
             figures[2], verdict = figures[2].replace(", ", ","), verdict.split(" ", 1)[-1]
         rows.append([*labels_of_row, *figures, _failed(study, group), verdict])
     return Shown(header, rows, len(labels))

@@ -145,8 +145,8 @@ def _write_tables(
 ) -> list[Path]:
     """Write the tables in each format of `kinds` and return the paths.
 
-    Other programs read table.csv, so it has only the columns of `tables.frame`. It is accompanied by details.csv, which
-    has all columns, and runs.csv, which has a row for each run. table.md also contains the answer, the matrix, and the
+    Other programs read table.csv, so its columns stay those of `tables.frame`. All columns are in details.csv, and
+    runs.csv has a row for each run. table.md also contains the answer, the matrix of formats and scalings, and the
     notes.
     """
     study, files = content.study, []

@@ -32,7 +32,7 @@ class RunQueue:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        # Keyed by run name. sweep.yaml lists `_listed`.
+        # Both are keyed by the run's name. `_listed` has the runs that sweep.yaml lists.
         self._in_flight: dict[str, RunKey] = {}
         self._listed: dict[str, RunKey] = {}
         # A run that failed in an earlier search is tried once more, and counts as failed until then.

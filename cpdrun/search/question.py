@@ -180,7 +180,7 @@ def _candidates(
     if not found:
         raise ConfigError(
             "no candidate is left besides the baseline: give formats, such as format=e5m2,e4m3,e3m0, or choices of a "
-            "group that names formats, such as precision=fp32,pure_fp8"
+            "config group that sets formats, such as precision=fp32,pure_fp8"
         )
     return found
 

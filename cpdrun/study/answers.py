@@ -29,9 +29,10 @@ MOST_FACETS = 3
 
 @dataclass(frozen=True)
 class LadderVerdict:
-    """The answer for the candidates of one facet that share a gradient scaling, for programs.
+    """The machine-readable answer for one ladder: the candidates of one facet that share a gradient scaling.
 
-    If no candidate is compared, all values from `candidate` on are null. Differences are in the metric's own unit.
+    If no candidate could be compared, `candidate` and all attributes below it are null. Differences are in the metric's
+    own unit.
 
     Attributes:
         facet: The facet's values on all axes other than the format and its scaling.

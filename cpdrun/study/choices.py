@@ -212,8 +212,9 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
 def _names(rows: Sequence[Mapping[str, Any]], group: str) -> list[str] | None:
     """Return the name of each run's choice, or None if there is nothing to distinguish.
 
-    A run has the choice that was typed for it, or for another run with the same settings, or fp32 if it rounds nothing.
-    The result is None if all settings are equal, if no choice was typed, or if a run has no name.
+    The name is the choice that the user typed for this run, or for another run with the same settings. If there is
+    none, a run that rounds nothing is named fp32. The result is None if all runs have the same settings, if the user
+    typed no choice, or if some run cannot be named.
     """
     sections = [tuple(sorted((k, repr(v)) for k, v in _section(row, group))) for row in rows]
     if len(set(sections)) == 1:

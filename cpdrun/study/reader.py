@@ -42,9 +42,10 @@ def read_study(
     networks: dict[str, Network] | None = None,
     baseline: Mapping[str, Any] | None = None,
 ) -> Study:
-    """Read all runs of some sweeps into a study.
+    """Read all runs of the given sweeps into a study.
 
-    An argument that is None has the value of the search that made the runs, or else the default.
+    An argument that is None gets the value that the search used which made the runs. If no search made them, it gets
+    its default.
 
     Args:
         sweeps: The sweeps.

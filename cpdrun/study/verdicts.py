@@ -223,7 +223,7 @@ class LadderAnswer:
 
     @property
     def group(self) -> Group | None:
-        """The group to show: the certified one, or else an open one within the margin."""
+        """The group to show: the certified one, or else an open one whose mean is within the margin."""
         return self.certified or (self.likely if self.is_near else None)
 
 

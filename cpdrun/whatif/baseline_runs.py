@@ -164,8 +164,8 @@ def trained_outcomes(
 ) -> dict[str, Outcome]:
     """Return the outcome of each trained candidate.
 
-    The usual spread of a pair is the median standard deviation of the candidates with several pairs, or the margin if
-    there are none.
+    A candidate with one pair has no standard deviation of its own. All outcomes therefore use the median standard
+    deviation of the candidates that have several pairs, or the margin if no candidate has several.
 
     Args:
         gaps: The difference from the baseline for each pair of each candidate, in the metric's stored unit. Positive is

@@ -26,8 +26,10 @@ from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, r
 
 Effects = dict[str, Any]
 MODULE = "cpdrun.whatif.simulate.effects"
-MAX_EFFECTS_BYTES = 64 << 20  # larger caches are ignored
-MAX_ANSWER_BYTES = 1 << 30  # the largest output of the process, which is trusted
+MAX_EFFECTS_BYTES = 64 << 20  # Larger cache files are ignored, because other people may have written them.
+MAX_ANSWER_BYTES = (
+    1 << 30
+)  # The most that the simulating process may print. It is our own, so this is generous.
 TRIES = 2  # a process that is killed by a signal is restarted once
 PACKAGE = Path(__file__).parent
 

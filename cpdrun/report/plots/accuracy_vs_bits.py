@@ -33,7 +33,7 @@ _SLOTS_IN_A_COLUMN = 6
 _MOST_SLOTS_UPRIGHT = 14
 # Longer format names are shortened to this many letters.
 _MOST_LETTERS = 18
-# Format names are rotated if the number of slots times the letters of the longest name exceeds this limit.
+# Format names are rotated if the number of slots times the length of the longest name exceeds this limit.
 _MOST_LETTERS_UPRIGHT = 60
 
 
@@ -45,7 +45,7 @@ def draw(study: Study) -> Figure:
     """
     slots = _slots({group.format for group in study.groups if group.values and not group.is_baseline})
     if not slots:
-        raise NotDrawnError("no reduced format has a value yet")
+        raise NotDrawnError("no format other than the baseline has a value of the metric yet")
     facets = [facet for facet in study.facets if facet.strategies]
     width_in = COLUMN_IN * min(max(len(slots) / _SLOTS_IN_A_COLUMN, 1.0), 2.0)
     figure, parts = grid(facets, width_in, 2.6, columns=2 if width_in == COLUMN_IN else 1)

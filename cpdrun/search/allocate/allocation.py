@@ -173,9 +173,16 @@ class _Option:
 
 
 def allocate(costs: Costs, steps: Sequence[Step], tolerance: float, confidence: float) -> Allocation | None:
-    """Return the cheapest allocation whose bound is at most `tolerance`, if any factor may be low.
+    """Return the cheapest allocation that probably loses at most `tolerance`.
 
-    `tolerance` is in the metric's stored unit, and `confidence` is one-sided, in percent.
+    Its expected loss plus the margin of error at `confidence` is at most `tolerance`. The result is None if no factor
+    can be low within it.
+
+    Args:
+        costs: The cost of each group of layers at each level of precision.
+        steps: The measured loss of each step to a lower level.
+        tolerance: The largest loss, in the metric's stored unit.
+        confidence: The one-sided confidence, in percent.
     """
     options = list(_options(costs, steps))
     best: tuple[float, dict[int, int]] | None = None

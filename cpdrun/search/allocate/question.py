@@ -271,7 +271,7 @@ def _held(first: Plan, asked: ScreenSettings, keys: Mapping[str, str]) -> tuple[
                 f"exp={keys[EXPERIMENT]} has {len(values)} values of {key}, but a screen needs one: type "
                 f"{key}={typed_form(values[0])}"
                 if key != CASE
-                else f"exp={keys[EXPERIMENT]} has cases, but a screen makes its own: use an experiment without cases"
+                else f"exp={keys[EXPERIMENT]} has cases, but a screen defines its own: use an experiment without cases"
             )
         base[key] = values[0]
     config = first.runs[0].config

@@ -328,9 +328,9 @@ def allocation_result(question: ScreenQuestion, chosen: Allocation) -> Allocatio
 
 
 def write_rows(question: ScreenQuestion) -> None:
-    """Write the screen's runs as an experiment that a user can repeat.
+    """Write the runs of the screening experiment as an experiment file with a named case for each run.
 
-    Example: `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
+    A user can then repeat one run: `cpdrun sweep --config-dir FOLDER exp=NAME case='row 01'`.
 
     Raises:
         OSError: A file cannot be written.

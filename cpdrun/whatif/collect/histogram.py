@@ -181,7 +181,8 @@ def roundings(device: torch.device) -> tuple[Tensor, Tensor]:
     low_C = 1 + (cells >> 1).double() * 2.0**-11
     # An even cell contains only its lower end. An odd cell excludes both ends, so its middle represents it.
     inside_C = (low_C + (cells & 1) * 2.0**-12).float()
-    # The first format has the spacing 2. Its smallest value is 2 and it has no subnormals, so 1 is halfway to zero.
+    # The first format stands for a spacing of 2. Its smallest value is 2 and it has no subnormals, so 1 is halfway
+    # between zero and this value.
     formats = [custom_fp.Format(2, 0, bias=0), *(custom_fp.Format(8, m) for m in SPACINGS[1:])]
     return low_C, torch.stack([custom_fp.quantize(inside_C, fmt).double() for fmt in formats], 1)
 
@@ -222,9 +223,12 @@ def _matrices(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_cells(n_KxC: Tensor, d_KxC: Tensor, d_d_K: Tensor) -> Sums:
-    """Return the sums over each binade.
+    """Combine the statistics of the cells into sums over each binade.
 
-    The arguments are the number of elements of each cell, and the sums of d over each cell and of d^2 over each binade.
+    Args:
+        n_KxC: The number of elements in each of the C cells of each of the K binades.
+        d_KxC: The sum of d, which the module's docstring defines, over the elements of each cell.
+        d_d_K: The sum of d^2 over the elements of each binade.
     """
     device, S = n_KxC.device, len(SPACINGS)
     low_C, _ = roundings(device)

@@ -97,7 +97,7 @@ class WorkerGradients:
 
     @property
     def stacked_maxima(self) -> Tensor:
-        """The largest finite magnitude of each worker in each layer, (N, P)."""
+        """The largest finite gradient magnitude of each of the N workers in each of the P layers, with shape (N, P)."""
         return torch.from_numpy(np.stack(self.maxima, 1))
 
     def with_extremes(self, values: Sequence[Tensor], rule: ScalingRule | None) -> list[Tensor]:
