@@ -245,7 +245,7 @@ class Accumulator:
 
     @cached_property
     def elements(self) -> tuple[Format, Format]:
-        """The formats of the factors, of those with scales their codes'."""
+        """The formats of the two factors. For a format with scales, it is the format of its elements."""
         a, b = self.operands or (FP32, FP32)
         return block_scales.elements_of(a), block_scales.elements_of(b)
 
@@ -295,7 +295,7 @@ def read(
 
 
 def is_name(name: str) -> bool:
-    """Whether this is how accumulators are called, and no format is."""
+    """Return True if a string has the form of an accumulator's name, which no format's name has."""
     return name in MACHINES or _WORD.search(name) is not None
 
 

@@ -207,7 +207,7 @@ def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
 
 
 def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
-    """Transform blocks along the middle of (outer, length, inner) (csrc/hadamard.h). The rest of the length is kept."""
+    """Transform blocks along the middle axis of (outer, length, inner). A last partial block is left unchanged."""
     outer, length, inner = x.shape
     blocks = length // size
     y_OxBxSxI = x[:, : blocks * size].reshape(outer, blocks, size, inner)

@@ -88,7 +88,7 @@ class Form(_Word):
 
     @property
     def most_bits(self) -> int:
-        """The largest N. `shaped` in csrc/philox.h uses three of the 32 bits itself."""
+        """The largest number of random bits. `shaped` in csrc/philox.h uses three of the 32 bits itself."""
         return MOST_BITS if self is Form.CUT else MOST_BITS - 2
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; else ''."""
-    known = list(map(str, known))  # an enum of words among them is a word
+    known = list(map(str, known))  # members of a StrEnum count as strings
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.75)
     if not near:
         by_last_part = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}

@@ -1,8 +1,8 @@
-"""Sums of tensors that are rounded once, as by an adder with N inputs or in a network switch.
+"""Sum tensors with a single rounding, as an adder with N inputs or a network switch does.
 
-`accumulate` does this with `order="exact"` and `order="aligned"`. A backend returns the sum as float64, rounded to odd
-(`fused_sum` in reference.py); only what the width cuts off is missing from it. Then the format's quantize rounds it.
-Elements are processed in parts to bound the memory for the float64 sums.
+`accumulate` uses this with `order="exact"` and `order="aligned"`. A backend returns the sum as float64, rounded to odd
+(`fused_sum` in reference.py). Apart from the bits that the width of an aligned sum discards, it is exact. Then
+`quantize` rounds it to the format. Elements are processed in parts to bound the memory for the float64 sums.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
     return found
 
 
-KINDS = _kinds()  # the built-in ones; classes of a user may be added later
+KINDS = _kinds()  # The built-in classes. Users may register their own later.
 
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]
 _FORMER_KINDS = {
@@ -158,7 +158,7 @@ def _imported(path: str) -> NumberFormat:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"unknown format {path!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # because the module runs any code
+    except (Exception, SystemExit) as error:  # Importing the module runs code that can raise anything.
         raise ValueError(
             f"unknown format {path!r}: its module ends with {type(error).__name__}: {error}"
         ) from None

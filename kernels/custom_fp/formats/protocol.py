@@ -17,7 +17,7 @@ import custom_fp
 from custom_fp.formats.layout import Block, Layout, cut
 
 _cut = lru_cache(maxsize=4096)(cut)
-Tensor = Any  # torch's, which is not loaded here
+Tensor = Any  # torch.Tensor; torch is not imported here
 
 
 class Backends(NamedTuple):
@@ -163,15 +163,15 @@ class NumberFormat(ABC):
         return not isinstance(self.block, tuple) and self.block != "column"
 
     def check_flat(self) -> None:
-        """Raise ValueError if workers cannot send gradients in this format. They are flat and have both signs."""
+        """Raise ValueError if workers cannot send gradients in this format, because gradients are flat and signed."""
         if not self.is_signed:
             raise ValueError(
-                f"format={self.name} has no negative numbers, and what workers send has: take one with a sign (e4m3fn)"
+                f"format={self.name} has no negative numbers, but gradients do: use a signed format, such as e4m3fn"
             )
         if not self.is_flat:
             raise ValueError(
-                f"format={self.name} has a scale for each tile or column of a matrix, and what workers send is flat: "
-                "take blocks along an axis, as nvfp4 and fp8_b128 have them"
+                f"format={self.name} has a scale for each tile or column of a matrix, but workers send flat gradients: "
+                "use a format with blocks along one axis, such as nvfp4 or fp8_b128"
             )
 
     @cached_property

@@ -366,12 +366,12 @@ def BlockFormat(  # noqa: N802
     tensor_scale: str | None = None,
     margin: int = 0,
 ) -> ScaledFormat:
-    """Return a format of floats, integers or tables under scales in blocks.
+    """Return a format whose elements (floats, integers or entries of a table) share a scale in each block.
 
     Args:
         name: The name, for messages.
         element: An element of at most 8 bits or its name, such as e2m1fn, int4 or posit8; None for MX's int8.
-        block: The elements that share a scale: a number of them along an axis, (rows, columns) of a tile, "row",
+        block: Which elements share a scale: a number of them along an axis, (rows, columns) of a tile, "row",
             "column" or "tensor".
         scale: The format of the scales: e8m0, e4m3fn, ue5m3 or fp32.
         rule: How scales are chosen; None for floor with e8m0 and amax with other formats.

@@ -54,7 +54,7 @@ class Attachment:
 
 
 class Attached:
-    """The base of every class that is created here. The module's docstring explains it."""
+    """The base of every class that `attach_` creates."""
 
     plain_class: ClassVar[type]
     rounding_class: ClassVar[type | None]
@@ -145,7 +145,7 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def is_attached(module: nn.Module) -> bool:
-    """Return whether the module has a class that is created here."""
+    """Return True if `attach_` created the module's class."""
     return issubclass(type(module), Attached)
 
 
@@ -165,7 +165,7 @@ def override_(module: nn.Module, name: str, value: Any) -> None:
 
 
 def plain(module: nn.Module) -> Any:
-    """Return an object of the user's class that shares all of the user's attributes with the module."""
+    """Return an object of the module's original class that shares the module's original attributes."""
     attachment = module.__dict__["attachment"]
     attributes = {name: value for name, value in module.__dict__.items() if name not in OURS}
     for name in HOOKS:

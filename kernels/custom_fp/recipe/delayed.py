@@ -121,7 +121,7 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, rounding: Delayed) -> tuple:
         raise RuntimeError(
-            "delayed scaling does not work under vmap, because it depends on the order of tensors"
+            "delayed scaling does not work under vmap, because it depends on the order in which tensors are processed"
         )
 
     @staticmethod
@@ -130,7 +130,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def roll(histories: Collection[History]) -> None:
-    """End a step: append what it has seen to each history. This is collective if there are several processes."""
+    """End a step: add its largest magnitude to each history. If there are several processes, all must call this."""
     if not histories:
         return
     seen = torch.stack([history.seen.to(next(iter(histories)).seen.device) for history in histories])

@@ -1,8 +1,8 @@
 """The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated.h).
 
 For each sign, rounding is a step function of the bits of a number (`_Steps`). The thresholds are float32 magnitudes as
-integers, and the result changes above each of them. Overflow, infinity and NaN are steps, too. If the distance decides
-(stochastic, to_odd), the steps are the values themselves, and each of them has a place.
+integers, and the result changes above each of them. Overflow, infinity and NaN are steps, too. Rounding modes that need
+the two neighboring values (stochastic, to_odd) use the values of the format as thresholds, with one entry for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Causes in which a kernel reads or writes elements at a wrong place."""
+"""Recompute products of kernels that read or write elements in the wrong position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 
 def layouts(failure: Failure) -> Iterator[Cause]:
-    """Yield tiles that are transposed, at a wrong place, or added to another one."""
+    """Yield wrong results: a tile is transposed, in the wrong position, or added to another one."""
     yield from _operand_tiles(failure, "a")
     yield from _operand_tiles(failure, "b")
     matrix = failure.matrix

@@ -41,7 +41,7 @@ def format_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Ro
 
 
 def accumulator_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
-    """Return the header and the vectors of an accumulator."""
+    """Return the header and the test vectors for an accumulator."""
     how = Accumulator.parse(request["accumulator"])
     operands: list[Any] = [read(name) for name in request["operands"]]
     head = {
@@ -65,7 +65,7 @@ def _scales(operands: list[Any]) -> dict[str, Any]:
 
 
 def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a format and its vectors, the first line of the file."""
+    """Return the first line of the file, which describes the format and its test vectors."""
     about = {"boundaries": corners(fmt)[3]} if not fmt.has_scales else {"shape": shape_of(fmt)}
     return {
         "made_by": request["made_by"],
