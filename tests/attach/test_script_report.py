@@ -9,7 +9,7 @@ from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
 from cpdrun.record.measure import MEASURES
 from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results
+from cpdrun.search.results import Results, baseline_problem
 from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
@@ -91,10 +91,10 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     assert results.runs == 6
     (state,) = results.states()
     baseline = state.ladder.widths[0][0].baseline
-    assert "the script seems to set its own seed" in results.baseline_problem(baseline)
+    assert "the script seems to set its own seed" in baseline_problem(results, baseline)
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
-    assert Results(ask(words)).baseline_problem(baseline) is None
+    assert baseline_problem(Results(ask(words)), baseline) is None
 
 
 def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):
