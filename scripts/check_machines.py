@@ -39,7 +39,7 @@ class Scaled:
     of_tensor: float
 
     @classmethod
-    def of(cls, encoded: tuple[torch.Tensor, ...], fmt: custom_fp.BlockFormat, axis: int) -> Scaled:
+    def of(cls, encoded: tuple[torch.Tensor, ...], fmt: custom_fp.ScaledFormat, axis: int) -> Scaled:
         codes, scales, *of_tensor = encoded
         values = custom_fp.decode(encoded, fmt, axis=axis)
         elements = custom_fp.decode(codes, fmt.element).double().numpy()
@@ -183,7 +183,7 @@ def fused(a_MxK: np.ndarray, b_KxN: np.ndarray) -> np.ndarray:
 
 
 def scaled_operand(
-    fmt: custom_fp.BlockFormat, shape: tuple[int, int], axis: int, kind: str, g: torch.Generator
+    fmt: custom_fp.ScaledFormat, shape: tuple[int, int], axis: int, kind: str, g: torch.Generator
 ) -> Scaled:
     """As rounding to nearest even leaves them: of random codes each block's first is the largest."""
     encoded = custom_fp.encode(operand(custom_fp.Format(8, 23), shape, "spread", g), fmt, axis=axis)

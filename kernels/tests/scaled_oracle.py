@@ -10,7 +10,7 @@ import math
 from fractions import Fraction
 
 import oracle
-from custom_fp import BlockFormat, Format
+from custom_fp import Format, ScaledFormat
 
 FP32 = Format.parse("fp32")
 SCALES = {
@@ -30,14 +30,14 @@ def floor_log2(value: Fraction) -> int:
     return exponent if Fraction(2) ** exponent <= value else exponent - 1
 
 
-def elements_of(fmt: BlockFormat) -> list[Fraction]:
+def elements_of(fmt: ScaledFormat) -> list[Fraction]:
     """The magnitudes of an element, ascending."""
     if isinstance(fmt.element, Format):
         return oracle.finite_magnitudes(fmt.element)
     return [Fraction(i, 2**fmt.element.fraction_bits) for i in range(2 ** (fmt.element.code_bits - 1))]
 
 
-def tensor_scale(fmt: BlockFormat, largest: float) -> Fraction:
+def tensor_scale(fmt: ScaledFormat, largest: float) -> Fraction:
     """t of a tensor of that largest magnitude."""
     most = max(SCALES[fmt.scale.format.name])
     if fmt.scale.rule == "4over6":
@@ -46,7 +46,7 @@ def tensor_scale(fmt: BlockFormat, largest: float) -> Fraction:
     return max(float32(Fraction(largest) / (target * most)), Fraction(2) ** -126)
 
 
-def block(fmt: BlockFormat, x: list[float], t: Fraction | None = None) -> list[float]:
+def block(fmt: ScaledFormat, x: list[float], t: Fraction | None = None) -> list[float]:
     """The values of a block, rounded to nearest."""
     largest = max(abs(Fraction(value)) for value in x)
     tried = [values(fmt, x, scale, t) for scale in scales(fmt, largest, t)]
@@ -55,7 +55,7 @@ def block(fmt: BlockFormat, x: list[float], t: Fraction | None = None) -> list[f
     return min(tried, key=lambda found: squared_error(x, found))  # the first of equal ones
 
 
-def scales(fmt: BlockFormat, largest: Fraction, t: Fraction | None) -> list[Fraction]:
+def scales(fmt: ScaledFormat, largest: Fraction, t: Fraction | None) -> list[Fraction]:
     top = max(elements_of(fmt))
     if fmt.scale.rule in POWERS:
         return [power_of_two(fmt, largest, top)]
@@ -67,7 +67,7 @@ def scales(fmt: BlockFormat, largest: Fraction, t: Fraction | None) -> list[Frac
     ]
 
 
-def power_of_two(fmt: BlockFormat, largest: Fraction, top: Fraction) -> Fraction:
+def power_of_two(fmt: ScaledFormat, largest: Fraction, top: Fraction) -> Fraction:
     if largest == 0:
         return SCALES["e8m0"][0]
     emax = floor_log2(top)
@@ -85,7 +85,7 @@ def power_of_two(fmt: BlockFormat, largest: Fraction, top: Fraction) -> Fraction
     return Fraction(2) ** min(max(exponent - emax, -127), 127)
 
 
-def nearest_scale(fmt: BlockFormat, wanted: Fraction) -> Fraction:
+def nearest_scale(fmt: ScaledFormat, wanted: Fraction) -> Fraction:
     if fmt.scale.format.name == "fp32":
         return min(max(wanted, Fraction(2) ** -126), Fraction(FP32.max))
     known = [value for value in SCALES[fmt.scale.format.name] if value > 0]
@@ -96,7 +96,7 @@ def nearest_scale(fmt: BlockFormat, wanted: Fraction) -> Fraction:
     return known[place]  # a tie: the even code, which is an odd place, for code 0 is left out
 
 
-def values(fmt: BlockFormat, x: list[float], scale: Fraction, t: Fraction | None) -> list[float]:
+def values(fmt: ScaledFormat, x: list[float], scale: Fraction, t: Fraction | None) -> list[float]:
     r = 1 / scale if t is None else float32(1 / t) / scale
     r = min(float32(r) if abs(r) < 2**128 else Fraction(FP32.max), Fraction(FP32.max))
     known, top = elements_of(fmt), max(elements_of(fmt))

@@ -5,7 +5,7 @@ import math
 import custom_fp
 import pytest
 import torch
-from custom_fp import BlockFormat, Format, _native
+from custom_fp import BlockFormat, Format, ScaledFormat, _native
 from scaled_in_torch import in_torch
 
 ELEMENTS = ["e2m1fn", "e4m3fn", "e2m2", "e3m0", None]
@@ -19,7 +19,7 @@ def values() -> torch.Tensor:
     return x
 
 
-def everything(x: torch.Tensor, fmt: BlockFormat) -> list[torch.Tensor]:
+def everything(x: torch.Tensor, fmt: ScaledFormat) -> list[torch.Tensor]:
     codes, scales = custom_fp.encode(x, fmt)
     data = custom_fp.pack(x, fmt)
     rows = custom_fp.quantize_rows(x[: x.numel() // 3 * 3].view(3, -1), fmt)

@@ -8,7 +8,7 @@ import custom_fp
 import pytest
 import scaled_oracle
 import torch
-from custom_fp import BlockFormat, _native
+from custom_fp import BlockFormat, ScaledFormat, _native
 from custom_fp.formats.names import parse
 from custom_fp.scaled.scales import values as scale_values
 from scaled_in_torch import in_torch
@@ -75,7 +75,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*(x.view(torch.int32) if x.dtype is torch.float32 else x for x in (a, b)))
 
 
-def everything(x: torch.Tensor, fmt: BlockFormat, axis: int | None) -> list[torch.Tensor]:
+def everything(x: torch.Tensor, fmt: ScaledFormat, axis: int | None) -> list[torch.Tensor]:
     rules = [{"rounding": rounding, "seed": 3, "offset": 1001} for rounding in ROUNDINGS]
     found = [custom_fp.quantize(x, fmt, axis=axis, **rule) for rule in rules]
     encoded = custom_fp.encode(x, fmt, axis=axis)
@@ -139,7 +139,7 @@ def test_threads_change_nothing(name):
 # ---- all scales, all boundaries
 
 
-def boundaries(fmt: BlockFormat) -> torch.Tensor:
+def boundaries(fmt: ScaledFormat) -> torch.Tensor:
     """Blocks for each scale: every element, every middle between two, and its neighbours, times the scale; each block
     begins with what makes that its scale."""
     known = [float(value) for value in scaled_oracle.elements_of(fmt)]

@@ -141,7 +141,7 @@ def test_an_experiment_of_a_script(here):
             ["script=train.py", "elastic=true"],
             "must be false for a script: it goes on from its own checkpoint",
         ),
-        (["script=train.py", "exp=digits_bits"], "is of cpdrun's own training loop"),
+        (["script=train.py", "exp=digits_bits"], "is for cpdrun's own training loop"),
         (["script=train.py", "script.metrc=x"], "did you mean 'script.metric'"),
         (["script=train.py", "script.metrics.loss=loss .*"], "needs exactly one group"),
         (["script=train.py", "script.metrics.loss=loss (.*"], "is no regular expression"),
