@@ -95,9 +95,9 @@ class NativeCodebook(ScaledReference):
         if not (n and is_whole_bytes and layout.as_rows.rows == layout.planes == 1 == layout.height):
             super().pack(x, fmt, shift, rule, out, axis)
             return
-        scales_B, (tables, _) = torch.empty(layout.scales), _tables(fmt.element)
+        x, scales_B, (tables, _) = single(x), torch.empty(layout.scales), _tables(fmt.element)
         body = out[scales_B.nbytes :]
-        addresses = single(x).data_ptr(), body.data_ptr(), scales_B.data_ptr()
+        addresses = x.data_ptr(), body.data_ptr(), scales_B.data_ptr()
         if bits == 8:
             _native.codebook_encode(*addresses, 1, n, layout.width, tables, get_num_threads())
         else:
