@@ -90,6 +90,29 @@ def test_several_processes_draw_the_same_pictures(digits):
     assert (printed.stdout.split(), printed.stderr) == (["accuracy_vs_bits", "png", "svg", "pdf"], "")
 
 
+KILLED_PROCESS = """
+import os, pathlib, signal, sys
+from cpdrun.record import SweepDir
+from cpdrun.report.page import pictures
+from cpdrun.study.reader import read_study
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as cpdrun.cli does
+os.sched_getaffinity = lambda pid: {0, 1}
+main, run = os.getpid(), pictures._Job.run
+def killed(job):
+    if os.getpid() != main:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run(job)
+pictures._Job.run = killed
+print(*pictures.render(read_study([SweepDir(pathlib.Path(sys.argv[1]))]), ["svg"]))
+"""
+
+
+def test_pictures_are_drawn_although_a_process_is_killed(digits):
+    command = [sys.executable, "-c", KILLED_PROCESS, digits.dir.path]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (printed.stdout.split(), printed.stderr) == (["accuracy_vs_bits"], "")
+
+
 def test_another_kind_of_picture_deletes_nothing(digits, report):
     folder = report(digits, formats=["md", "csv", "html", "png", "svg"]).folder
     before = {path.name for path in folder.iterdir()}

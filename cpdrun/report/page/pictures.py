@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from cpdrun.parent import die_with
 from cpdrun.record import write_bytes, write_text
 from cpdrun.report import plots, style, svg
 from cpdrun.study.study import Study
@@ -66,22 +67,32 @@ class _Job:
 
 
 def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
-    """Run the jobs, in forks of this process if it has no other threads, whose locks a fork could never release."""
+    """Run the jobs in forks of this process, or in this process if forking it is not safe.
+
+    A fork of a process with other threads could wait forever for a lock that such a thread held.
+    """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    if cores == 1 or threading.active_count() > 1 or "torch" in sys.modules:
-        return [job.run() for job in jobs]
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    if cores > 1 and threading.active_count() == 1 and "torch" not in sys.modules:
+        from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+        from multiprocessing import get_context
 
-    with ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (jobs,)) as pool:
-        return list(pool.map(_run_in_process, range(len(jobs))))
+        pool = ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (os.getpid(), jobs))
+        # If a process is killed, for example because memory is short, the jobs are run one after another.
+        with contextlib.suppress(BrokenProcessPool), pool:
+            return list(pool.map(_run_in_process, range(len(jobs))))
+    return [job.run() for job in jobs]
 
 
-def _start_process(jobs: Sequence[_Job]) -> None:
-    """Store the jobs, and leave Ctrl-C to the main process."""
+def _start_process(parent: int, jobs: Sequence[_Job]) -> None:
+    """Store the jobs. Leave Ctrl-C to the main process, and end with it."""
     global _jobs
     _jobs = jobs
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # By SIGTERM, the pool ends its processes if one was killed.
 
 
 def _run_in_process(number: int) -> dict[str, bytes]:
@@ -111,7 +122,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _part(study: Study, of_cases: bool | None) -> Study:
-    """Return the facets that a plot with this `of_cases` shows."""
+    """Return the part of a study that a plot with this `of_cases` shows."""
     if of_cases is None or all(facet.has_cases == of_cases for facet in study.facets):
         return study
     chosen = [facet for facet in study.facets if facet.has_cases == of_cases]
