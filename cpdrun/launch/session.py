@@ -65,8 +65,8 @@ class Session:
         The checks run in the warm process, from which the runs are forked later.
 
         Returns:
-            The problems that prevent training, such as missing data, and notes to read before training, such as products
-            that stay in float32. Each is one line.
+            The problems that prevent training, such as missing data. Then the notes to read before training, such as
+            products that stay in float32. Each is one line.
 
         Raises:
             LaunchError: The launcher of a config does not exist.
