@@ -151,7 +151,10 @@ class _Link:
 def direct_s(values: float, workers: int, codec: Codec, network: Network) -> float:
     """Return the seconds of the direct exchange. Each worker runs on a separate machine."""
     return _pipeline_s(
-        *(values, workers, codec, network),
+        values,
+        workers,
+        codec,
+        network,
         lambda size: workers * size * codec.pack_s,
         lambda size: size * (workers * codec.add_s + codec.sum_s),
         lambda size: workers * size * codec.unpack_s,
@@ -165,7 +168,10 @@ def reduce_scatter_s(values: float, workers: int, codec: Codec, network: Network
     their owners, as sharded training requires.
     """
     return _pipeline_s(
-        *(values, workers, codec, network),
+        values,
+        workers,
+        codec,
+        network,
         lambda size: workers * size * codec.pack_s,
         lambda size: workers * size * codec.add_s,
     )
@@ -177,7 +183,10 @@ def all_gather_s(values: float, workers: int, codec: Codec, network: Network) ->
     Each owner packs its shard and sends it to all workers, which unpack it. Each worker sends (N-1)/N b bytes.
     """
     return _pipeline_s(
-        *(values, workers, codec, network),
+        values,
+        workers,
+        codec,
+        network,
         lambda size: size * codec.pack_s,
         lambda size: workers * size * codec.unpack_s,
     )

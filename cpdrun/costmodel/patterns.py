@@ -33,7 +33,7 @@ MAGNITUDE_BYTES = 4
 
 @dataclass(frozen=True)
 class Exchange:
-    """A run's exchange, as recorded.
+    """The exchange that a run recorded.
 
     Attributes:
         pattern: A key of PATTERNS.

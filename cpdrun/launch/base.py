@@ -1,4 +1,4 @@
-"""What is launched, and the one interface of everything that can launch it."""
+"""Define jobs, the events of a launch, and the interface of executors."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -10,23 +10,23 @@ from cpdrun.record import Outcome, RunDir, SweepDir
 
 
 class LaunchError(UserError):
-    """The sweep as a whole cannot go on (nowhere to write, no scheduler here): one line that says what to do."""
+    """The whole sweep cannot continue, for example without a scheduler. The message says what to do."""
 
 
 class FolderGoneError(UserError):
-    """The sweep's folder was moved or deleted under its runs."""
+    """The sweep's folder was moved or deleted while its runs trained."""
 
     exit_code = FAILED
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to execute: where, what, and what was typed for it."""
+    """A run to execute, with its config and the overrides that were typed for it."""
 
     run: RunDir
     config: dict[str, Any]
     overrides: list[str]
-    is_written: bool = False  # its config.yaml is on disk, and stays as it is
+    is_written: bool = False  # Whether config.yaml exists already. It is then kept.
 
     @property
     def nproc(self) -> int:
@@ -35,13 +35,13 @@ class Job:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the command line says about launching; None leaves it to conf/launcher/*.yaml."""
+    """The options of a launch on the command line. None means the value in conf/launcher/*.yaml."""
 
     jobs: int | None = None
     jobs_per_gpu: int | None = None
     max_parallel: int | None = None
     retries: int = 0
-    kill_retries: int = 0  # further attempts after a signal killed a run's process, on this machine
+    kill_retries: int = 0  # further attempts on this machine after a signal killed a run
     fail_fast: bool = False
     keep_going: bool = False  # start all runs even if the first one fails at once
     wait: bool = True
@@ -49,7 +49,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class Event:
-    """A job began or, where there is an `outcome`, ended; `elsewhere`: another launcher or worker brought it there."""
+    """A job began, or ended if there is an outcome. `elsewhere` means that another launcher or worker ran it."""
 
     job: Job
     outcome: Outcome | None = None
@@ -79,70 +79,82 @@ class Finding:
 
 
 class Executor(ABC):
-    """Runs jobs somewhere: they are submitted, at once or more and more, and polled until all have ended."""
+    """An interface that runs jobs. Jobs may be submitted at any time, and are polled until all have ended."""
 
     here: ClassVar[bool] = False  # whether runs are trained on this machine
-    idle_options: ClassVar[tuple[str, ...]] = ()  # fields of LaunchOptions that play no part
-    note: str = ""  # what is said once jobs are submitted
-    slots: int  # ranks that this executor can run at the same time; 0 where that is a scheduler's to say
+    idle_options: ClassVar[tuple[str, ...]] = ()  # the fields of LaunchOptions that have no effect
+    note: str = ""  # a message to print after jobs were submitted
+    slots: int  # the number of ranks that run at the same time; 0 if a scheduler decides it
 
     @classmethod
     def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
-        """What keeps runs of these configs from being started here, in a line; None where nothing does. Looked at
-        before anything is written."""
+        """Return why runs with these configs cannot be started here, or None if they can.
+
+        This is called before anything is written.
+        """
         return None
 
     @classmethod
     def idle(cls, options: LaunchOptions) -> list[str]:
-        """What is said of options that were given and play no part."""
+        """Return a message for each option that was given but has no effect."""
         usual = LaunchOptions()
         typed = [key for key in cls.idle_options if getattr(options, key) != getattr(usual, key)]
         return [f"--{key.replace('_', '-')} has no effect with this launcher" for key in typed]
 
     @classmethod
     def withdraw(cls, sweep: SweepDir, name: str | None = None) -> int:
-        """Take the runs of `sweep` that a scheduler has not begun, or the run of that name, out of its queue, whoever
-        submitted them; how many they were. Raises LaunchError where the scheduler does not answer."""
+        """Remove waiting runs of a sweep from a scheduler's queue, and return their number.
+
+        Args:
+            sweep: The sweep. It does not matter which process submitted its runs.
+            name: The name of the only run to remove. By default, all waiting runs are removed.
+
+        Raises:
+            LaunchError: The scheduler does not answer.
+        """
         return 0
 
     @classmethod
     def has_queued(cls, sweep: SweepDir) -> bool:
-        """Whether runs of `sweep` wait or run with a scheduler. Raises LaunchError where it does not answer."""
+        """Return True if a scheduler has runs of a sweep. Raises LaunchError if it does not answer."""
         return False
 
     @classmethod
     def examine(cls) -> Finding | None:
-        """What `cpdrun doctor` says of the scheduler."""
+        """Return the line of `cpdrun doctor` about the scheduler, if there is one."""
         return None
 
     def at_once(self, jobs: list[Job]) -> int | None:
-        """Ranks of `jobs` that would run at the same time; None where that is a scheduler's to say."""
+        """Return the number of ranks of these jobs that would run at the same time. None if a scheduler decides it."""
         return None
 
     def advice(self, jobs: list[Job]) -> list[str]:
-        """Return what a user should know before these jobs are submitted, a line each. Asks nobody, writes nothing."""
+        """Return notes to read before these jobs are submitted. This neither writes nor contacts a scheduler."""
         return []
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:
-        """Scripts that `submit` would write for these jobs; asks nobody and writes nothing."""
+        """Return the scripts that `submit` would write. This neither writes nor contacts a scheduler."""
         return {}
 
     @abstractmethod
     def submit(self, jobs: list[Job]) -> None:
-        """Queue `jobs`, whose config.yaml is on disk, behind those that were submitted before. Raises LaunchError when
-        none of them could run."""
+        """Append jobs to the queue. Their config.yaml must exist.
+
+        Raises:
+            LaunchError: None of the jobs could run.
+        """
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:
-        """What has happened since the last call, waiting up to `timeout_s` for something to happen."""
+        """Return the events since the last call, after waiting for at most `timeout_s` seconds."""
 
     @abstractmethod
     def cancel(self, *, now: bool) -> None:
-        """Start nothing more; running jobs save and stop at their next step, or at once with `now`."""
+        """Start no more jobs. Running jobs save and stop at their next step, or stop at once if `now` is true."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave no process behind."""
+        """End all processes of the executor."""
 
     @property
     @abstractmethod
@@ -151,4 +163,4 @@ class Executor(ABC):
     @property
     @abstractmethod
     def unfinished(self) -> int:
-        """Jobs that wait or run."""
+        """The number of jobs that wait or run."""

@@ -1,4 +1,4 @@
-"""Stopping from another shell: running runs save and stop at their next step, waiting ones never start."""
+"""Stop runs from another shell. Running ones save and stop at their next step, and waiting ones never start."""
 
 from cpdrun.errors import writing
 from cpdrun.launch.executors import schedulers
@@ -8,20 +8,29 @@ from cpdrun.record import RunDir, State, SweepDir, check_inside, state_of
 def cancel_run(run: RunDir) -> bool:
     """Ask one run to save and stop, or take it out of a scheduler's queue.
 
-    Returns whether the run was running or queued. Raises LaunchError if a scheduler does not answer, and
-    CannotWriteError if the request cannot be written, for instance because a link lies in its place.
+    Returns:
+        Whether the run was running or queued.
+
+    Raises:
+        LaunchError: A scheduler does not answer.
+        CannotWriteError: The request cannot be written, for example because there is a link in its place.
     """
     waited = sum(scheduler.withdraw(run.sweep, run.name) for scheduler in schedulers())
     if not waited and state_of(run) is not State.RUNNING:
         return False
-    _ask(run)  # a run that waited finds out this way why it never began
+    _ask(run)  # For a run that was waiting, this records why it never began.
     return True
 
 
 def cancel_sweep(sweep: SweepDir) -> tuple[int, int]:
     """Stop the launchers and workers of `sweep`, empty a scheduler's queue of its runs, and ask running runs to stop.
 
-    Returns how many runs were asked and how many were queued. Raises as `cancel_run`.
+    Returns:
+        The number of runs that were asked to stop, and the number that were queued.
+
+    Raises:
+        LaunchError: A scheduler does not answer.
+        CannotWriteError: A request cannot be written.
     """
     with writing(sweep.stop):
         check_inside(sweep.path, sweep.stop)

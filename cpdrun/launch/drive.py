@@ -1,4 +1,4 @@
-"""The loop of a launch: poll the executor, and stop it when somebody asks or something is broken."""
+"""Run the loop of a launch, which polls the executor and stops it on request or after certain failures."""
 
 import contextlib
 import signal
@@ -22,11 +22,22 @@ def drive(
     cancelled_before: int | None,
     on_end: Callable[[Event, bool], None] | None = None,
 ) -> Iterator[Event]:
-    """Every event of the sweep, as it happens, until the executor has nothing left.
+    """Yield the events of a sweep until no job is left.
 
-    `on_end` is told each run's end and whether the sweep stops, and may submit more unless it stops. Stops the executor
-    on Ctrl-C, on `cpdrun cancel` from another shell, where the disk is full and, if asked to, on a failure; after these
-    two, `on_end` is no longer called. Raises FolderGoneError.
+    The executor is stopped on Ctrl-C, by `cpdrun cancel` from another shell, if the disk is full, and with
+    `options.fail_fast` at the first failure.
+
+    Args:
+        executor: The executor of the jobs.
+        sweep: The sweep.
+        options: The options of the launch.
+        display: The display of the launch.
+        cancelled_before: The sweep's cancellation at the start. Only a new one stops the executor.
+        on_end: Called when a run ends, with the event and whether the sweep is stopping. It may submit more jobs unless
+            the sweep is stopping. It is no longer called after a full disk or a failure has stopped the executor.
+
+    Raises:
+        FolderGoneError: The sweep's folder does not exist any more.
     """
     presses, is_broken = 0, False
     with _stop_signals() as signals:
@@ -53,7 +64,7 @@ def drive(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying of them; a SIGHUP that nohup ignores stays so."""
+    """Collect SIGINT, SIGTERM, and SIGHUP in a list. SIGHUP stays ignored if nohup ignores it."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -77,7 +88,7 @@ def _check_folder(sweep: SweepDir, executor: Executor) -> None:
 
 
 def _stops(outcome: Outcome, options: LaunchOptions) -> str:
-    """Why the end of a run stops the others, or ""."""
+    """Return why the end of a run stops the others, or ""."""
     if not outcome.status.is_failure:
         return ""
     if DISK_FULL in outcome.reason:

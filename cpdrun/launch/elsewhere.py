@@ -1,4 +1,4 @@
-"""Runs that were given to us and that another launcher or worker has, or has had."""
+"""Track jobs of this launch whose runs another launcher or worker trains."""
 
 import time
 
@@ -10,29 +10,37 @@ LOOK_S = 1.0  # how often to look
 
 
 class Elsewhere:
-    """Remembers how many attempts each run had when it was given to us: a later one that failed is another's failure,
-    and is not tried again here."""
+    """The jobs whose runs another launcher or worker has claimed, or has run to their end.
+
+    It knows the number of attempts that each run had when its job was submitted. A later attempt that failed is the
+    other process's failure, so the run is not tried again here.
+
+    Attributes:
+        jobs: The jobs whose end is awaited.
+    """
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []  # waited for
+        self.jobs: list[Job] = []
         self._known: dict[str, int] = {}
         self._looked = 0.0
 
     def note(self, job: Job) -> None:
-        """`job` was given to us."""
+        """Record a submitted job."""
         self._known[job.run.name] = job.run.attempts_so_far
 
     def known(self, job: Job) -> int:
         return self._known[job.run.name]
 
     def has(self, job: Job) -> bool:
-        """Whether another has the run, or has brought it to its end. An agent looks too, once it has claimed the run;
-        this spares it."""
+        """Return True if another process has claimed the run or has run it to its end.
+
+        An agent checks this, too, after it has claimed a run. This check avoids starting an agent in vain.
+        """
         run = job.run
         return run.done.exists() or is_claimed(run) or failed_since(run, self.known(job))
 
     def look(self) -> tuple[list[Event], list[Job]]:
-        """The ends of runs that others brought to their end, and the jobs that they dropped."""
+        """Return the events of runs that other processes have ended, and the jobs that they dropped."""
         if not self.jobs or time.monotonic() - self._looked < LOOK_S:
             return [], []
         self._looked = time.monotonic()

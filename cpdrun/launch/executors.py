@@ -1,4 +1,4 @@
-"""Which executors there are, and how one is made of a config's `launcher`."""
+"""Find executor classes, and create executors from the section `launcher` of a config."""
 
 import inspect
 import pkgutil
@@ -18,13 +18,13 @@ OWN = "cpdrun."
 def make_executor(
     launcher: dict[str, Any], sweep: SweepDir, options: LaunchOptions, warm: WarmEngine | None = None
 ) -> Executor:
-    """Raises LaunchError where the class cannot be had, or does not take what it is given."""
+    """Create an executor. Raises LaunchError if the class cannot be imported or refuses the arguments."""
     arguments = {key: value for key, value in launcher.items() if key != "_target_"}
     return executor_class(launcher)(**arguments, sweep=sweep, options=options, warm=warm)
 
 
 def executor_class(launcher: dict[str, Any]) -> type[Executor]:
-    """The class that `launcher` names. Raises LaunchError where there is none, or its arguments are others."""
+    """Return the class that `launcher` names. Raises LaunchError if it does not exist or has other arguments."""
     arguments = dict(launcher)
     target = arguments.pop("_target_")
     module, _, name = target.rpartition(".")
@@ -39,35 +39,40 @@ def executor_class(launcher: dict[str, Any]) -> type[Executor]:
 
 
 def own_class(launcher: dict[str, Any]) -> type[Executor] | None:
-    """The class that `launcher` names where it is one of cpdrun's, so that no code of a user's is run; else None."""
+    """Return the class that `launcher` names if it belongs to cpdrun, and otherwise None. No user code is run."""
     try:
         return executor_class(launcher) if launcher["_target_"].startswith(OWN) else None
-    except LaunchError:  # is said when it is to start
+    except LaunchError:  # The error is reported at the start.
         return None
 
 
 def would_write(
     launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: LaunchOptions
 ) -> dict[Path, str]:
-    """The scripts that a launch would write beside the runs, by path. Nothing is written or asked for; an executor of
-    the user's own, which would have to be imported, has none. Raises LaunchError."""
+    """Return the scripts that a launch would write, keyed by path. Nothing is written.
+
+    The result is empty for the user's own executor, because it would have to be imported.
+
+    Raises:
+        LaunchError: The executor cannot be created.
+    """
     if not launcher["_target_"].startswith(OWN):
         return {}
     return make_executor(launcher, sweep, options).would_write(jobs)
 
 
 def advice(launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: LaunchOptions) -> list[str]:
-    """Return what a user should know before a launch of these jobs; nothing if the launch would be refused."""
+    """Return notes to read before a launch of these jobs. Empty if the launch would be refused."""
     if not jobs or own_class(launcher) is None:
         return []
     try:
         return make_executor(launcher, sweep, options).advice(jobs)
-    except LaunchError:  # says itself what is wrong
+    except LaunchError:  # The launch itself reports the error.
         return []
 
 
 def schedulers() -> list[type[Executor]]:
-    """The executors of cpdrun that hand runs to a scheduler: of each wing of cpdrun.launch with an executor.py."""
+    """Return cpdrun's executors for schedulers. They are in the packages of cpdrun.launch with an executor.py."""
     wings = [m.name for m in pkgutil.iter_modules(cpdrun.launch.__path__, "cpdrun.launch.") if m.ispkg]
     modules = [import_module(f"{wing}.executor") for wing in wings if find_spec(f"{wing}.executor")]
     return [

@@ -1,4 +1,4 @@
-"""Runs on this machine: as many at once as there are slots, each under an agent of its own."""
+"""Run jobs on this machine, as many at the same time as there are slots. Each run has its own agent."""
 
 import contextlib
 import json
@@ -36,15 +36,15 @@ def _places(jobs: list[Job], at_once: int | None, per_gpu: int) -> Slots:
 
 
 class LocalExecutor(Executor):
-    """Fills the cores, or the GPUs, of this machine with runs.
+    """An executor that runs jobs on the cores or the GPUs of this machine.
 
     Args:
-        jobs: ranks at the same time; None means cores / threads, or GPUs * jobs_per_gpu.
-        jobs_per_gpu: ranks that share a GPU.
-        warm_start: fork runs from one process that has torch loaded, instead of starting each from cold.
-        sweep: where the jobs belong; this executor has no use for it.
-        options: the command line's; its jobs and jobs_per_gpu take precedence, its retries go to the agents.
-        warm: the warm engine to use; it stays open when this executor closes.
+        jobs: The number of ranks at the same time. None means cores / threads, or GPUs * jobs_per_gpu.
+        jobs_per_gpu: The number of ranks that share a GPU.
+        warm_start: Whether to fork runs from a process that has imported torch. If not, each run imports it.
+        sweep: The sweep of the jobs. Not used.
+        options: The options of the launch. Its `jobs` and `jobs_per_gpu` take precedence. Agents get its `retries`.
+        warm: The warm engine to use. It stays open when this executor closes.
     """
 
     here = True

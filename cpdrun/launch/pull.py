@@ -1,7 +1,7 @@
-"""Runs that are left to whoever takes them: `cpdrun sweep --join SWEEP`, on any machine that sees the folder.
+"""Leave runs to workers: processes of `cpdrun sweep --join SWEEP` on any machine that sees the folder.
 
-So a scheduler that cpdrun knows nothing of serves as well: it is given `cpdrun sweep --join` as often as it has
-machines. Nobody hands out anything; whoever claims a run has it (record/lock.py).
+This supports schedulers that cpdrun does not know, because they can start `cpdrun sweep --join` on each machine. Runs
+are not assigned to workers. A worker claims a run (`cpdrun.record.lock`) before it trains it.
 """
 
 import time
@@ -24,16 +24,27 @@ from cpdrun.record import (
 )
 
 WATCH_S = 1.0
-TAKEN = {State.PENDING, State.PREEMPTED, State.RUNNING}  # the last in case that another worker drops them
-READ_HERE = ("nproc", "threads", "device", "patience_s", "limit_s")  # of a config, before its run begins
+TAKEN = {
+    State.PENDING,
+    State.PREEMPTED,
+    State.RUNNING,
+}  # The last state is included because another worker may drop a run.
+READ_HERE = (
+    "nproc",
+    "threads",
+    "device",
+    "patience_s",
+    "limit_s",
+)  # These config keys are read before a run begins.
 
 
 class PullExecutor(Executor):
-    """Starts nothing, and watches what workers do.
+    """An executor that starts nothing, and watches the runs of workers.
 
     Args:
-        sweep: whose folder they look at. When the launch is stopped, its workers stop.
-        options, warm: of no use here.
+        sweep: The sweep. If the launch is stopped, the workers of this sweep stop.
+        options: Not used.
+        warm: Not used.
     """
 
     idle_options = ("jobs", "jobs_per_gpu", "max_parallel", "retries")
@@ -75,7 +86,7 @@ class PullExecutor(Executor):
             self._jobs.clear()
 
     def close(self) -> None:
-        """Workers are not ours: they go on without this process."""
+        """Do nothing, because workers continue without this process."""
 
     @property
     def running(self) -> list[Job]:
@@ -101,19 +112,22 @@ class PullExecutor(Executor):
 
 
 class Pool:
-    """What a worker may take of a sweep's folder: its runs that wait or are stopped and, if asked to, that failed.
+    """The runs of a sweep that a worker may train: waiting, stopped, and, if `failed` is true, failed runs.
 
-    Those that run elsewhere are among them: they are watched, and taken where their worker is killed.
+    Runs of other workers are included. They are watched, and taken over if their worker is killed.
+
+    Attributes:
+        unreadable: Why runs cannot be taken, keyed by name.
     """
 
     def __init__(self, sweep: SweepDir, *, failed: bool = False) -> None:
         self._sweep = sweep
         self._wanted = TAKEN | {State.FAILED} if failed else TAKEN
         self._seen: set[str] = set()
-        self.unreadable: dict[str, str] = {}  # by name, why it cannot be taken
+        self.unreadable: dict[str, str] = {}
 
     def take(self, *_: Any) -> list[Job]:
-        """Jobs that were not here at the last call."""
+        """Return the jobs that are new since the last call."""
         jobs = []
         for run in self._sweep.runs():
             if run.name in self._seen or not run.config.exists():

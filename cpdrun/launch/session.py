@@ -1,13 +1,12 @@
-"""What launches runs: one session a command, which keeps a warm process, looks at configs, and runs jobs.
+"""Launch runs. Each command has one session, which keeps a warm process, checks configs, and runs jobs.
 
     with Session() as session:
-        session.warm_up()                                      # torch is imported beside us while we plan
+        session.warm_up()                                      # Another process imports torch during planning.
         problems, notes = session.preflight(configs, options)
         summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before)
 
-`launch` may be called again and again (rounds), and with `more` takes further jobs while others still run: after
-every run that has ended `more(event)` is asked for jobs to add. Both keep the warm process, so that a further run costs
-tenths of a second.
+`launch` may be called several times. With `more`, it takes further jobs while others still run: whenever a run ends,
+`more(event)` returns the jobs to add. Both use the same warm process, so a further run starts in tenths of a second.
 """
 
 import json
@@ -34,8 +33,11 @@ More = Callable[[Event], Sequence[Job]]
 
 
 class Session:
-    """A context manager; at its end no process is left. Not for several threads. Raises LaunchError where no run can be
-    started."""
+    """A context manager that launches runs. It ends all its processes on exit, and is not thread-safe.
+
+    Raises:
+        LaunchError: No run can be started on this machine.
+    """
 
     def __init__(self) -> None:
         self.warm = WarmEngine()
@@ -50,17 +52,24 @@ class Session:
         self.warm.close()
 
     def warm_up(self) -> None:
-        """Start importing torch in a process beside this one; the earlier, the sooner runs start. What the first launch
-        took is counted from here."""
+        """Start importing torch in another process, so that runs start sooner.
+
+        The duration of the first launch counts from here.
+        """
         self._began = time.monotonic()
         self.warm.start()
 
     def preflight(self, configs: list[dict[str, Any]], options: LaunchOptions) -> tuple[list[str], list[str]]:
-        """What keeps `configs` from being trained here (a model that does not import, missing data), and what their
-        users should know before they are (products that stay in float32): a line each.
+        """Check configs before their runs are started. Nothing is written.
 
-        Writes nothing. The process that looks is the one the runs are forked from afterwards. Raises LaunchError for a
-        launcher that cannot be had.
+        The checks run in the warm process, from which the runs are forked later.
+
+        Returns:
+            The problems that prevent training, such as missing data. Then the notes to read before training, such as
+            products that stay in float32. Each is one line.
+
+        Raises:
+            LaunchError: The launcher of a config does not exist.
         """
         for launcher in _each_once([config["launcher"] for config in configs if "launcher" in config]):
             if problem := executor_class(launcher).unavailable(configs, options):
@@ -78,16 +87,24 @@ class Session:
         *,
         more: More | None = None,
     ) -> Summary:
-        """Run `jobs`, and those that `more` adds, to their ends, shown on `display`; how many went how.
+        """Run jobs to their ends, and return how they ended.
 
-        `launcher` is the config's group of that name: an Executor by `_target_`, and its arguments. `cancelled_before`
-        is what `cancellation` said of the sweep before anything was looked at. Without `options.wait` a scheduler gets
-        the jobs and nothing is shown. Ctrl-C stops gently (runs save and can be resumed; jobs that `more` still returns
-        for a run that ends well count as left to do), a second one at once. A job that another launcher has is waited
-        for, and counts as that one ended it.
+        Ctrl-C stops gently: runs save and can be resumed. A second Ctrl-C stops at once. The launch waits for jobs of
+        other launchers, too, and counts them by how they ended there.
 
-        Raises LaunchError when the sweep as a whole cannot go on, such as where the scheduler is not there;
-        CannotWriteError; FolderGoneError where the sweep's folder is gone.
+        Args:
+            sweep: The sweep.
+            jobs: The first jobs.
+            launcher: The section `launcher` of a config: the class of an Executor, and its arguments.
+            options: The options of the launch. Without `wait`, a scheduler gets the jobs and nothing is shown.
+            display: The display of the progress.
+            cancelled_before: The sweep's `cancellation` before the launch.
+            more: Returns further jobs when a run has ended. After Ctrl-C, they only count as left to do.
+
+        Raises:
+            LaunchError: The whole sweep cannot continue, for example without a scheduler.
+            CannotWriteError: A file cannot be written.
+            FolderGoneError: The sweep's folder does not exist any more.
         """
         began, self._began = self._began or time.monotonic(), None
         tally = Tally(began)

@@ -1,5 +1,8 @@
-"""Which processor trained a run. Equal settings give equal bits on one processor and need not on two: the libraries
-below torch choose their code, and with it the order of float32 sums, by the vector instructions they find."""
+"""Identify the processor that trained a run.
+
+Runs with equal settings may differ in their bits if they are trained on different processors. The libraries that torch
+calls choose their code by the available vector instructions, and the code determines the order of float32 sums.
+"""
 
 import platform
 from collections import Counter
@@ -14,14 +17,16 @@ CPUINFO = Path("/proc/cpuinfo")
 VECTOR = (
     *("sse4_2", "avx", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"),
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16"),
-)  # that libraries ask for, as Linux names them: x86, then Arm
+)  # The instructions that libraries look for, as Linux names them: first x86, then Arm.
 
-Processor = tuple[str, str | None]  # name; its vector instructions, None where the record is from before
+Processor = tuple[
+    str, str | None
+]  # The name and the vector instructions. The latter are None in older records.
 
 
 @cache
 def processor() -> tuple[str, str]:
-    """Name of this machine's processor, and which of VECTOR it has, in that order, with blanks between."""
+    """Return the name of this machine's processor, and its instructions in VECTOR, separated by blanks."""
     lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
     facts: dict[str, str] = {}
     for line in lines:
@@ -33,7 +38,7 @@ def processor() -> tuple[str, str]:
 
 
 def processors(runs: Iterable[RunDir]) -> Counter[Processor]:
-    """How many of `runs` each processor, or GPU, trained, by their env.json; those without one are not counted."""
+    """Count the runs that each processor or GPU trained. Runs whose env.json names no device are left out."""
     found: Counter[Processor] = Counter()
     for run in runs:
         env = read_object(run.env) or {}
@@ -45,7 +50,7 @@ def processors(runs: Iterable[RunDir]) -> Counter[Processor]:
 
 
 def differ(kinds: Iterable[Processor]) -> bool:
-    """Whether these are processors of more than one kind; where one's instructions are not known, the names decide."""
+    """Return True if there are several kinds of processors. Unknown instructions count as equal."""
     kinds = list(kinds)
     names = {name for name, _ in kinds}
     known = {(name, vector) for name, vector in kinds if vector is not None}

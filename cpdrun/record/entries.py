@@ -1,9 +1,7 @@
-"""What stands in the JSON files of a run, typed: the one place that knows a field of them, and what an older or damaged
-file means.
+"""Define the entries of a run's JSON files as dataclasses.
 
-Each class is written field by field, in this order, and read with care: a field that is absent, or of another kind
-than declared, takes its default; one without a default is needed, and without it there is no entry (None). Keys that no
-field has are passed over. A new field stands here and where it is made.
+Files are written with the fields in this order. Reading tolerates old and damaged files: if a field is missing or has
+another type, it takes its default. If it has no default, there is no entry (None). Unknown keys are ignored.
 """
 
 from collections.abc import Mapping
@@ -22,19 +20,19 @@ class Ending(StrEnum):
     """How an attempt at a run, or the run, ended."""
 
     FINISHED = "finished"
-    DIVERGED = "diverged"  # its loss was not finite: a result
+    DIVERGED = "diverged"  # The loss was not finite. This is a result.
     DID_NOT_LEARN = (
-        "did not learn"  # ended early by `give_up_after`: a result, with the figures of that epoch
+        "did not learn"  # Ended early by `give_up_after`. This is a result, with the metrics of that epoch.
     )
-    PREEMPTED = "preempted"  # stopped on request; goes on from its checkpoint
+    PREEMPTED = "preempted"  # Stopped on request. The run can continue from its checkpoint.
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
     FAILED = "failed"
-    ELSEWHERE = "elsewhere"  # another launcher has the run: said by an agent, never recorded
+    ELSEWHERE = "elsewhere"  # Another launcher has the run. Agents report this, but never record it.
 
     @classmethod
     def _missing_(cls, value: object) -> "Ending | None":
-        return cls.FAILED if isinstance(value, str) else None  # another version's word for it
+        return cls.FAILED if isinstance(value, str) else None  # Another version may have other endings.
 
     @property
     def has_result(self) -> bool:
@@ -47,14 +45,14 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """Base of what a file, or a line of one, holds."""
+    """The base class of the entries of a file or of a line."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # fields that are not written where they are None
-    KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # These fields are not written if they are None.
+    KEYS: ClassVar[Mapping[str, str]] = {}  # The keys of fields that have another name in the file.
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
-        """The entry that a JSON value holds, if it holds one."""
+        """Return the entry in a JSON value, or None if there is none."""
         if not isinstance(value, dict):
             return None
         taken = {}
@@ -85,7 +83,7 @@ class Best(Entry):
 
 @dataclass(frozen=True)
 class Result(Entry):
-    """done.json: what a run that has ended leaves. A figure that is not finite is None."""
+    """The result of a run that has ended, in done.json. Numbers that are not finite are None."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
         "train_seconds",
@@ -130,13 +128,13 @@ class Result(Entry):
 
     @property
     def judge(self) -> str | None:
-        """What it is judged by; None where its metrics are none that we know."""
+        """The metric by which the run is judged, or None if no metric is known."""
         return self.judged_by if self.judged_by in self.metrics else known_judge(self.metrics)
 
 
 @dataclass(frozen=True)
 class Progress(Entry):
-    """status.json: how far a run is, in epochs and steps."""
+    """The progress of a run in epochs and steps, in status.json."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy", "judged_by", "value")
 
@@ -145,7 +143,7 @@ class Progress(Entry):
     test_accuracy: float | None = None
     epochs: int | None = None
     updated: float | None = None  # seconds since 1970
-    judged_by: str | None = None  # of a user's script: the metric, and the last value of it
+    judged_by: str | None = None  # The metric of a user's script. `value` is its last value.
     value: float | None = None
 
     @property
@@ -155,15 +153,15 @@ class Progress(Entry):
 
 @dataclass(frozen=True)
 class EpochRow(Entry):
-    """A line of metrics.jsonl; its metrics stand in the line under their own names."""
+    """A line of metrics.jsonl. Metrics are keys of the line itself."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers")
 
     epoch: int
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    nonfinite_gradients: int | None = None  # elements, this epoch
-    layers: dict[str, Any] | None = None  # last statistics of each
+    nonfinite_gradients: int | None = None  # the number of elements in this epoch
+    layers: dict[str, Any] | None = None  # the last statistics of each layer
     train_seconds: float = 0.0
 
     @classmethod
@@ -176,20 +174,20 @@ class EpochRow(Entry):
 
 @dataclass(frozen=True)
 class LoggedRow(Entry):
-    """A line of metrics.jsonl that a user's script logged; epoch and step as it counts them, where it says."""
+    """A line of metrics.jsonl that a user's script logged, with the epoch or step if the script gave one."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("epoch", "step")
 
     epoch: float | None = None
     step: int | None = None
-    metrics: dict[str, float | None] = field(default_factory=dict)  # None: was not finite
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None if not finite
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
         return super().read(_metrics_apart(cls, value))
 
     def as_json(self) -> dict[str, Any]:
-        # by hand, for it stands between the steps of a training
+        # This does not use `asdict`, which is slow, because it runs between training steps.
         places = {}
         if self.epoch is not None:
             places["epoch"] = int(self.epoch) if float(self.epoch).is_integer() else self.epoch
@@ -200,27 +198,27 @@ class LoggedRow(Entry):
 
 @dataclass(frozen=True)
 class Where(Entry):
-    """where.json: what another shell needs to find an attempt, and to tell how fast it goes."""
+    """Where and when an attempt runs, in where.json. Other shells use it to find the attempt and its speed."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"scheduled": "slurm_job"}
 
     host: str | None = None
     pid: int | None = None
-    scheduled: str | None = None  # a scheduler's name for it
+    scheduled: str | None = None  # the scheduler's name of the job
     started: float | None = None  # seconds since 1970
     from_epoch: int = 0
 
 
 @dataclass(frozen=True)
 class Lost(Entry):
-    """A line of lost.jsonl: what it cost an attempt with elastic=true that a rank was killed."""
+    """The work that an elastic attempt lost because a rank was killed, in a line of lost.jsonl."""
 
-    rank: int  # the last that was killed
+    rank: int  # the rank that was killed last
     signal: int
-    restarts: int  # of all ranks, until the step that had been reached was reached again: more where one died meanwhile
-    step: int  # of the run: so many were complete
-    steps: int  # of them trained again
-    seconds: float  # from the end of the last of them until it was complete again
+    restarts: int  # of all ranks until the lost steps were done; several if another rank died meanwhile
+    step: int  # the number of steps that the run had completed
+    steps: int  # the number of steps that were trained again
+    seconds: float  # from the end of the last lost step until it was done again
 
     @property
     def told(self) -> str:
@@ -230,7 +228,7 @@ class Lost(Entry):
 
 @dataclass(frozen=True)
 class Outcome(Entry):
-    """exit.json: how an attempt ended. `rank` is the first that failed; `reason` is a line, or ""."""
+    """How an attempt ended, in exit.json. `rank` is the first that failed. `reason` is a line, or ""."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
@@ -255,7 +253,7 @@ class Outcome(Entry):
 
 
 def _metrics_apart(cls: type[Entry], value: Any) -> Any:
-    """A line whose metrics stand in it under their own names, with them in a mapping of their own."""
+    """Return a line with its metrics moved into a mapping `metrics`."""
     if not isinstance(value, dict):
         return None
     own = {name for name, _, _ in _fields(cls)} - {"metrics"}  # type: ignore[arg-type]
@@ -264,7 +262,7 @@ def _metrics_apart(cls: type[Entry], value: Any) -> Any:
 
 
 def _metrics_among(row: dict[str, Any]) -> dict[str, Any]:
-    """What `_metrics_apart` takes apart."""
+    """Return a line with its metrics as keys of the line itself, the inverse of `_metrics_apart`."""
     return {
         k: v for key, value in row.items() for k, v in (value if key == "metrics" else {key: value}).items()
     }
@@ -272,7 +270,7 @@ def _metrics_among(row: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _fields(cls: type[Entry]) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default (MISSING where it is needed) of each field."""
+    """Return the name, the type, and the default of each field. The default of a required field is MISSING."""
     hints = get_type_hints(cls)
     return [
         (f.name, hints[f.name], f.default if f.default_factory is MISSING else f.default_factory)
@@ -281,7 +279,7 @@ def _fields(cls: type[Entry]) -> list[tuple[str, Any, Any]]:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Whether a JSON value is of a declared kind; of a mapping its values are looked at by `_as`."""
+    """Return True if a JSON value has a declared type. `_as` checks the values of mappings."""
     if len(kinds := _kinds(kind)) > 1:
         return any(_is(one, value) for one in kinds)
     kind = get_origin(kind) or kind
@@ -289,12 +287,12 @@ def _is(kind: Any, value: Any) -> bool:
         return isinstance(value, str)
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and abs(value) <= float_info.max  # NaN and infinities are no JSON of ours
+        return number and abs(value) <= float_info.max  # Our JSON never contains NaN or infinities.
     return isinstance(value, kind)
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """The value as its kind: an enum's member; a mapping of numbers with None in place of what is none."""
+    """Convert a value to its type. In a mapping of numbers, None replaces other values."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if get_origin(kind) is dict and (number := get_args(kind)[1]) is not Any:
@@ -304,5 +302,5 @@ def _as(kind: Any, value: Any) -> Any:
 
 @cache
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """`float | None` is two."""
+    """Return the types of a union with None, such as `float | None`. Other types are returned alone."""
     return get_args(kind) if NoneType in get_args(kind) else (kind,)

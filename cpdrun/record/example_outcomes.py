@@ -1,10 +1,10 @@
-"""Which examples of the test set a run answered right: one bit per example, next to the run's done.json.
+"""Read and write which examples of the test set a run answered correctly.
 
-With these bits a comparison can tell how much of a difference is due to the choice of the test examples, which no
-number of seeds averages out (`cpdrun.stats.finite_test_set`).
+A comparison needs them to compute how much of a difference is due to the choice of the test examples, which does not
+average out with more seeds (`cpdrun.stats.finite_test_set`).
 
-The file is one line of JSON, which names the metric and the test set, and then the bits as `numpy.packbits` packs them:
-the first example is the highest bit of the first byte, and unused bits of the last byte are 0.
+The file begins with one line of JSON, which names the metric and the test set. Then follows one bit per example, packed
+as by `numpy.packbits`: the first example is the highest bit of the first byte. Unused bits of the last byte are 0.
 """
 
 import json
@@ -19,7 +19,7 @@ from cpdrun.record.version import KEY, VERSION, newer
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_EXAMPLES = 1 << 22  # of a test set; outcomes of a larger one are not stored
+MAX_EXAMPLES = 1 << 22  # Outcomes of larger test sets are not stored.
 _MAX_HEADER_BYTES = 1 << 10
 _SHA256_DIGITS = 64
 
@@ -29,11 +29,11 @@ class ExampleOutcomes:
     """The outcomes of one evaluation.
 
     Attributes:
-        metric: The metric that is their mean: the share of examples that were answered right.
+        metric: The name of the metric, which is the share of correct answers.
         samples: The number of examples.
-        labels_sha256: Digest of the examples' labels in their order, int64 and little-endian. Outcomes with different
-            digests belong to different test sets, or to another order of one, and cannot be compared.
-        bits: The outcomes, packed; 1 means right.
+        labels_sha256: The digest of the labels in order, as little-endian int64. Outcomes with different digests belong
+            to different test sets, or to another order of the examples, and cannot be compared.
+        bits: The packed outcomes. 1 means correct.
     """
 
     metric: str
@@ -43,18 +43,18 @@ class ExampleOutcomes:
 
     @property
     def mean(self) -> float:
-        """Return the share of examples that were answered right, with the bits of the recorded metric."""
+        """The share of correct answers. It equals the recorded metric bit for bit."""
         return int.from_bytes(self.bits).bit_count() / self.samples
 
     def unpack(self) -> "np.ndarray":
-        """Return 1 for each example that was answered right and 0 for each other one, uint8."""
+        """Return a uint8 array with 1 for each correct answer and 0 for each other one."""
         import numpy as np
 
         return np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.samples)
 
 
 def write_example_outcomes(run: RunDir, outcomes: ExampleOutcomes) -> None:
-    """Write the outcomes of a run's final evaluation in one step. Raises OSError as `write_bytes`."""
+    """Write the outcomes of a run's final evaluation in one step. Raises OSError as `write_bytes` does."""
     header = {
         KEY: VERSION,
         "metric": outcomes.metric,
@@ -65,11 +65,11 @@ def write_example_outcomes(run: RunDir, outcomes: ExampleOutcomes) -> None:
 
 
 def read_example_outcomes(run: RunDir, result: Result) -> ExampleOutcomes:
-    """Return the outcomes behind a metric of `result`, what done.json says of the run.
+    """Return the outcomes of a run, whose done.json contains `result`.
 
     Raises:
-        OSError: The file is absent, cannot be read, is no regular file or is too large.
-        ValueError: It is damaged, was written by a newer version, or belongs to other results.
+        OSError: The file does not exist, cannot be read, is not a regular file, or is too large.
+        ValueError: The file is damaged, was written by a newer version, or belongs to another result.
     """
     content = read_record(run.example_outcomes, _MAX_HEADER_BYTES + MAX_EXAMPLES // 8)
     line, end, bits = content.partition(b"\n")

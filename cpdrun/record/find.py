@@ -1,4 +1,4 @@
-"""The sweep or run that a word on the command line means."""
+"""Find the sweeps and runs that are named on the command line."""
 
 import os
 from collections.abc import Sequence
@@ -12,13 +12,16 @@ DEFAULT_RESULTS_DIR = "results"
 
 
 class NotFoundError(UserError):
-    """No such sweep or run, or more than one; the message names those there are."""
+    """There is no such sweep or run, or there are several. The message lists the existing ones."""
 
 
 def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
-    """Each word is a sweep's name or folder; `results_dir=PATH` says where names lie.
+    """Return the sweeps with these names or folders. Without any, return the sweep that was started last.
 
-    Without a name, the sweep that was last started. Raises NotFoundError.
+    Names are looked up in the folder of `results_dir=PATH`.
+
+    Raises:
+        NotFoundError: A sweep does not exist.
     """
     results_dir, names = split_results_dir(words)
     known = sweeps_in(results_dir)
@@ -38,16 +41,17 @@ def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
 
 
 def find_runs(words: Sequence[str]) -> list[RunDir]:
-    """Each word is a run's folder, its name, or a part of the name that no other run has.
+    """Return the runs with these folders, names, or parts of names.
 
-    Raises NotFoundError.
+    Raises:
+        NotFoundError: A run does not exist, or a part of a name matches several runs.
     """
     results_dir, names = split_results_dir(words)
     return [_run(name, results_dir) for name in names]
 
 
 def find_sweeps_or_runs(words: Sequence[str]) -> tuple[list[SweepDir], list[RunDir]]:
-    """Each word as find_sweeps reads it or, where there is no such sweep, as find_runs does."""
+    """Return the sweeps with these names or folders, and the runs for all other words, as `find_runs` does."""
     results_dir, names = split_results_dir(words)
     sweeps = {name: _sweep(name, results_dir) for name in names}
     runs = [_run(name, results_dir) for name in names if sweeps[name] is None]

@@ -1,7 +1,7 @@
-"""Digests of what a run is made of besides its configuration: code and data. Says what has changed since.
+"""Compute digests of the code and data of a run, and find out what has changed since it was trained.
 
-The same command after a change of a model's file, or of the data, asks for the same runs: their names are hashes of
-their configurations alone. env.json holds these digests, so that whoever types it again is told.
+A run's name is a hash of its configuration only. If code or data change, the same command therefore asks for the same
+runs. env.json contains the digests, so that the command can report the change.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from typing import Any
 from cpdrun.record.files import read_json
 from cpdrun.record.layout import RunDir
 
-DIGITS = 10  # of SHA-256, in hexadecimal
-MOST_FILES = 20_000  # of a folder of data: listing ImageNet's 1.3 million over a network takes minutes
-MOST_BYTES = 64 << 20  # of data whose contents are read; of the files after these, names and sizes count
+DIGITS = 10  # the number of hexadecimal digits of a SHA-256 digest
+MOST_FILES = 20_000  # This limits the files of a data folder. Listing ImageNet over a network takes minutes.
+MOST_BYTES = 64 << 20  # This limits the contents that are read. Only names and sizes of further files count.
 OWN_PACKAGES = ("cpdrun", "custom_fp")
 COMPUTES = {".py", ".so", ".pyd", ".h", ".cu", ".cuh"}
 
@@ -35,8 +35,10 @@ def file_digest(path: Path) -> str | None:
 
 @cache
 def data_digest(path: Path) -> str | None:
-    """Of a file, or of a folder: the names and sizes of its files (in order, the first MOST_FILES) and the contents of
-    the first MOST_BYTES of them. None where there is neither."""
+    """Return a digest of a file or of the files in a folder, or None if the path does not exist.
+
+    It covers the names and sizes of the first MOST_FILES files, and the first MOST_BYTES of their contents.
+    """
     digest, left = hashlib.sha256(), MOST_BYTES
     if not path.exists():
         return None
@@ -57,7 +59,7 @@ def data_digest(path: Path) -> str | None:
 
 @cache
 def own_digest() -> str:
-    """Of the Python, C++ and CUDA of cpdrun and custom_fp: another version may compute other bits."""
+    """Return a digest of the code of cpdrun and custom_fp, because other versions may compute other bits."""
     digest = hashlib.sha256()
     for package in OWN_PACKAGES:
         spec = find_spec(package)
@@ -69,7 +71,7 @@ def own_digest() -> str:
 
 
 def code_digest(code: dict[str, dict[str, str]]) -> str:
-    """One digest of all that `env.json` lists as code."""
+    """Return one digest of all code that env.json lists."""
     text = "".join(f"{name}\0{entry['sha256']}\0" for name, entry in sorted(code.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
@@ -101,7 +103,7 @@ def changes_since(env: Any, config: Mapping[str, Any]) -> list[str]:
 
 
 def data_folders(config: Mapping[str, Any]) -> dict[str, str]:
-    """The folders that a run's `data` names (no part of its identity), absolute."""
+    """Return the absolute paths of the folders in a run's section `data`. They are not part of its identity."""
     data = config.get("data")
     named = data.items() if isinstance(data, Mapping) else ()
     return {
@@ -141,7 +143,7 @@ def changed_runs(runs: Iterable[tuple[RunDir, Mapping[str, Any]]]) -> dict[str, 
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The file, or the files of a folder, in an order that no file system changes; caches and hidden ones left out."""
+    """Yield a file, or the files of a folder in a fixed order without caches and hidden files."""
     if path.is_file():
         yield path
         return

@@ -1,6 +1,6 @@
-"""What somebody else's program gives as a run's values: plain data that a record holds, or one line on what is wrong.
+"""Check the values that another program gives for a run, and convert them to plain data.
 
-Numbers may be numpy's or a tensor of one element: what has `item()` is taken by it.
+Numbers may be numpy scalars or tensors with one element. Their method `item` converts them.
 """
 
 import math
@@ -18,8 +18,8 @@ from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure
 
 ARGUMENTS = ("format", "aps", "seed", "world_size")
 MOST_BITS = 1024
-MOST_LETTERS = 80  # of a format's name
-# what may be said of a metric: which way is better, or else what it is
+MOST_LETTERS = 80  # the longest name of a format
+# The directions and kinds of metrics that a caller may give.
 DIRECTIONS = {
     "higher": MEASURES["max"],
     "lower": MEASURES["min"],
@@ -32,7 +32,7 @@ _OTHERS = ", ".join(list(DIRECTIONS)[1:])
 
 
 class GivenError(UserError, ValueError):
-    """A value that no record can hold, or whose meaning is open; the line says which would do."""
+    """A value cannot be recorded, or its meaning is ambiguous. The message says which values are possible."""
 
 
 def flag(name: str, value: Any) -> bool:
@@ -52,7 +52,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> float:
-    """Finite."""
+    """Return a finite number of at least `least`. Raises GivenError for other values."""
     value = _bare(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GivenError(f"{name}={value!r}: a number is wanted, e.g. float(...) of what a csv holds")
@@ -64,7 +64,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> float:
 
 
 def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
-    """format.json of a format of ours, or of one that the writer knows the bits of. Imports no module."""
+    """Return the contents of format.json for a built-in format, or for one whose bits are given."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
         raise GivenError(f"format={str(name)[:MOST_LETTERS]!r}: a name is wanted, such as 'e4m3' or 'af4'")
     if bits is not None and not 0 < (bits := number("bits", bits)) <= MOST_BITS:
@@ -95,7 +95,7 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
 
 
 def metrics(given: Any, *, diverged: bool) -> dict[str, float | None]:
-    """Finite numbers by name; None for what is not finite, of a run that diverged."""
+    """Return the finite metrics by name. For a diverged run, None replaces values that are not finite."""
     if not isinstance(given, Mapping) or not (given or diverged):
         raise GivenError(f"metrics={given!r}: one at least is wanted, e.g. metrics={{'test_accuracy': .97}}")
     found: dict[str, float | None] = {}
@@ -116,7 +116,7 @@ def metrics(given: Any, *, diverged: bool) -> dict[str, float | None]:
 
 
 def measures(values: Mapping[str, float | None], directions: Any) -> dict[str, Measure]:
-    """What each metric is: as declared, or as its name is known here. A share lies from 0 to 1."""
+    """Return the measure of each metric, from its declaration or its known name. Shares must be from 0 to 1."""
     if directions is not None and not isinstance(directions, Mapping):
         raise GivenError(f"directions={directions!r}: a mapping is wanted, e.g. {{'val_loss': 'lower'}}")
     found = {}
@@ -153,7 +153,7 @@ def _measure(name: str, said: Any) -> Measure:
 
 
 def config(given: Any, *, aps: bool) -> dict[str, Any]:
-    """The settings that tell this run from others, as plain data."""
+    """Return the settings that distinguish this run from others, as plain data."""
     if not isinstance(given, Mapping):
         raise GivenError(f"config={given!r}: a mapping of settings is wanted")
     made = plain("config", given)
@@ -175,7 +175,7 @@ def config(given: Any, *, aps: bool) -> dict[str, Any]:
 
 
 def plain(name: str, value: Any, depth: int = 1) -> Any:
-    """Text, finite numbers, flags, None, and lists and mappings of them."""
+    """Return text, finite numbers, flags, None, or lists and mappings of them. Raises GivenError for other values."""
     if depth > MOST_DEPTH:
         raise GivenError(f"{name.split('.')[0]} is nested too deep, or holds itself")
     value = _bare(value)
@@ -202,12 +202,12 @@ def plain(name: str, value: Any, depth: int = 1) -> Any:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond float
+    except OverflowError:  # The integer is too large for a float.
         return False
 
 
 def _bare(value: Any) -> Any:
-    """Python's own number of a numpy scalar or of a tensor of one element."""
+    """Convert a numpy scalar or a tensor with one element to a Python number. Return other values unchanged."""
     if hasattr(value, "item") and not isinstance(value, str | Mapping):
         try:
             return value.item()

@@ -1,24 +1,24 @@
-"""Where everything lies. Only this module spells a file name of the record.
+"""Define the paths of all files of a record. Only this module contains their names.
 
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, runs, git commit, versions
-<results_dir>/<sweep>/.lock                       held while the sweep's own files are written anew
-<results_dir>/<sweep>/report/                     what `cpdrun report` writes
-<results_dir>/<sweep>/allocation.yaml              which bits go where, by `cpdrun search --allocate`
-<results_dir>/<sweep>/screen/exp/NAME*.yaml        its runs, and the allocation, as experiments: a --config-dir
-<results_dir>/<sweep>/calibration.json            what `cpdrun doctor --calibrate` measured, for the cost model
-<results_dir>/<sweep>/predict/                    what `cpdrun predict` asked: effects-*.json; runs/ of its own
-<results_dir>/<sweep>/array.sbatch  slurm.json    what was handed to Slurm; its own logs are in slurm/
+<results_dir>/<sweep>/.lock                       the lock that is held while the sweep's own files are updated
+<results_dir>/<sweep>/report/                     the output of `cpdrun report`
+<results_dir>/<sweep>/allocation.yaml             the bits of each layer, by `cpdrun search --allocate`
+<results_dir>/<sweep>/screen/exp/NAME*.yaml       its runs and the allocation as experiments, for --config-dir
+<results_dir>/<sweep>/calibration.json            the measurements of `cpdrun doctor --calibrate`, for the cost model
+<results_dir>/<sweep>/predict/                    the effects-*.json and the runs/ of `cpdrun predict`
+<results_dir>/<sweep>/array.sbatch  slurm.json    what was submitted to Slurm, whose own logs are in slurm/
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
-  config.yaml  overrides.txt  format.json         what the run is, and the bits of its format
-  env.json  code.diff                             with what it was trained; code that was not committed
-  metrics.jsonl  ckpt/{last,previous}.pt          how far it is; ckpt/unreadable.pt was damaged
+  config.yaml  overrides.txt  format.json         the resolved config, the overrides, and the bits of the format
+  env.json  code.diff                             versions, device, and commit; uncommitted changes
+  metrics.jsonl  ckpt/{last,previous}.pt          metrics and checkpoints; a damaged one becomes ckpt/unreadable.pt
   status.json                                     progress
-  observed.npz                                    what was seen of its tensors (observe=N)
-  example_outcomes.bin                            which examples of the test set it answered right
-  attempts/<n>/{agent.log,rank<k>.log}            what each attempt said
-  attempts/<n>/{where.json,exit.json}             where it ran, how it went
-  attempts/<n>/lost.jsonl                         what ranks that were killed cost it, where it went on (elastic)
-  done.json                                       finished: its presence, and nothing else, says so
+  observed.npz                                    statistics of observed tensors (observe=N)
+  example_outcomes.bin                            which examples of the test set the run answered correctly
+  attempts/<n>/{agent.log,rank<k>.log}            the logs of each attempt
+  attempts/<n>/{where.json,exit.json}             where the attempt ran, and how it ended
+  attempts/<n>/lost.jsonl                         the work that was lost when ranks were killed (elastic)
+  done.json                                       the result; only its presence means that the run has finished
 """
 
 import re
@@ -31,10 +31,9 @@ from cpdrun.config.identity import hash_in
 from cpdrun.record.entries import EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
-OBSERVED_LAYOUT = (
-    2  # of observed.npz, which the trainer writes and the report reads; the first had wrong extremes
-)
-MAX_ROWS = 50_000  # of a curve; of a longer one, evenly spaced rows are read
+# The version of observed.npz, which the trainer writes and the report reads. Version 1 had wrong extremes.
+OBSERVED_LAYOUT = 2
+MAX_ROWS = 50_000  # Of a longer curve, evenly spaced rows are read.
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -54,7 +53,7 @@ class Attempt:
 
     @property
     def where(self) -> Path:
-        """Host, process and Slurm job of the attempt; touched while its agent lives."""
+        """The host, process, and Slurm job of the attempt (`Where`). The agent touches the file while it is alive."""
         return self.path / "where.json"
 
     @property
@@ -66,35 +65,35 @@ class Attempt:
         return self.path / "lost.jsonl"
 
     def losses(self) -> list[Lost]:
-        """The lines of lost.jsonl; one that is damaged is passed over."""
+        """Return the entries of lost.jsonl. Damaged lines are skipped."""
         return [row for line in read_json_lines(self.lost) if (row := Lost.read(line)) is not None]
 
     def whereabouts(self) -> Where:
-        """What where.json says."""
+        """Return the entry of where.json, or an empty one if there is none."""
         return Where.read(read_json(self.where)) or Where()
 
     def outcome(self) -> Outcome | None:
-        """What exit.json says; None while the attempt runs, and where its agent was killed with it."""
+        """Return the entry of exit.json. None while the attempt runs, or if its agent was killed, too."""
         return Outcome.read(read_json(self.exit))
 
     @property
     def pulse(self) -> Path:
-        """Touched as the run gets on."""
+        """A file that the run touches when it makes progress."""
         return self.path / ".pulse"
 
     @property
     def asks(self) -> Path:
-        """Touched when a user's script first asks whether it should stop."""
+        """A file that is touched when a user's script first asks whether it should stop."""
         return self.path / ".asks"
 
     @property
     def told(self) -> Path:
-        """Touched when a user's script was told that it should stop."""
+        """A file that is touched when a user's script was told to stop."""
         return self.path / ".told"
 
     @property
     def left_running(self) -> Path:
-        """Processes that a user's script left running, one per line. The agent copies them to exit.json."""
+        """A file with the processes that a user's script left running. The agent copies them to exit.json."""
         return self.path / ".left_running"
 
     def rank_log(self, rank: int) -> Path:
@@ -125,8 +124,10 @@ class RunDir:
 
     @property
     def format_facts(self) -> Path:
-        """Name, bits and exponent bits of the run's format, written when it is launched: a reader imports no module
-        that a record names. Absent in records from before."""
+        """The name, bits, and exponent bits of the run's format, written when it is launched.
+
+        Readers need this file because they import no module that a record names. Older records lack it.
+        """
         return self.path / "format.json"
 
     @property
@@ -135,27 +136,29 @@ class RunDir:
 
     @property
     def code_diff(self) -> Path:
-        """How the repository of the user's folder differed from its commit; absent where it did not."""
+        """The uncommitted changes in the repository of the user's folder. Absent if there were none."""
         return self.path / "code.diff"
 
-    @cached_property  # asked for between a script's steps
+    @cached_property  # It is used between a script's training steps.
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
     @property
     def observed(self) -> Path:
-        """Tables and samples of its tensors, of the steps that `observe` asks for; absent where it asks for none."""
+        """The tables and samples of tensors at the steps that `observe` requests. Absent if it requests none."""
         return self.path / "observed.npz"
 
     @property
     def observed_parts(self) -> Path:
-        """What was seen since observed.npz was last written, a file for each checkpoint; gone when the run ends."""
+        """The folder of observations since observed.npz was last written, one file per checkpoint."""
         return self.path / "observed.parts"
 
     @property
     def example_outcomes(self) -> Path:
-        """Which examples of the test set the run answered right (`cpdrun.record.example_outcomes`). Absent where its
-        task has no such outcomes, as in records from before."""
+        """The answers to the test examples (`cpdrun.record.example_outcomes`).
+
+        Absent in older records, and if the task has no such outcomes.
+        """
         return self.path / "example_outcomes.bin"
 
     @property
@@ -172,7 +175,7 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """Stands for the lock where the file system has none."""
+        """A file that replaces the lock if the file system has no flock."""
         return self.path / ".holder"
 
     @property
@@ -180,27 +183,29 @@ class RunDir:
         return self.path / "ckpt" / "last.pt"
 
     def saved_at(self) -> float:
-        """When the last checkpoint was written, or what else a script saved beside where it would be; seconds since
-        1970, 0 where there is none."""
+        """Return when the last file in the folder of checkpoints was written, in seconds since 1970.
+
+        It may be another file that a script saved there. The result is 0 if there is no file.
+        """
         folder = self.checkpoint.parent
         files = folder.rglob("*") if folder.is_dir() else ()
         return max((file.stat().st_mtime for file in files if file.suffix != ".tmp"), default=0.0)
 
     @property
     def preempt(self) -> Path:
-        """Asks the ranks to save and stop at the next step boundary; whoever asks creates it."""
+        """A file that asks the ranks to save and stop after the current step."""
         return self.path / ".preempt"
 
     def result(self) -> Result | None:
-        """What done.json says; None where it is absent or holds no result."""
+        """Return the result in done.json, or None if there is none."""
         return Result.read(read_json(self.done))
 
     def progress(self) -> Progress | None:
-        """What status.json says; None before the first epoch."""
+        """Return the progress in status.json, or None before the first epoch."""
         return Progress.read(read_json(self.status))
 
     def rows(self) -> Iterator[EpochRow]:
-        """Yield the epochs of metrics.jsonl, at most about MAX_ROWS of them; damaged lines are skipped."""
+        """Yield the epochs of metrics.jsonl, at most about MAX_ROWS of them. Damaged lines are skipped."""
         for line in read_json_lines(self.metrics, MAX_ROWS):
             if (row := EpochRow.read(line)) is not None:
                 yield row
@@ -249,7 +254,7 @@ class SweepDir:
 
     @property
     def name(self) -> str:
-        return self.path.name or self.path.absolute().name  # of `.`
+        return self.path.name or self.path.absolute().name  # The path may be `.`.
 
     @property
     def manifest(self) -> Path:
@@ -257,7 +262,7 @@ class SweepDir:
 
     @property
     def lock(self) -> Path:
-        """Held for the moment in which the sweep's own files are read and written anew."""
+        """The lock that is held while the sweep's own files are updated."""
         return self.path / ".lock"
 
     @property
@@ -279,21 +284,21 @@ class SweepDir:
 
     @property
     def prediction(self) -> "SweepDir":
-        """What `cpdrun predict` keeps beside the sweep: no sweep itself, with runs where it needs runs of its own."""
+        """The folder of `cpdrun predict`, with its effects and the runs that it trained. It is no sweep itself."""
         return SweepDir(self.path / "predict")
 
     def effects(self, digest: str) -> Path:
-        """What formats would do to the tensors of the observation of that digest."""
+        """The cached effects of formats on the tensors of the observation with this digest."""
         return self.prediction.path / f"effects-{digest}.json"
 
     @property
     def stop(self) -> Path:
-        """Touched to ask every launcher of the sweep to stop gently."""
+        """A file that asks every launcher of the sweep to stop gently."""
         return self.path / ".stop"
 
     @property
     def slurm(self) -> Path:
-        """Which array elements of Slurm were given which runs."""
+        """The runs of each Slurm array element."""
         return self.path / "slurm.json"
 
     @property
@@ -301,7 +306,7 @@ class SweepDir:
         return self.path / "slurm"
 
     def array_script(self, number: int) -> Path:
-        """The sbatch script of the sweep; runs that need other resources than the first have a second one."""
+        """Return the path of an sbatch script. Runs that need other resources have another number."""
         return self.path / ("array.sbatch" if number == 1 else f"array-{number}.sbatch")
 
     @property
@@ -335,10 +340,10 @@ class SweepDir:
 
     @property
     def is_there(self) -> bool:
-        """Whether this is the folder of a sweep: one that holds a folder runs/ of its own."""
+        """Whether this is the folder of a sweep, which contains a folder runs/ that is no link to elsewhere."""
         try:
             return self.runs_folder.is_dir() and not self._leads_out(self.runs_folder)
-        except OSError:  # such as a name that is too long for the file system
+        except OSError:  # The name may be too long for the file system.
             return False
 
     def runs(self) -> Iterator[RunDir]:

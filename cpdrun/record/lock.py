@@ -1,10 +1,11 @@
-"""Who works on a run: the holder of an flock on its `.lock`.
+"""Claim runs, so that only one process works on a run. The claim is an flock on the run's `.lock`.
 
-The kernel drops the lock when the last process that inherited the descriptor is gone, so a run that was
-killed at any instant is free again at once, and a run whose children still live is not.
+The kernel releases the lock when the last process that inherited the descriptor has ended. So a killed run is free at
+once, unless one of its children is still alive.
 
-Some file systems of clusters have no flock, nor has Windows. There the holder is whoever created `.holder`, and touches
-it while it lives; one that was not touched for STALE_S seconds, by the file system's own clock, is taken over.
+Some file systems of clusters and Windows have no flock. There, the process that creates `.holder` has the claim, and
+touches the file while it is alive. If the file was not touched for STALE_S seconds, by the clock of the file system,
+another process may take over the claim.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-CLAIM_PATIENCE_S = 0.5  # a look by is_claimed holds the lock for microseconds; a real holder, for much longer
+CLAIM_PATIENCE_S = 0.5  # `is_claimed` holds the lock for microseconds only. A claim lasts much longer.
 HEARTBEAT_S = 15.0
 STALE_S = 120.0
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -81,10 +82,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def heartbeat(run: RunDir) -> bool:
-    """Say that the holder lives, where flock does not say it; False where another took the run over meanwhile."""
+    """Show that the holder of a run is alive if there is no flock. Return False if another process took it over."""
     try:
         mine = read_record(run.holder).decode("utf-8", "replace") == _signature()
-    except FileNotFoundError:  # the kernel's lock says it
+    except FileNotFoundError:  # There is an flock.
         return True
     if mine:
         os.utime(run.holder)
@@ -92,14 +93,14 @@ def heartbeat(run: RunDir) -> bool:
 
 
 def release(run: RunDir, fd: int) -> None:
-    """Give the run back. The lock of flock is free once the children have closed the descriptor too."""
+    """Release the claim. An flock is free when all children have closed the descriptor, too."""
     if heartbeat(run):
         run.holder.unlink(missing_ok=True)
     os.close(fd)
 
 
 def is_claimed(run: RunDir) -> bool:
-    """Return whether some process works on the run now. What is no lock file of ours claims nothing."""
+    """Return True if a process has claimed the run. A `.lock` that is not a regular file is no claim."""
     try:
         file = open_record(run.lock)
     except (FileNotFoundError, NotADirectoryError, NotRegularError):
@@ -119,7 +120,7 @@ def is_claimed(run: RunDir) -> bool:
 
 
 def _open_lock(path: Path) -> int:
-    """Open or create a lock file. Raises NotRegularError for a link, a pipe or a device in its place."""
+    """Open or create a lock file. Raises NotRegularError if it is a link, a pipe, or a device."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
@@ -145,10 +146,10 @@ def _create_holder(run: RunDir) -> bool:
 
 
 def _take_over(run: RunDir) -> bool:
-    """Become the holder in place of a dead one: of several who saw that it is, one gets the right to look again."""
+    """Take over the claim of a dead holder. If several processes try, one gets the right to check again."""
     right = run.holder.with_name(f"{run.holder.name}.takeover")
     if not _create(right):
-        if _is_stale(right, run):  # whoever had it died within these lines
+        if _is_stale(right, run):  # The process that had the right died before it could remove the file.
             right.unlink(missing_ok=True)
         return False
     try:
@@ -161,7 +162,7 @@ def _take_over(run: RunDir) -> bool:
 
 
 def _create(path: Path) -> bool:
-    """Create `path` and say so, or leave the one that is there."""
+    """Create a file with this process's signature. Return False if the file exists."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -177,7 +178,7 @@ def _signature() -> str:
 
 def _is_stale(path: Path, run: RunDir) -> bool:
     try:
-        os.utime(run.lock)  # the server stamps both files, so that clocks need not agree
+        os.utime(run.lock)  # The server stamps both files, so the machines' clocks may differ.
         return run.lock.stat().st_mtime - path.stat().st_mtime > STALE_S
     except OSError:
         return False

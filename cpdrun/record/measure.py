@@ -1,7 +1,7 @@
-"""What a recorded figure is: which way is better, and how it is shown.
+"""Define the direction and the unit of metrics.
 
-A task declares it once for each of its metrics, done.json carries it (`measures`), and a report reads it there. Records
-of before say nothing of it: KNOWN has the metrics that they can hold.
+A task declares them for each of its metrics, done.json contains them (`measures`), and a report reads them there. Older
+records lack them, so KNOWN lists the metrics that older records can contain.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,8 +13,13 @@ UNITS = ("percent", "nats", "bits", "plain")
 
 @dataclass(frozen=True)
 class Measure:
-    """higher_is_better: which way is better. shown: percent (stored as a share, 0..1), nats, bits or plain.
-    of_samples: it is the share of the test samples that were answered right, so its spread is a binomial's."""
+    """The direction and the unit of a metric.
+
+    Attributes:
+        higher_is_better: Whether larger values are better.
+        shown: The unit, one of UNITS. A metric that is shown in percent is stored as a share from 0 to 1.
+        of_samples: Whether the metric is the share of correctly answered test samples, with a binomial spread.
+    """
 
     higher_is_better: bool
     shown: str = "plain"
@@ -25,12 +30,15 @@ class Measure:
             raise ValueError(f"a metric is shown as {', '.join(UNITS)}, not as {self.shown!r}")
 
     def can_be(self, value: float) -> bool:
-        """False for a share above 1, which was meant per cent; and of samples below 0."""
+        """Return False for an impossible value.
+
+        This is a share above 1, which is probably a percentage, or a negative share of samples.
+        """
         return not (self.shown == "percent" and value > 1 + 1e-6) and not (self.of_samples and value < 0)
 
     @classmethod
     def from_json(cls, said: Any) -> "Measure | None":
-        """None where `said`, of a record that anyone may have written, is no measure."""
+        """Read a measure from a record, which is not trusted. Return None if it is not valid."""
         fits = isinstance(said, Mapping) and isinstance(said.get("higher_is_better"), bool)
         if not fits or said.get("shown") not in UNITS:
             return None
@@ -43,10 +51,10 @@ NATS = Measure(higher_is_better=False, shown="nats")
 BITS = Measure(higher_is_better=False, shown="bits")
 ERROR = Measure(higher_is_better=False)  # in units of its own
 
-# as a script's directions are typed
+# The directions that a user may type for a script's metric.
 MEASURES = {"min": ERROR, "max": Measure(higher_is_better=True), "share": SHARE}
 
-# what runs of before are judged by, the first that a record holds
+# Older records are judged by the first of these metrics that they contain.
 JUDGES = ("test_mean_iou", "test_bits_per_byte", "test_perplexity", "test_accuracy", "test_loss")
 KNOWN = {
     "train_loss": NATS,
@@ -59,12 +67,12 @@ KNOWN = {
     "consensus_distance": ERROR,
     "bytes_sent_per_worker": ERROR,
 }
-VARIANTS = ("_worst", "_averaged_model")  # of workers with weights of their own
-BEST = "best_"  # before the name: of the epoch that had the best value
+VARIANTS = ("_worst", "_averaged_model")  # The suffixes of metrics if each worker has its own weights.
+BEST = "best_"  # The prefix of the metric's value in the best epoch.
 
 
 def known_measure(name: str) -> Measure | None:
-    """Of a metric by a name that records of before can hold; None for any other."""
+    """Return the measure of a metric that older records can contain, or None for other metrics."""
     name = name.removeprefix(BEST)
     for variant in VARIANTS:
         name = name.removesuffix(variant)
@@ -72,5 +80,5 @@ def known_measure(name: str) -> Measure | None:
 
 
 def known_judge(names: Collection[str]) -> str | None:
-    """What a record of before, with these metrics, is judged by; None where it has none that we know."""
+    """Return the metric by which an older record with these metrics is judged, or None if none is known."""
     return next((name for name in JUDGES if name in names), None)

@@ -356,7 +356,7 @@ def pairs_needed(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> int | None:
-    """Return how many pairs decide the verdict if mean and spread do not change.
+    """Return how many pairs decide the verdict if further pairs have the same mean and spread.
 
     About half of all searches need more pairs than this.
 

@@ -87,7 +87,7 @@ class Start:
 
 @dataclass(frozen=True)
 class AskedLadder:
-    """A ladder of a question.
+    """A ladder on which a search or a report requests verdicts.
 
     Candidates and baselines have the name of their cell, which is the name of its run of seed 0, or for tuned
     candidates the name in `Ledger.cells`.

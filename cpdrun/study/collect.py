@@ -362,7 +362,7 @@ class IgnoredSetting:
 
 
 def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
-    """Return the arguments of scripts, and possibly the seed, that changed no metric.
+    """Return the arguments of scripts that have no effect on any metric, and the seed if it has none.
 
     A setting has no effect if runs that differ only in it always log the same metrics.
     """

@@ -7,6 +7,7 @@ that the format turned into finite numbers.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -86,16 +87,16 @@ class EpochStatistics:
         return 0 if self.low is None or self.high is None else self.high - self.low + 1
 
 
-class Summary:
+class Summary(ABC):
     """Statistics over several parts, such as layers.
 
     They are means, except `low` and `high`, which are the smallest and the largest exponent of any part.
     """
 
     @property
+    @abstractmethod
     def parts(self) -> Sequence[Any]:
         """The parts, which have the same statistics."""
-        raise NotImplementedError
 
     @property
     def underflow(self) -> float:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from cpdrun.costmodel import compressor_key
-from cpdrun.record import RunDir
+from cpdrun.record import ExampleOutcomes, RunDir, read_example_outcomes
 from cpdrun.stats.failures import Failure, Runs
 from cpdrun.stats.means import mean
 from cpdrun.study import formats
@@ -130,7 +130,7 @@ class Group:
         failed: The number of failed runs.
         hybrid: The layers and epochs whose gradients are exchanged in fp32, as text. Usually empty.
         figures: Further numbers of the records, such as `wire_bytes`, as means over finished runs. NaN if unknown.
-        runs: The finished runs, one per seed.
+        run_by_seed: The finished runs, keyed by seed.
         diverged_seeds: The seeds of the runs that diverged or whose metric is not finite.
         repeated: The names of runs that repeat a seed with another result.
         axis: The study's axis of bits.
@@ -150,7 +150,7 @@ class Group:
     failed: int = 0
     hybrid: str = ""
     figures: dict[str, float] = field(default_factory=dict)
-    runs: list[RunDir] = field(default_factory=list)
+    run_by_seed: dict[Any, RunDir] = field(default_factory=dict)
     diverged_seeds: frozenset[Any] = frozenset()
     repeated: tuple[str, ...] = ()
     axis: BitsAxis = field(default_factory=BitsAxis)
@@ -166,6 +166,18 @@ class Group:
     def values(self) -> list[float]:
         """The finite values of the metric, one per run."""
         return list(self.by_seed.values())
+
+    @property
+    def runs(self) -> list[RunDir]:
+        """The finished runs, one per seed."""
+        return list(self.run_by_seed.values())
+
+    @cached_property
+    def example_outcomes(self) -> dict[Any, ExampleOutcomes | None]:
+        """The recorded answers to the test examples, keyed by the seeds of `by_seed`. None if they cannot be read."""
+        return {
+            seed: _example_outcomes(run) for seed, run in self.run_by_seed.items() if seed in self.by_seed
+        }
 
     @property
     def outcomes(self) -> Runs:
@@ -269,6 +281,14 @@ class Group:
     def longest_chain(self) -> float:
         """The largest number of rounded additions in series from a gradient to the sum. NaN if unknown."""
         return self.figures["longest_chain"]
+
+
+def _example_outcomes(run: RunDir) -> ExampleOutcomes | None:
+    result = run.result()
+    try:
+        return None if result is None else read_example_outcomes(run, result)
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _group(rows: list[dict[str, Any]], names: list[str], metric: str, of: BitsAx
         failed=sum(row["run:state"] == State.FAILED for row in rows),
         hybrid="" if formats.is_baseline(rows[0][FORMAT]) or not of.is_of_gradients else hybrid(rows[0]),
         figures={name: _mean(ended, column) for name, column in _FIGURES.items()},
-        runs=[RunDir(Path(row["run:path"])) for row in ended],
+        run_by_seed={seed: RunDir(Path(row["run:path"])) for seed, row in done.items()},
         diverged_seeds=frozenset(diverged),
         failures={seed: failure for seed, failure in failures.items() if seed not in by_seed},
         lengths={seed: int(row["run:length"]) for seed, row in done.items() if pd.notna(row["run:length"])},

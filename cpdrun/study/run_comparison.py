@@ -100,7 +100,7 @@ def compare_run(study: Study, run: RunDir) -> RunComparison:
         return replace(own, problem=BaselineProblem(BaselineFlaw.NOT_FINISHED))
     if fp32 is facet.baseline and (problem := study.baseline_problem(facet)):
         return replace(own, problem=problem)
-    baseline, same_seed = _baseline(study, fp32, row.get(SEED))
+    baseline, same_seed = _baseline(fp32, row.get(SEED))
     reference = _against(fp32, baseline, row.get(SEED) if same_seed else None, study, epoch)
     own = replace(own, baseline=baseline, baseline_value=reference, same_seed=same_seed)
     return _judged(study, own, row)
@@ -175,10 +175,9 @@ def _own_value(study: Study, run: RunDir, row: dict[str, Any]) -> tuple[float, i
     return math.nan, None
 
 
-def _baseline(study: Study, fp32: Group, seed: Any) -> tuple[RunDir | None, bool]:
+def _baseline(fp32: Group, seed: Any) -> tuple[RunDir | None, bool]:
     """Return the baseline's run to compare with, and whether it has the given seed. If not, it is the first run."""
-    seeds = dict(zip(study.runs["run:name"], study.runs[SEED], strict=True))
-    same = next((run for run in fp32.runs if seeds.get(run.name) == seed and seed in fp32.by_seed), None)
+    same = fp32.run_by_seed.get(seed) if seed in fp32.by_seed else None
     return (same or next(iter(fp32.runs), None)), same is not None
 
 

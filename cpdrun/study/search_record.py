@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.config.margin import Typed, parse_margin
-from cpdrun.record import State, SweepDir, read_manifest
+from cpdrun.record import State, SweepDir, read_search
 from cpdrun.stats.failures import GIVE_UP_AFTER
 from cpdrun.stats.ledger import Ledger, Start, read_starts
 from cpdrun.stats.means import as_float, choose
@@ -86,12 +86,8 @@ def asked(sweeps: Sequence[SweepDir]) -> Asked:
 
 
 def _asked(sweep: SweepDir) -> Asked:
-    try:
-        manifest = read_manifest(sweep)
-    except (OSError, ValueError):
-        return Asked()
-    block = manifest.get("search") if isinstance(manifest, Mapping) else None
-    if not isinstance(block, Mapping):
+    block = read_search(sweep)
+    if not block:
         return Asked()
     confidence = as_float(block.get("confidence"))
     metric, baseline = block.get("metric"), block.get("baseline_values", block.get("baseline"))
@@ -211,11 +207,8 @@ def read_tuned(runs: pd.DataFrame, sweeps: Sequence[SweepDir], metric: Metric) -
 
 def _tune(sweep: SweepDir) -> Tune | None:
     """Read the tuning from a sweep.yaml. None if nothing was tuned or the file is unreadable."""
-    try:
-        block = read_manifest(sweep)["search"]
-        aside = _whole(block.get("chose"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    block = read_search(sweep)
+    aside = _whole(block.get("chose"))
     try:
         values, whole = block["tune"]["values"], _whole(block["tune"]["seeds"])
         lists = {str(key): list(of) for key, of in values.items() if isinstance(of, list) and of}

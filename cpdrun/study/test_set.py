@@ -1,13 +1,10 @@
 """Compute the error of a gap that is due to the choice of the test examples."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from cpdrun.record import ExampleOutcomes, RunDir, read_example_outcomes
 from cpdrun.stats.finite_test_set import ExampleError, example_error
-from cpdrun.study.collect import SEED
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 
@@ -34,34 +31,20 @@ class FiniteTestSet:
 def finite_test_set(study: Study, group: Group) -> FiniteTestSet | None:
     """Return a candidate's gap with its error due to the choice of the test examples.
 
-    The result is None if the group has no baseline, if `Study.may_be_within` excludes it, or if not all runs of its
-    pairs recorded their answers to the same test set.
+    The result is None if the group has no baseline, if `Study.may_be_within` excludes it, if a run of its pairs
+    did not record its answers for the compared metric, or if the runs answered different test sets.
     """
     baseline = study.baselines.get(group)
     if baseline is None or baseline is group or not study.may_be_within(group):
         return None
-    seeds = dict(zip(study.runs["run:path"], study.runs[SEED], strict=True))
-    ours, theirs = _outcomes(study, group, seeds), _outcomes(study, baseline, seeds)
+    ours, theirs = group.example_outcomes, baseline.example_outcomes
     pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    test_sets = {(side.samples, side.labels_sha256) for pair in known for side in pair}
+    test_sets = {(side.metric, side.samples, side.labels_sha256) for pair in known for side in pair}
     if len(known) < len(pairs) or len(test_sets) != 1:
         return None
-    error = example_error([a.unpack().astype(np.int64) - b.unpack() for a, b in known])
-    ((samples, _),) = test_sets
-    return FiniteTestSet(samples, len(pairs), error, *error.on_another_test_set(study.ci / 100))
-
-
-def _outcomes(study: Study, group: Group, seeds: dict[str, Any]) -> dict[Any, ExampleOutcomes | None]:
-    """Return the recorded answers of a group's runs, keyed by seed. None for an unreadable record."""
-    runs = {seeds[str(run.path)]: run for run in group.runs}
-    return {seed: _read(run, study.metric.name) for seed, run in runs.items() if seed in group.by_seed}
-
-
-def _read(run: RunDir, metric: str) -> ExampleOutcomes | None:
-    result = run.result()
-    try:
-        outcomes = None if result is None else read_example_outcomes(run, result)
-    except (OSError, ValueError):
+    ((metric, samples, _),) = test_sets
+    if metric != study.metric.name:
         return None
-    return outcomes if outcomes is not None and outcomes.metric == metric else None
+    error = example_error([a.unpack().astype(np.int64) - b.unpack() for a, b in known])
+    return FiniteTestSet(samples, len(pairs), error, *error.on_another_test_set(study.ci / 100))

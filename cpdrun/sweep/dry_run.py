@@ -51,7 +51,7 @@ def print_dry_run(
         *bytes_lines(sweep),
         *naming_notes(value for run in sweep.runs for _, value in flatten(run.config)),
         *_missing(sweep, config_dir),
-        *_not_looked_at(sweep),
+        *_unchecked_line(sweep),
     ):
         console.print(Text(visible_line(line)), soft_wrap=True)
     scripts, problem = _scripts(sweep, to_run, options)
@@ -220,7 +220,7 @@ def _missing_folders(sweep: Plan) -> list[str]:
     return list(dict.fromkeys(what for run in sweep.runs for what in missing_folders(run.config)))
 
 
-def _not_looked_at(sweep: Plan) -> Iterator[str]:
+def _unchecked_line(sweep: Plan) -> Iterator[str]:
     """Yield a line that names the user's own classes and formats. A dry run does not import them."""
     targets = {
         f"{key}={value}": None

@@ -118,7 +118,7 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
     return dict(search) | ({"chose": left} if left else {})
 
 
-def _with_what_is_given(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_own_settings(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Update the settings of the last search with the sweep's own.
 
     The baseline of a search is kept, because its cells and their shares of the error probability depend on it.
@@ -141,7 +141,7 @@ def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
         search = _with_earlier(asked, search)
     else:
         search = (
-            _with_what_is_given(asked, sweep.question)
+            _with_own_settings(asked, sweep.question)
             if isinstance(asked, Mapping)
             else sweep.question or None
         )

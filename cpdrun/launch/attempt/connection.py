@@ -29,8 +29,8 @@ MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 class WarmEngine:
     """A process that has torch imported and forks an engine for each connection it is given.
 
-    It starts on first use, or earlier with `start`, and is ready about two seconds later; requests wait for it. One
-    that was killed, or closed, is started anew when it is used again.
+    It starts on first use, or earlier with `start`, and is ready about two seconds later. Requests wait until then. If
+    it was killed or closed, it is started again when it is used.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,10 @@ class WarmEngine:
         return self._process is not None and self._process.poll() is None
 
     def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-        """The problems and the notes that LOOK has about `configs`, and SCRIPT_LOOK about those of scripts, a line
-        each."""
+        """Return the problems of configs and the notes about them, one line each.
+
+        SCRIPT_LOOK checks the configs of scripts, and LOOK all others.
+        """
         problems: list[str] = []
         notes: list[str] = []
         for by, of_script in ((LOOK, False), (SCRIPT_LOOK, True)):
@@ -88,10 +90,10 @@ class WarmEngine:
 
 
 class Starter:
-    """Starts the ranks of a run through an engine beside this process: forked from a warm one, or from cold.
+    """Starts the ranks of a run in an engine on this machine. The engine is forked from a warm process, or starts cold.
 
     Args:
-        warm: the descriptor of a warm process's control socket.
+        warm: The descriptor of the control socket of a warm process. None for a cold start.
     """
 
     nodes = 1  # engines that share the ranks

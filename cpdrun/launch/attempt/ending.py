@@ -1,4 +1,4 @@
-"""How an attempt at a run ended, told by done.json, the engine's answer, and the last words of the logs."""
+"""Determine how an attempt ended, from done.json, the engine's answer, and the ends of the logs."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from cpdrun.record import (
 
 TAIL_BYTES = 16384
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
-START_NOTE = "agent {} on"  # begins the log of every attempt
+START_NOTE = "agent {} on"  # This begins the log of every attempt.
 
 
 def classify(
@@ -32,13 +32,15 @@ def classify(
     overdue: str = "",
     hung_rank: int | None = None,
 ) -> Outcome:
-    """Name the end of an attempt.
+    """Return how an attempt ended.
 
     Args:
+        run: The run.
+        attempt: The attempt.
         answer: The engine's answer, or None if it was killed.
         stopped_now: Whether the user had the ranks killed.
         overdue: Why the watchdog ended the attempt, or "".
-        hung_rank: The rank that it ended the attempt for, if that is known.
+        hung_rank: The rank that hung, if it is known.
     """
     code, rank = (answer["exit_code"], answer["rank"]) if answer else (None, None)
     note = answer.get("note") if answer else ""
@@ -71,8 +73,10 @@ def classify(
 
 
 def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
-    """`outcome` with the work that its attempt had to do again, and that a further attempt has to: all since the
-    checkpoint from which that one goes on."""
+    """Return an outcome with the seconds of work that was done again, or that a further attempt must do again.
+
+    The latter is the work since the checkpoint from which the further attempt continues.
+    """
     losses = attempt.losses()
     lost = sum(loss.seconds for loss in losses)
     if outcome.status.is_failure:
@@ -85,8 +89,10 @@ def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
 
 
 def end_of(run: RunDir, attempts: int) -> Outcome | None:
-    """How another launcher or worker brought `run` to its end, in an attempt after the first so many; None where it did
-    not: it is still at it, or has dropped the run."""
+    """Return how another launcher or worker ended a run, in an attempt after the first `attempts` ones.
+
+    None if it still trains the run, or has dropped it.
+    """
     if (result := run.result()) is not None:
         return Outcome(result.status)
     if run.done.exists():
@@ -97,7 +103,7 @@ def end_of(run: RunDir, attempts: int) -> Outcome | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of `log` that is not empty, or ""."""
+    """Return the last line of a log that is not empty, or ""."""
     lines = tail(log, 1)
     return lines[-1].strip() if lines else ""
 

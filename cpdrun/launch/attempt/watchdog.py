@@ -1,27 +1,28 @@
-"""Tells a run that has hung, or takes too long, from one that works: by the file that its rank 0 touches.
+"""Detect a run that hangs or takes too long, from a file that its rank 0 touches.
 
-Ranks notice among themselves when one of them hangs, and name it. Nobody inside a run notices when its one process
-is stopped, when all of them are, or when one waits for something that is no rank.
+If one of several ranks hangs, the others notice it and name it. But no rank notices if all processes of a run are
+stopped, or if a process waits for something other than a rank.
 """
 
 import time
 from pathlib import Path
 
-NAMING_S = (
-    15.0  # once their patience is over, ranks have this long to find out which of them hangs, and to say so
-)
+# When their patience is over, ranks have this many seconds to find out and report which of them hangs.
+NAMING_S = 15.0
 OF_TRAINING, OF_SCRIPT = "no step", "no output, no run.log() and no optimizer step"
-ASLEEP_S = 10.0  # between two looks: the watchdog was stopped itself, and the run probably with it
+# If this many seconds pass between two looks, the watchdog was stopped, and probably the run, too.
+ASLEEP_S = 10.0
 
 
 class Watchdog:
-    """Of one attempt, which begins now; `clock` counts seconds.
+    """The watchdog of one attempt, which begins now.
 
     Args:
-        pulse: the file that is touched as the run gets on; it may not exist yet.
-        patience_s: how long a run may stand still.
-        limit_s: how long an attempt may take; None: for ever.
-        signs: what the run gets on by, in words.
+        pulse: The file that the run touches when it makes progress. It may not exist yet.
+        patience_s: How long a run may make no progress, in seconds.
+        limit_s: How long an attempt may take, in seconds. None for no limit.
+        clock: A function that returns the time in seconds.
+        signs: The signs of progress that are missing if the run hangs, for the message.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class Watchdog:
         self._touched: int | None = None
 
     def look(self) -> None:
-        """To be called once a second."""
+        """Check the progress of the run. Call this once a second."""
         now = self._clock()
         asleep = now - self._looked
-        if asleep > ASLEEP_S:  # neither the run nor its limit is to be charged with that
+        if asleep > ASLEEP_S:  # This time counts neither as a hang nor toward the limit.
             self._began += asleep
             self._got_on += asleep
         self._looked = now
@@ -54,17 +55,17 @@ class Watchdog:
 
     @property
     def hangs_s(self) -> float:
-        """Return the seconds since the run's patience was over; 0 or less if it is not."""
+        """The seconds since the patience was over. 0 or less if it is not."""
         return self._looked - self._got_on - self.patience_s
 
     @property
     def hangs(self) -> str:
-        """Return why the run is to be killed, or ""."""
+        """Why the run must be killed, or ""."""
         return (
             f"hung or stopped: {self.signs} in {self.patience_s:g} s (patience_s)" if self.hangs_s > 0 else ""
         )
 
     @property
     def overtime_s(self) -> float:
-        """Seconds past the limit; 0 or less within it."""
+        """The seconds since the limit was reached. 0 or less if it is not."""
         return -1.0 if self.limit_s is None else self._looked - self._began - self.limit_s

@@ -1,4 +1,4 @@
-"""What this machine offers to runs: cores and GPUs, found without torch."""
+"""Find the cores and GPUs of this machine without torch, and assign them to ranks."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "<quota> <period>" in microse
 
 
 def no_place_for_runs() -> str | None:
-    """Why no run can be started here, in a line; None where one can."""
+    """Return why no run can be started here, or None if runs can be started."""
     if sys.platform == "linux":
         return None
     return (
@@ -21,7 +21,7 @@ def no_place_for_runs() -> str | None:
 
 
 def cores() -> int:
-    """Cores this process may use: its affinity, or the container's quota where that is smaller."""
+    """Return the number of cores of this process: its affinity, or the container's quota if that is smaller."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = CGROUP_CPU_MAX.read_text().split()
@@ -31,7 +31,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the names of the GPUs of this process, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
@@ -44,7 +44,9 @@ def gpus() -> list[str]:
 
 
 class Slots:
-    """Places for ranks, by name: "cpu" as often as ranks fit on the processor, or each GPU as often as it is shared.
+    """The free places for ranks.
+
+    A place is named "cpu" or like its GPU. A name appears once for each rank that fits there.
 
     >>> slots = Slots(["0", "1"] * 2)
     >>> slots.take(3)
@@ -56,9 +58,10 @@ class Slots:
         self._free = free
 
     def take(self, wanted: int) -> list[str] | None:
-        """Take `wanted` places (all, where there are fewer), on GPUs as idle and as different as can be.
+        """Take `wanted` places, or all places if there are fewer in total.
 
-        Returns None, taking nothing, while too few are free.
+        Different GPUs are preferred, and then those with the most free places. If too few places are free, nothing is
+        taken and the result is None.
         """
         wanted = min(wanted, self.count)
         if wanted > len(self._free):

@@ -1,4 +1,4 @@
-"""What a user should know before runs go to Slurm: that no GPU is requested, or that the time limit is too short."""
+"""Warn before runs are submitted to Slurm if no GPU is requested or the time limit is too short."""
 
 import statistics
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FORMS = {  # a time limit of sbatch, by whether it has days and by its number of
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of a step and of an epoch; `source` says where they were measured."""
+    """The measured seconds of a step and of an epoch. `source` says where they were measured."""
 
     step_s: float
     epoch_s: float | None

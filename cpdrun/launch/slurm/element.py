@@ -1,8 +1,8 @@
-"""The agent of one run as an element of a Slurm array: spreads its ranks over srun's tasks, and is requeued in time.
+"""Run the agent of one run as an element of a Slurm array. Its ranks are distributed over srun's tasks.
 
     python -m cpdrun.launch.slurm.element RUN_DIR [--retries R] [--tasks T]
 
-SIGUSR1 is Slurm's warning of the time limit: save, stop, and requeue this very element.
+Slurm sends SIGUSR1 before the time limit. The run then saves and stops, and the element is requeued.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from cpdrun.record import Ending, Outcome, RunDir
 
 
 class Element(Agent):
-    """An agent that Slurm warns, and runs again."""
+    """An agent that is requeued when Slurm warns it of the time limit."""
 
     def __init__(self, run: RunDir, starter: Starter, *, retries: int = 0, known: int | None = None) -> None:
         super().__init__(run, starter, retries=retries, known=known)
@@ -35,7 +35,7 @@ class Element(Agent):
 
 
 class TasksStarter(Starter):
-    """Has srun start an engine in each of `tasks` tasks; they meet at a port of this node."""
+    """Starts an engine in each of `tasks` tasks of srun. The engines rendezvous at a port of this node."""
 
     def __init__(self, tasks: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class TasksStarter(Starter):
 
 
 def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
-    """srun with one engine in each of `tasks` tasks, which rendezvous at a free port of this node.
+    """Start srun with one engine in each of `tasks` tasks. They rendezvous at a free port of this node.
 
     Each prints its answer, which `answer_of_tasks` reads.
     """
@@ -74,8 +74,10 @@ def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess
 
 
 def answer_of_tasks(output: bytes, code: int) -> dict[str, Any]:
-    """One answer from those that tasks printed and srun's exit code: the first failure is the cause, later ones
-    are of ranks that lost it."""
+    """Combine the answers that tasks printed and srun's exit code into one answer.
+
+    The first failure is the cause, because later ones are those of ranks that lost the failed one.
+    """
     answers = []
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
@@ -85,7 +87,7 @@ def answer_of_tasks(output: bytes, code: int) -> dict[str, Any]:
 
 
 def element_name() -> str | None:
-    """The array element, or the job, that this process is; None outside Slurm."""
+    """Return the name of the array element or job of this process. None outside of Slurm."""
     array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID")
 

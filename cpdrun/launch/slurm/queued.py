@@ -1,4 +1,4 @@
-"""What of a sweep is in Slurm's queue, and how it is taken out."""
+"""Find the runs of a sweep in Slurm's queue, and remove them."""
 
 import contextlib
 from typing import Any
@@ -26,7 +26,7 @@ def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
 
 
 def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
-    """Run name and state of each array element of `sweep` that is not over."""
+    """Return the run's name and the state of each array element of a sweep that has not ended."""
     submitted = submitted_of(sweep)
     runs = {f"{array['job']}_{i}": run for array in submitted for i, run in enumerate(array["runs"])}
     queue = elements_in_queue([array["job"] for array in submitted])
@@ -34,7 +34,7 @@ def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
 
 
 def withdraw(sweep: SweepDir, name: str | None = None) -> int:
-    """Take the elements of `sweep` that have not begun, or that of one run, out of the queue; how many they were."""
+    """Remove the waiting elements of a sweep, or that of one run, from the queue. Return their number."""
     waiting = [
         element
         for element, (run, state) in queued(sweep).items()

@@ -1,4 +1,4 @@
-"""The array script of a sweep: what stands in `results/<sweep>/array.sbatch`."""
+"""Write the text of a sweep's array script, `results/<sweep>/array.sbatch`."""
 
 import re
 import shlex
@@ -44,7 +44,7 @@ class ArrayScript:
             )
 
     def check(self, jobs: list[Job]) -> None:
-        """Raises LaunchError for a run whose ranks the tasks cannot share."""
+        """Raise LaunchError if the tasks cannot share the ranks of a run equally."""
         for job in jobs:
             if job.nproc % self.tasks:
                 raise LaunchError(
@@ -52,7 +52,7 @@ class ArrayScript:
                 )
 
     def of(self, jobs: list[Job]) -> str:
-        """The sbatch script for `jobs`, which all need the same resources."""
+        """Return the sbatch script for jobs that need the same resources."""
         limit = f"%{self.max_parallel}" if self.max_parallel else ""
         options = {
             "job-name": f"cpdrun-{self.sweep.name}",
@@ -119,7 +119,7 @@ cd {here}
 
 
 def by_resources(jobs: list[Job]) -> list[list[Job]]:
-    """The jobs, those that need the same together."""
+    """Return lists of jobs that need the same resources."""
     groups: dict[tuple, list[Job]] = {}
     for job in jobs:
         needs = (job.nproc, *(job.config.get(key) for key in ("threads", "loaders", "device")))

@@ -1,4 +1,4 @@
-"""What Slurm says: its commands, wrapped just enough to be read. squeue alone is needed; sacct is not."""
+"""Call Slurm's commands. Of those that show the state of jobs, only squeue is needed."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ TIMEOUT_S = 60
 
 
 def slurm(*command: str) -> str:
-    """The output of one of Slurm's commands; raises LaunchError with Slurm's own words where it fails."""
+    """Return the output of a Slurm command. Raises LaunchError with Slurm's message if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
@@ -23,7 +23,7 @@ def slurm(*command: str) -> str:
 
 
 def elements_in_queue(jobs: list[str]) -> dict[str, str]:
-    """The state (PENDING, RUNNING, ...) of each array element, `job_index`, of `jobs` that is not over."""
+    """Return the state of each array element that has not ended, such as PENDING, keyed by `job_index`."""
     if not jobs:
         return {}
     try:
@@ -36,7 +36,7 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
 
 
 def examine() -> Finding:
-    """Whether Slurm is here, and its partitions."""
+    """Return whether this machine has Slurm, and its partitions."""
     if shutil.which("sbatch") is None:
         return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
     try:
