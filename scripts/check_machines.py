@@ -1,11 +1,12 @@
-"""Named machines against a model of their own, a million dot products each:
+"""Compare machines with a separate model, on a million dot products each.
 
     python scripts/check_machines.py [NAME ...] [--cases 1000000] [--seed 0]
 
-The model knows nothing of custom_fp's kernels or its reference: numpy's integers and float64 for aligned blocks, which
-hold every sum of these machines exactly, float32 itself for trees, and the C library's fmaf. Operands are every code of
-the machine's formats, evenly, values spread over many exponents, and normal ones. Of formats with scales it is given
-codes and scales, where the machine finds both in values. Exits with 1 where a result differs.
+The model shares no code with custom_fp's kernels and reference. It uses numpy's integers and float64 for aligned
+blocks, which hold every sum of these machines exactly; float32 for trees; and the C library's fmaf. Operands are random
+codes of the machine's formats, values spread over many exponents, and normally distributed values. For formats with
+scales, the model is given the codes and scales, which the machine has to recover from the values. The exit status is 1
+if a result differs.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ _libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
 
 @dataclass
 class Scaled:
-    """Values, and code times the block's scale, exponents of codes and of scales, each of the shape of the values; the
-    tensor's scale."""
+    """An operand with scales. All arrays have the shape of the values."""
 
     values: torch.Tensor
     units: np.ndarray
+    """Codes times the scales of their blocks."""
     exponents: np.ndarray
+    """The exponents of codes plus those of their scales."""
     scales: np.ndarray
+    """The exponents of the scales."""
     of_tensor: float
+    """The scale of the whole tensor."""
 
     @classmethod
     def of(cls, encoded: tuple[torch.Tensor, ...], fmt: custom_fp.ScaledFormat, axis: int) -> Scaled:
@@ -55,7 +59,7 @@ class Scaled:
 
 
 def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
-    """Blocks of products under scales, or of groups, and the partial sum, cut off at a common place; float32."""
+    """Return float32 sums of products (or groups of them) under scales, aligned with the partial sum and cut off."""
     acc = np.zeros((a.units.shape[0], b.units.shape[1]))
     for start in range(0, a.units.shape[1], how.block):
         terms = [(acc, exponents(acc, how.sum.emin))]
@@ -69,7 +73,7 @@ def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Blocks of exact products and the partial sum, cut off at a common place; float32."""
+    """Return float32 sums of blocks of exact products, aligned with the partial sum and cut off."""
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
     total = np.zeros_like(acc)
@@ -89,14 +93,14 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
 
 
 def cut_off(terms: list[tuple[np.ndarray, np.ndarray]], how: custom_fp.Accumulator) -> np.ndarray:
-    """Their sum, of values and the exponents that they are aligned by."""
+    """Align terms by their largest exponent, cut them off and add them. A term is a value and its exponent."""
     common = np.max([exponent for _, exponent in terms], axis=0)
     whole = np.zeros(common.shape, dtype=np.int64)
     for value, _ in terms:
         whole += np.trunc(np.ldexp(value, how.width - common)).astype(np.int64)
     plain = np.sum(
         [value for value, _ in terms], axis=0
-    )  # infinite, or NaN, where a term is: no sum overflows
+    )  # not finite only if a term is not: no sum overflows
     exact = np.ldexp(whole.astype(np.float64), common - how.width)
     return to_format(np.where(np.isfinite(plain), exact, plain), how)
 
@@ -106,7 +110,7 @@ def exponents(x: np.ndarray, emin: int) -> np.ndarray:
 
 
 def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Cut off, or to nearest even; past the largest value infinity."""
+    """Round to the format of sums, toward zero or to nearest even. Past the largest value, return infinity."""
     fmt = how.sum
     quantum = np.maximum(np.frexp(x)[1] - 1, fmt.emin) - fmt.mantissa_bits
     digits = np.ldexp(x, -quantum)
@@ -116,8 +120,10 @@ def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def joined(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Blocks cut off at their own place, in parts where split, then added to the partial sum, both rounded down
-    at the larger of the two places; float32."""
+    """Return float32 sums of aligned blocks, which are aligned with the partial sum afterwards.
+
+    The parts of a split block are aligned separately.
+    """
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
     for start in range(0, a_MxK.shape[1], how.block):
@@ -162,7 +168,7 @@ def flushed(x: np.ndarray) -> np.ndarray:
 
 
 def in_trees(a_MxK: np.ndarray, b_KxN: np.ndarray, block: int, keep=lambda x: x) -> np.ndarray:
-    """keep: of every result what is left."""
+    """Add blocks in trees. keep: applied to each product and sum."""
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]), dtype=np.float32)
     for start in range(0, a_MxK.shape[1], block):
         level = [keep(np.multiply.outer(a_MxK[:, k], b_KxN[k])) for k in range(start, start + block)]
@@ -185,7 +191,10 @@ def fused(a_MxK: np.ndarray, b_KxN: np.ndarray) -> np.ndarray:
 def scaled_operand(
     fmt: custom_fp.ScaledFormat, shape: tuple[int, int], axis: int, kind: str, g: torch.Generator
 ) -> Scaled:
-    """As rounding to nearest even leaves them: of random codes each block's first is the largest."""
+    """Return an operand that rounding to nearest even can produce.
+
+    If the codes are random, the first one of each block is the largest code of the format.
+    """
     encoded = custom_fp.encode(operand(custom_fp.Format(8, 23), shape, "spread", g), fmt, axis=axis)
     if kind != "codes":
         spread = 2.0 ** torch.randint(-14, 4, shape, generator=g) if kind == "spread" else 1.0
@@ -219,7 +228,7 @@ def model(a: np.ndarray, b: np.ndarray, how: custom_fp.Accumulator) -> np.ndarra
 
 
 def operand(fmt: custom_fp.Format, shape: tuple[int, int], kind: str, g: torch.Generator) -> torch.Tensor:
-    """Finite float32 values of a format."""
+    """Return finite float32 values of a format."""
     if kind == "codes":
         x = custom_fp.decode(torch.randint(0, 1 << fmt.bits, shape, generator=g), fmt)
         return torch.where(x.isfinite(), x, 0.0)
@@ -230,7 +239,7 @@ def operand(fmt: custom_fp.Format, shape: tuple[int, int], kind: str, g: torch.G
 
 
 def differences(name: str, cases: int, seed: int) -> tuple[int, int]:
-    """How many dot products were compared, and how many differ."""
+    """Return how many dot products were compared, and how many of them differ."""
     how = custom_fp.Accumulator.parse(name)
     formats = [custom_fp.parse(f) for f in OPERANDS.get(name) or how.operands]
     depth = how.chunk * 2 + how.block if how.chunk else 3 * how.block if how.width else 4 * how.block

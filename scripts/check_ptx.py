@@ -1,10 +1,10 @@
-"""All CUDA kernels as NVRTC compiles them, run on the CPU and compared with the CPU's, bit for bit; no GPU is needed.
+"""Compare all CUDA kernels, as NVRTC compiles them, with the CPU's, bit for bit. They run on the CPU; no GPU is needed.
 
     python scripts/check_ptx.py [--architecture compute_90] [--rounds 1] [--seed 0]
 
-Every rounding and overflow on 40 formats, both sides of every alignment and size of grid, formats with scales along
-every axis; kernels/tests/ptx/ says how PTX runs here. Prints a table of values compared and of kernels launched, and
-ends with 1 where one value differs, or a kernel was not run.
+The cases are every rounding and overflow on 40 formats, both sides of every alignment and size of grid, and formats
+with scales along every axis. kernels/tests/ptx/ explains how PTX runs here. The script prints how many values were
+compared and how many kernels were launched. The exit status is 1 if a value differs or a kernel was not run.
 """
 
 import argparse

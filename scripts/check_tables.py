@@ -1,18 +1,19 @@
-"""Formats that are a table, against other libraries: P3109 in every mode, posits, linear takums, HiFloat8.
+"""Compare formats that are tables with other libraries: P3109 in every mode, posits, linear takums, HiFloat8.
 
     python scripts/check_tables.py --softposit libsoftposit.so --takum libtakum.so \\
         --output results/reference/numerics/tables.md
 
-P3109 of up to 8 bits against gfloat: all values, and in each of its rounding and saturation modes every float16 and
-the values and boundaries with both neighbours in float32; of stochastic roundings with 1, 3 and 8 random bits, which
-both are given, every float16 and the steps of half a random bit between values with both neighbours. Posits and takums
-against the C libraries of that name, which are built by hand (gcc -shared -fPIC of SoftPosit's and libtakum's
-sources): all codes, the boundaries with both neighbours, and a million numbers between 2**-120 and 2**120. HiFloat8
-against en_dtypes: every float16. What is not given or not installed is left out. Exit status 1 if a single result
-differs.
+- P3109 of up to 8 bits is compared with gfloat. All values are decoded. In each rounding and saturation mode, inputs
+  are every float16, and the values and boundaries with both neighbors in float32. Stochastic rounding with 1, 3 and 8
+  random bits is compared on every float16, and on steps of half a random bit between values, with both neighbors. Both
+  libraries get the same random bits.
+- Posits and takums are compared with the C libraries SoftPosit and libtakum, which are built by hand from their sources
+  (gcc -shared -fPIC). The inputs are all codes, the boundaries with both neighbors, and a million numbers between
+  2**-120 and 2**120. takum_linear8_from_float64 uses a logarithm in float32, so numbers within 2**-16 of a boundary are
+  excluded from its comparison.
+- HiFloat8 is compared with en_dtypes, on every float16.
 
-libtakum's takum_linear8_from_float64 goes by a logarithm in float32: numbers within 2**-16 of a boundary are left out
-of that comparison.
+Libraries that are not given or not installed are skipped. The exit status is 1 if a result differs.
 """
 
 import argparse
@@ -47,13 +48,13 @@ MANY, SEED = 1_000_000, 11
 
 
 def halves() -> np.ndarray:
-    """Every float16 but NaN, as float32."""
+    """Return every float16 except NaN, as float32."""
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     return every[~np.isnan(every)]
 
 
 def special(fmt: Tabulated) -> np.ndarray:
-    """Values and boundaries with both neighbours, of both signs."""
+    """Return the values and boundaries of a format with both float32 neighbors, with both signs."""
     at = np.array([*fmt.positive.magnitudes, *fmt.positive.boundaries])
     at = at[np.isfinite(at)].astype(np.float32)
     near = np.concatenate([at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, np.float32(0))])
@@ -87,7 +88,10 @@ def p3109(most: int) -> Iterator[Row]:
 
 
 def steps(fmt: Tabulated, bits: int) -> np.ndarray:
-    """Between neighbours in steps of half of the last random bit, with both neighbours in float32, of both signs."""
+    """Return steps of half the last random bit between adjacent values, with both float32 neighbors.
+
+    A format with a sign gets both signs.
+    """
     ends = np.array([*fmt.positive.magnitudes, fmt.max * 1.5, fmt.max * 3])
     part = np.arange(2 ** (bits + 1)) / 2 ** (bits + 1)
     at = (ends[:-1, None] + part * np.diff(ends)[:, None]).reshape(-1)
@@ -97,7 +101,7 @@ def steps(fmt: Tabulated, bits: int) -> np.ndarray:
 
 
 def p3109_stochastic(most: int) -> Iterator[Row]:
-    """The random bits are those that the kernels draw, element by element."""
+    """Compare stochastic rounding. gfloat gets the random bits that the kernels draw for each element."""
     gfloat = importlib.import_module("gfloat")
     formats = importlib.import_module("gfloat.formats")
     there = halves()
@@ -133,8 +137,13 @@ def _p3109(bits: int, formats) -> Iterator[tuple[Tabulated, object]]:
 
 
 def by_codes(fmt: Tabulated, of: str, encode, decode, near: float) -> Row:
-    """encode: a number's code; decode: a code's number; both of the other library. near: how far from boundaries inputs
-    keep, as a share of them."""
+    """Count inputs and differences.
+
+    Args:
+        encode: The other library's function from a number to its code.
+        decode: The other library's function from a code to its number.
+        near: The relative distance from boundaries within which inputs are excluded.
+    """
     values = np.array([float(fmt.value_of(code)) for code in range(1 << fmt.code_bits)])
     wrong = differ(values, np.array([decode(code) for code in range(1 << fmt.code_bits)]))
     g = np.random.default_rng(1)

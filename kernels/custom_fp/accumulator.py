@@ -1,15 +1,16 @@
-"""How a dot product is summed, as a value: what each rounding is to, which terms are added together, and in what order.
+"""Accumulators: how a dot product is summed, as a value.
 
-A plain format as an accumulator rounds every product and every partial sum to it. Hardware does other things: tensor
-cores align blocks of exact products to their largest exponent and cut them off; others multiply and add in one
-rounding, add in trees, round stochastically, or not before the end. `accumulators/reference.py` defines what each
-computes.
+An accumulator says which format each rounding is to, which terms are added together, and in what order. If a plain
+format is used as an accumulator, every product and every partial sum is rounded to it. Hardware does other things.
+Tensor cores align blocks of exact products to their largest exponent and discard the digits below. Other units multiply
+and add with one rounding, add in trees, round stochastically, or round only at the end. `accumulators/reference.py`
+defines the result of each accumulator.
 
-    >>> Accumulator.parse("h100_fp8")                        # of machines whose arithmetic is published: machines.py
+    >>> Accumulator.parse("h100_fp8")                        # a machine whose arithmetic is published: machines.py
     >>> Accumulator.parse("fp32-block_16-width_25-toward_zero")
     >>> Accumulator("fp16", product="exact", rounding="stochastic_8")
 
-Standard library only.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,62 +33,73 @@ from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.suggestions import did_you_mean
 
 EXACT, FP32 = words.EXACT, Format(8, 23)
-MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: 64-bit integers hold sums of so many such terms
-_WORD = re.compile(r"-(?=[a-z])")  # a bias is a hyphen and digits
+MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: its sums fit in 64-bit integers
+_WORD = re.compile(r"-(?=[a-z])")  # a hyphen before digits belongs to a format, as its bias
 LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
 
 
 class Order(StrEnum):
-    """Which terms are added to which."""
+    """The order in which terms are added."""
 
     SEQUENTIAL = "sequential"
-    """acc = +0, and then one block after the other is added to it, k ascending."""
+    """Start with acc = +0 and add one block after the other to it, with k ascending."""
 
     PAIRWISE = "pairwise"
-    """Pairs of neighbours, then pairs of those; what has no neighbour goes up as it is. With blocks each is such a
-    tree, whose sum is added to acc."""
+    """Add neighbors in pairs, then neighboring sums in pairs, and so on. A term or sum without a neighbor is passed to
+    the next level unchanged. If there are blocks, each block is such a tree, and its sum is added to acc."""
 
     EXACT = "exact"
-    """All terms exactly, and one rounding at the end."""
+    """Add all terms exactly and round once at the end."""
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Equal ones are one value, and it can be a key. Raises ValueError for parts that do not go together.
+    """How a dot product is summed. Accumulators can be compared and can be keys of a dictionary.
 
-    sum        format of partial sums: eXmY of any family, or a table (posit16, takum8, lns4_3, hif8, p3109_k8p3se), but
-               for width. One without a sign takes what is below zero as custom_fp.quantize does, and one without a -0
-               has +0. posit16-exact is a quire: all products exactly, one rounding at the end
-    product    format that each product is rounded to first, or "exact"; None: `sum` where terms are added one by one or
-               in trees, exact in blocks and in exact sums
-    operands   formats of the two factors, whose subnormals have the smallest normal exponent where blocks are aligned,
-               and are zero where flushed; nothing is rounded to them. None: fp32. With scales (mxfp8_e4m3, nvfp4) the
-               codes and scales of their values are found again, along the terms; a code, a zero too, then has its
-               exponent and that of its scale. ValueError for other values. Scales of the whole tensor multiply the
-               result, which is rounded to nearest even once more
-    block      terms that are added to acc in one rounding, sum(acc + p_1 + ... + p_block); the last may be short
-    width      such a block's terms, acc among them, are cut off (toward zero) below 2**(E - width), E the largest of
-               their exponents; an exact product's is the sum of its factors' (not normalised), that of zero is -126 (a
-               factor's, acc's). None: nothing is cut off
-    join       (bits, bits of acc): acc is not aligned with the block's terms, but with what they add up to, E being the
-               larger of its exponent and their largest: both are rounded down, to multiples of 2**(E - bits). A product
-               of 2**128 or more is infinity. None: acc is one of the terms
-    split      terms k, k + split ... are aligned to an exponent of their own, and these sums to the largest, rounded
-               down below 2**(E - width), before acc joins; acc is then 0 where it is below 2**(E - bits of acc - 1)
-    group      so many exact products under one scale of either operand are one term, whose exponent is that of both
-               scales together; e2m1fn alone (mxfp4, nvfp4)
-    flush      subnormals are zero: +0 for factors, -0 too; of their sign where a product, not an exact one, or a sum is
-               rounded to one
-    order      see `Order`
-    rounding   of sums and products, a word of `Rounding`
-    overflow   a word of `Overflow`, of sums and products. With infinity, what toward_zero cuts off beyond the largest
-               value is infinity, too (custom_fp.quantize has the largest value there, and here tables have)
-    kahan      additions carry their error along, as in custom_fp.accumulate
-    chunk      after so many terms acc is added to a total, and is +0 again; None: there is none
-    total      format of that total, whose additions round to nearest even
+    NaN and infinity among the terms have the result of IEEE 754 for their sum. Subnormals are kept, unless `flush` is
+    set. If the sum of an aligned block is rounded to zero, it is +0. In other sums, -0 follows the rules of IEEE 754
+    for rounding to nearest.
 
-    NaN and infinity among terms give what IEEE 754 has for their sum. Subnormals are kept. What an aligned
-    block leaves of zero, rounded, is +0; elsewhere -0 is what IEEE 754 has for sums that round to nearest.
+    Attributes:
+        sum: The format of partial sums: eXmY of any family, or a table (posit16, takum8, lns4_3, hif8, p3109_k8p3se) if
+            there is no width. Negative sums in a format without a sign, and -0 in a format that has none, are rounded
+            as by custom_fp.quantize. posit16 with order "exact" is its quire: all products are added exactly and
+            rounded once.
+        product: The format to which each product is rounded, or "exact". None: exact in blocks and in exact sums, and
+            `sum` if terms are added one by one or in trees.
+        operands: The formats of the two factors, or one format for both. None: fp32. Factors are not rounded to them.
+            They set the exponent by which subnormal factors are aligned, which is that of the smallest normal value,
+            and the magnitudes that `flush` replaces by zero. With formats that have scales (mxfp8_e4m3, nvfp4), the
+            codes and scales are recovered from the values, in blocks along the dimension that is summed over; other
+            values raise ValueError in the product. A code, even if it is zero, is then aligned by its exponent plus
+            that of its scale. The scales of whole tensors multiply the result, which is rounded to nearest even again.
+        block: The number of terms that are added to acc with one rounding: acc + p_1 + ... + p_block. The last block
+            may be shorter.
+        width: Align each block: cut off (toward zero) its terms and acc below 2**(E - width), where E is their largest
+            exponent. The exponent of an exact product is the sum of those of its factors, without normalization; that
+            of a factor or acc of zero is -126. None: nothing is cut off.
+        join: (bits, bits of acc): first add up the aligned terms of the block without acc, then align this sum and acc.
+            E is the larger of the exponent of acc and the largest exponent of the terms. The sum is rounded down to a
+            multiple of 2**(E - bits), and acc to a multiple of 2**(E - bits of acc). A product of 2**128 or more is
+            infinity. None: acc is aligned with the terms.
+        split: Divide the terms of a block into this number of parts, where part i has the terms i, i + split and so on.
+            Each part is aligned by its own largest exponent. Its sum is rounded down to a multiple of 2**(E - width),
+            where E is the largest exponent of the block, before acc joins. An acc whose exponent is below
+            E - bits of acc - 1 then counts as 0.
+        group: The number of products under one pair of scales that are added exactly and then aligned as one term, by
+            the sum of the exponents of both scales. Only for elements in e2m1fn (mxfp4, nvfp4).
+        flush: Replace subnormals by zero: factors by +0, rounded products and sums by a zero with their sign.
+        order: The order of summation.
+        rounding: The rounding of sums and products, as in `Rounding`.
+        overflow: The overflow of sums and products, as in `Overflow`. With "infinity" and toward_zero, a value that
+            exceeds the largest one even after it is cut off becomes infinity. In this case custom_fp.quantize, and
+            here formats that are tables, return the largest value.
+        kahan: Use Kahan's compensated addition, as custom_fp.accumulate does.
+        chunk: After this number of terms, add acc to a total and start again with acc = +0. None: there is no total.
+        total: The format of the total. Its additions round to nearest even.
+
+    Raises:
+        ValueError: A value is not allowed, or values do not go together.
     """
 
     BACKENDS: ClassVar = Backends(
@@ -133,7 +145,7 @@ class Accumulator:
             one = isinstance(self.operands, str | NumberFormat)
             given = (self.operands,) * 2 if one else tuple(self.operands)
             if len(given) != 2:
-                raise ValueError(f"operands is {self.operands!r}; one format is needed, or two")
+                raise ValueError(f"operands is {self.operands!r}; allowed: one format, or two")
             fix("operands", tuple(_scalar("operands", name, kinds=Format | ScaledFormat) for name in given))
         self._check_together()
 
@@ -152,9 +164,9 @@ class Accumulator:
         if self.join is not None:
             object.__setattr__(self, "join", tuple(self.join))
             if len(self.join) != 2 or not all(_counts(bits, MOST_DIGITS) for bits in self.join):
-                raise ValueError(f"join is {self.join}; two numbers are needed, of 1..{MOST_DIGITS}")
+                raise ValueError(f"join is {self.join}; allowed: two numbers of 1..{MOST_DIGITS}")
             if self.join[1] > self.join[0]:
-                raise ValueError(f"join is {self.join}; the second is not to be above the first")
+                raise ValueError(f"join is {self.join}; the second number must not be larger than the first")
 
     def _check_together(self) -> None:
         if self.width is not None and self.product != EXACT:
@@ -164,13 +176,11 @@ class Accumulator:
         if self.width is not None and not isinstance(self.sum, Format):
             raise ValueError(f"width={self.width} aligns binary floating point; sum={self.sum} is a table")
         if self.operands is not None and self.width is None and not self.flush:
-            raise ValueError(
-                "operands says how products are aligned, or flushed; it goes with width, or flush"
-            )
+            raise ValueError("operands sets how factors are aligned or flushed; it goes with width or flush")
         if (self.join is not None or self.split > 1) and self.width is None:
-            raise ValueError("join and split say how products are aligned; they go with width")
+            raise ValueError("join and split set how products are aligned; they go with width")
         if self.split > 1 and (self.join is None or self.block % self.split):
-            raise ValueError(f"split={self.split} goes with join, and divides block={self.block}")
+            raise ValueError(f"split={self.split} goes with join, and must divide block={self.block}")
         aligned = self.width is not None and self.join is None
         if problem := block_scales.problem(self.operands or (), self.group, self.block, aligned):
             raise ValueError(problem)
@@ -180,7 +190,7 @@ class Accumulator:
             raise ValueError(f"order=exact adds all terms at once; leave block={self.block} out")
         one_by_one = self.order is Order.SEQUENTIAL and self.block == 1 and self.width is None
         if self.kahan and not (one_by_one and self.chunk is None):
-            raise ValueError("kahan goes with terms that are added one by one, without chunks")
+            raise ValueError("kahan goes with terms that are added one by one, without chunk")
         if self.chunk is not None and self.chunk % self.block:
             raise ValueError(f"chunk={self.chunk} must be a multiple of block={self.block}")
         if self.chunk is None and not self.total.is_fp32:
@@ -193,22 +203,33 @@ class Accumulator:
             )
         for fmt in (self.sum, self.product, *(self.operands or ())):
             if fmt != EXACT and (not isinstance(fmt, Format) or fmt.smallest_normal is None):
-                raise ValueError(f"flush is of binary floating point with normal values; {fmt} is none")
+                raise ValueError(
+                    f"flush needs binary floating-point formats with normal values; {fmt} is not one"
+                )
 
     @classmethod
     def parse(cls, name: str | Accumulator) -> Accumulator:
-        """The accumulator of that name, a machine's or words as `name` has them. ValueError tells what is allowed."""
+        """Return the accumulator with the given name. An accumulator is returned as it is.
+
+        Args:
+            name: The name of a machine (h100_fp8), or a format and words (fp32-block_16-width_25), as in `spelling`.
+
+        Raises:
+            ValueError: There is no such accumulator. The message says what is allowed.
+        """
         return name if isinstance(name, cls) else _parsed(name)
 
     @cached_property
     def name(self) -> str:
-        """What `parse` reads back: a machine's where it is one."""
+        """The name, which `parse` reads: that of a machine if there is one, and otherwise `spelling`."""
         return _NAMES.get(self) or self.spelling
 
     @cached_property
     def spelling(self) -> str:
-        """In words; those that change nothing are left out. It has no character that a command line or a file name
-        would take for another thing."""
+        """The format of sums, and a word for each value that is not the default; `parse` reads it.
+
+        It has no character with a special meaning on a command line or in a file name.
+        """
         said = [self.sum.name]
         default = replace(self, product=None).product
         if self.product != default:
@@ -231,7 +252,7 @@ class Accumulator:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether it is what its format alone means, with kahan or without."""
+        """Whether the accumulator is the same as its format of sums alone, with or without kahan."""
         return replace(self, kahan=False) == Accumulator(self.sum)
 
     @property
@@ -240,7 +261,7 @@ class Accumulator:
 
     @cached_property
     def nearest(self) -> Accumulator:
-        """Without draws, as layers that are evaluated sum."""
+        """The accumulator with nearest_even in place of stochastic rounding, which layers use for evaluation."""
         return replace(self, rounding="nearest_even") if self.is_stochastic else self
 
     @cached_property
@@ -251,14 +272,13 @@ class Accumulator:
 
     @cached_property
     def scales(self) -> int:
-        """Terms under one scale; 0: there are none."""
+        """The number of terms under one scale; 0 if there are no scales."""
         first = (self.operands or (FP32,))[0]
         return block_scales.size_of(first) if first.has_scales else 0
 
     @cached_property
     def flat(self) -> tuple[int, ...]:
-        """(sum, product, total, order, block, width, emin of the factors, kahan, chunk, flush, join, split, group,
-        scales), as the kernels take them: see `Summing` in csrc/accumulators/dot.h."""
+        """The numbers that kernels take: the first members of `Summing` in csrc/accumulators/dot.h, in their order."""
         emins = [fmt.emin for fmt in self.elements]
         specs = [getattr(fmt, "spec", FP32.spec) for fmt in self.roundings]
         specs[1] *= self.product != EXACT
@@ -269,7 +289,7 @@ class Accumulator:
 
     @property
     def roundings(self) -> tuple[Format | Tabulated, ...]:
-        """What sums, products and the total are rounded to; of exact products fp32 stands for nothing."""
+        """The formats of sums, products and the total. For exact products it is fp32, which is not used."""
         return self.sum, FP32 if self.product == EXACT else self.product, self.total
 
     def __str__(self) -> str:
@@ -279,8 +299,19 @@ class Accumulator:
 def read(
     how: Accumulator | NumberFormat | str, kahan: bool = False
 ) -> tuple[NumberFormat | Accumulator, bool]:
-    """What a matrix product is asked to sum by, as it is computed: a plain format, with kahan or without, or an
-    Accumulator, which says that itself. Raises ValueError for a name that is neither's."""
+    """Return the format or the accumulator that a matrix product uses, and whether it adds with kahan.
+
+    Args:
+        how: A format, an accumulator, or the name of one.
+        kahan: Whether to use Kahan's compensated addition.
+
+    Returns:
+        A format and kahan; or an accumulator and False, because an accumulator has its own `kahan`. An accumulator that
+        is the same as its format (`is_plain`) becomes that format.
+
+    Raises:
+        ValueError: The name is that of neither a format nor an accumulator, or the accumulator cannot have kahan.
+    """
     if isinstance(how, str) and not is_name(how):
         try:
             how = read_format(how)
@@ -300,14 +331,14 @@ def is_name(name: str) -> bool:
 
 
 def spelled(how: Accumulator | NumberFormat | str) -> str:
-    """A text that `read` makes the same of, in any process."""
+    """Return a text from which `read` makes the same format or accumulator in any process."""
     if isinstance(how, str) and is_name(how):
         how = Accumulator.parse(how)
     return how.name if isinstance(how, Accumulator) else spelled_format(read_format(how))
 
 
 def near(name: str) -> str:
-    """` (did you mean 'h100_fp8'?)`, or nothing."""
+    """Return ` (did you mean 'h100_fp8'?)` for the machine with the most similar name, or an empty string."""
     return did_you_mean(name, MACHINES)
 
 
@@ -346,12 +377,12 @@ def _parsed(name: str) -> Accumulator:
         for word in rest:
             for key, value in words.part(word).items():
                 if key in parts:
-                    raise ValueError(f"{word!r} says {key} again")
+                    raise ValueError(f"{word!r} sets {key} again")
                 parts[key] = value
         return Accumulator(first, **parts)
     except ValueError as error:
         raise ValueError(f"unknown accumulator {name!r}: {error}") from None
 
 
-_NAMES: dict[Accumulator, str] = {}
-_NAMES.update((_parsed(machine), machine) for machine in reversed(MACHINES))
+# If several machines have the same arithmetic, the first one stays.
+_NAMES = {_parsed(machine): machine for machine in reversed(MACHINES)}

@@ -1,4 +1,4 @@
-"""The CUDA backend of formats without scales: launches the kernels of csrc/custom_fp.cu, which nvrtc.py compiles.
+"""The CUDA backend of formats without scales. It launches the kernels of csrc/custom_fp.cu, which nvrtc.py compiles.
 
 Its functions have the arguments and the results of reference.py. CuPy launches the kernels on torch's memory and on
 torch's current stream. Nothing is copied: kernels get the addresses of torch tensors.
@@ -54,7 +54,7 @@ NEAREST = Rule()
 
 @dataclass(frozen=True)
 class _Stream:
-    """All that CuPy asks of a stream to launch on it."""
+    """The one attribute of a stream that CuPy reads when it launches a kernel."""
 
     ptr: int
 
@@ -75,10 +75,9 @@ def address(tensor: Tensor) -> np.uint64:
 
 
 def blocks(n: int, per_thread: int) -> tuple[int]:
-    """Return the grid for n elements: at most 2**12 blocks, which is more than three waves on any GPU.
+    """Return the number of thread blocks for n elements: enough for one pass, but at most 2**12.
 
-    Kernels stride over the rest, so that what a thread computes first (a Rounder) serves many elements. For quantize
-    this takes 33 PTX instructions per element instead of 62.
+    With more elements, each thread loops over several of them and computes what they share (a Rounder) only once.
     """
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
@@ -89,9 +88,9 @@ def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
     CuPy passes a NumPy array by value only if its size is one, so the struct is one structured element.
 
     Args:
-        tensors: tensors on one device. Up to FEW addresses fit in the struct. Of more, the struct holds the address of
-            a table in device memory. Kernels fill that table from arguments of their own, so nothing waits, nothing is
-            copied from the host, and a CUDA graph captures all of it.
+        tensors: tensors on one device. Up to FEW addresses fit in the struct. If there are more, the struct holds the
+            address of a table in device memory, which kernels fill from their arguments. Nothing is copied from the
+            host, so nothing has to wait, and a CUDA graph can capture it.
 
     Returns:
         The struct, and the table if there is one. The caller keeps the table alive until it has launched its kernel.
@@ -131,16 +130,16 @@ def rule_args(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What the kernels of one format, rule and device are named and given."""
+    """The names and arguments of kernels that depend on the format, the rule and the device."""
 
     prefix: str
     """The start of the kernels' names."""
     mode: str
     """The rounding in the kernels' names."""
     format: tuple[Any, ...]
-    """The format without a rule: what encode, decode and unpack take."""
+    """The format without a rule, for encode, decode and unpack."""
     rounding: tuple[Any, ...]
-    """The format and how to round to it."""
+    """The format, and how to round to it."""
     random: tuple[Any, ...]
     """Seed, offset and mask."""
 

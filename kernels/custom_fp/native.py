@@ -1,4 +1,4 @@
-"""The compiled CPU backend of formats without scales: passes addresses and sizes of torch tensors to custom_fp._native.
+"""The compiled CPU backend of formats without scales. It passes addresses and sizes of tensors to custom_fp._native.
 
 Its functions have the arguments and the results of reference.py. They use torch.get_num_threads() threads.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native
+from custom_fp import _native  # type: ignore[attr-defined]  # has no stub
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.reference import clamp_shift
@@ -86,7 +86,7 @@ def count_binades(x: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: contiguous float32 tensor of at most 2^22 elements.
-        rounded: what nearest rounding makes of the cells of a binade.
+        rounded: the results of rounding the cells of a binade, `q` in csrc/binades.h.
 
     Returns:
         The number of elements with each exponent field, (256,) int64, without zeros; and a row of exact integer sums
@@ -104,12 +104,7 @@ def pack_rule(fmt: Format | Tabulated, rule: Rule = NEAREST) -> tuple[int, ...]:
         return fmt.spec, *rule.flat, 0, 0
     table = table_of(fmt, rule.rounding, rule.overflow, "cpu")
     nearest = table_of(fmt, Rounding.NEAREST_EVEN, Overflow.INFINITY, "cpu")
-    return (
-        0,
-        *rule.flat,
-        table.data_ptr(),
-        nearest.data_ptr(),
-    )  # table_of keeps the tables, so addresses stay valid
+    return 0, *rule.flat, table.data_ptr(), nearest.data_ptr()  # table_of keeps the tables alive
 
 
 def pack_product(a: Tensor, b: Tensor, out: Tensor) -> tuple[int, ...]:

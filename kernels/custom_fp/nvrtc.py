@@ -56,7 +56,7 @@ def source() -> str:
 
 
 def part_of(name: str) -> tuple[str, ...]:
-    """Return the options with which NVRTC compiles the part that contains a kernel: similar kernels, one rounding."""
+    """Return the options with which NVRTC compiles the part with a kernel: the similar kernels for its rounding."""
     part = next(part for start, part in PARTS.items() if name.startswith(start))
     mode = next((mode for mode in MODES if mode in name), MODES[0])
     return "-DCFP_SOME", f"-DCFP_ONLY_{part}", f"-DCFP_FOR_EACH_MODE(kernel)=kernel({mode})"
@@ -108,7 +108,7 @@ def binary(part: tuple[str, ...], capability: int) -> bytes:
 
 
 def _too_old(capability: int, oldest: int, cuda: int) -> str:
-    """Say which packages support a GPU that is older than this NVRTC knows."""
+    """Return a message that names packages for a GPU that is too old for this NVRTC."""
     gpu, least = (f"compute capability {number // 10}.{number % 10}" for number in (capability, oldest))
     return (
         f"This GPU has {gpu}, and CUDA {cuda} needs at least {least}. Install CuPy and a PyTorch build for CUDA "
@@ -123,9 +123,8 @@ def compile_source(text: str, options: list[str]) -> bytes:
     try:
         nvrtc.compileProgram(program, options)
         is_real = any("=sm_" in option for option in options)
-        return (
-            nvrtc.getCUBIN(program) + b"\0" if is_real else nvrtc.getPTX(program)
-        )  # CuPy leaves out its last byte
+        # CuPy leaves out the last byte of machine code.
+        return nvrtc.getCUBIN(program) + b"\0" if is_real else nvrtc.getPTX(program)
     except nvrtc.NVRTCError as error:
         raise RuntimeError(f"NVRTC refused custom_fp.cu: {nvrtc.getProgramLog(program)}") from error
     finally:

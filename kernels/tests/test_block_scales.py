@@ -224,14 +224,14 @@ def test_other_values_are_refused(name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("fp32-of_mxfp8_e4m3_rceil-block_32-width_25", "whose scales float32 values do not say"),
-        ("fp32-of_nvfp4_4over6-block_64-width_35-group_16", "whose scales float32 values do not say"),
+        ("fp32-of_mxfp8_e4m3_rceil-block_32-width_25", "whose scales float32 values do not determine"),
+        ("fp32-of_nvfp4_4over6-block_64-width_35-group_16", "whose scales float32 values do not determine"),
         ("fp32-of_nvfp4-block_64-width_35", "go with group_16"),
         ("fp32-of_mxfp4-block_60-width_25-group_16", "must divide block=60"),
         ("fp32-of_mxfp8_e4m3-block_64-width_35-group_16", "adds products of e2m1fn exactly"),
         ("fp32-of_bf16_mxfp4-width_9", "both have scales, or neither"),
         ("fp32-of_mxfp4_mxfp4_b16-width_9", "blocks of one size"),
-        ("fp32-of_mxint8-width_9", "those of floats"),
+        ("fp32-of_mxint8-width_9", "allowed with scales: floats"),
         ("fp32-of_mxfp8_e4m3-block_8-width_25-join_30_24", "without join"),
         ("fp16-width_9-group_4", "it goes with of_mxfp4"),
     ],

@@ -143,7 +143,7 @@ def test_small_values_that_a_chain_loses_survive() -> None:
         ({"order": "best"}, "order is 'best'; allowed: sequential, exact, aligned"),
         (
             {"order": "exact", "kahan": True},
-            "order=exact rounds once and leaves no errors for kahan to carry",
+            "order=exact rounds once, so there is no error to compensate",
         ),
         ({"order": "exact", "width": 4}, "width=4 goes with order=aligned, not exact"),
         ({"order": "aligned"}, "width is None; order=aligned needs one of 1..40"),

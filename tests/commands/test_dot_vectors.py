@@ -71,7 +71,7 @@ def test_answers_are_what_rationals_say(words, capsys):
     assert main(["formats", "--vectors", *words, "--count", "20", "--seed", "3"]) == 0
     head, *rows = map(json.loads, capsys.readouterr().out.splitlines())
     how, formats = Accumulator.parse(head["accumulator"]["in_words"]), head["formats"]
-    assert how.name == head["accumulator"]["name"] and head["definition"].startswith("Equal ones")
+    assert how.name == head["accumulator"]["name"] and head["definition"].startswith("How a dot")
     step = max(1, len(rows) // 60)
     for row in [*rows[::step], *rows[-20:]]:
         assert len(row["a"]) == len(row["b"]) == head["accumulator"]["terms"]

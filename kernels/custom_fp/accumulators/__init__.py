@@ -1,1 +1,1 @@
-"""What computes with an `Accumulator`: the definition, the kernels of CPU and GPU; and the machines that are known."""
+"""What computes with an `Accumulator`: the reference, the CPU and CUDA backends, and a table of machines."""

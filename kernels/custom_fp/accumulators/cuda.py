@@ -1,5 +1,7 @@
-"""The CUDA backend of accumulators: matrix products, and sums of tensors that are rounded once. A thread computes one
-result."""
+"""The CUDA backend of accumulators: matrix products, and sums of tensors that are rounded once.
+
+Each thread computes one result at a time.
+"""
 
 from __future__ import annotations
 

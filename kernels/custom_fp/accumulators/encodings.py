@@ -1,10 +1,10 @@
 """Find the codes and scales of float32 values of a format with scales, for a matrix product.
 
-block_scales.py lists the formats for which this is possible. Values do not always determine their scales. The codes
-and scales that are found give the same values, bit for bit, and are those of rounding to nearest even. There is one
-exception: a tensor of nvfp4 with few blocks can have the same values under two adjacent scales of the tensor. Then the
-one closest to the largest magnitude / (6 * 448) is used. After stochastic rounding, a block of nvfp4 without a code of
-.5, 1.5, 3 or 6 may be found with a 6 instead of a 4, under a smaller scale.
+block_scales.py lists the formats for which this is possible. The codes and scales that are found give the same values,
+bit for bit. They are those that rounding to nearest even took, with one exception: a tensor of nvfp4 with few blocks
+can have the same values under two adjacent scales of the tensor. Then the one closest to the largest magnitude /
+(6 * 448) is used. After stochastic rounding, a block of nvfp4 without a code of .5, 1.5, 3 or 6 may be found with a
+largest code of 6 instead of 4, under a smaller scale.
 
 A scale of the tensor is not part of the product. Codes times the scales of blocks are multiplied. The sum is then
 multiplied by the float32 product of both tensors' scales (alpha of cuBLAS), and rounded to nearest even.
@@ -30,7 +30,10 @@ from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import from_blocks, to_blocks
 
 LARGEST_CODES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
-"""Of a block of e2m1fn, the likeliest first: nearest even leaves one below 6 under the two smallest scales alone."""
+"""The candidates for the largest code of a block in e2m1fn, likeliest first.
+
+Rounding to nearest even leaves a largest code below 6 only under the two smallest scales.
+"""
 
 ULPS = (0, 1, -1, 2, -2, 3, -3)
 """The candidates for a tensor's scale, as units in the last place from the largest magnitude / (6 * 448)."""
@@ -52,6 +55,8 @@ Product = Callable[[Operands, Accumulator, Rule, Tensor], None]
 
 
 class Found(NamedTuple):
+    """An operand of the product: values, the exponents of their scales (int32), and the scale of the whole tensor."""
+
     values: Tensor
     scales: Tensor
     of_tensor: Tensor | None
@@ -75,6 +80,11 @@ def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rul
 
 
 def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
+    """Find the values and scales of one operand. axis: 2 for a, 1 for b, the dimension that is summed over.
+
+    Raises:
+        ValueError: x has values that are not of the format.
+    """
     layout = fmt.layout(x.shape, axis)
     if x.numel() == 0:
         return Found(x, torch.zeros(1, dtype=torch.int32, device=x.device), None)
@@ -83,12 +93,12 @@ def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
         dimension = "last" if axis == 2 else "last but one"
         raise ValueError(
             f"accumulator {how} takes values of {fmt}, in blocks along the {dimension} dimension of its "
-            f"{'first' if axis == 2 else 'second'} operand, and was given others: round it first "
+            f"{'first' if axis == 2 else 'second'} operand, and got other values: round it first "
             f"(a rule with format: {fmt}, or custom_fp.quantize(x, {fmt.name!r}, axis={axis - 3}))"
         )
     values, exponents_B, of_tensor = found
     shared = exponents_B.view(layout.shape)
-    if fmt.has_tiles:  # a scale for each row, or column
+    if fmt.has_tiles:  # repeat the scale of a tile for each of its rows or columns
         across = 3 - axis
         shared = shared.repeat_interleave(fmt.block[0], across).narrow(across, 0, x.shape[across])
     return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
@@ -126,9 +136,10 @@ def _of_digits(
 
 
 def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
-    """Yield candidates for the tensor's scale, which differ in its last digits.
+    """Yield estimates of the tensor's scale, which may be wrong in the last digits; None without such a scale.
 
-    If elements were not rounded to nearest even, the largest one may be a 4.
+    Each estimate assumes a code for the largest magnitude: 6, or 4, which is possible if elements were not rounded to
+    nearest even.
     """
     if not fmt.has_tensor_scale:
         yield None

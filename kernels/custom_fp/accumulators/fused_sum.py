@@ -24,13 +24,21 @@ _TERMS_PER_PART = 1 << 22
 
 
 def check_order(order: object, width: object, kahan: bool, terms: int) -> None:
-    """Raise ValueError if the arguments of a sum do not fit together."""
+    """Check the arguments of `accumulate`.
+
+    Args:
+        order: One of ORDERS.
+        width: The number of bits that order "aligned" keeps; None for other orders.
+        kahan: Whether to use Kahan's compensated addition, which only order "sequential" has.
+        terms: The number of tensors.
+
+    Raises:
+        ValueError: An argument is not allowed, or arguments do not go together.
+    """
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; allowed: {', '.join(ORDERS)}")
     if kahan and order != SEQUENTIAL:
-        raise ValueError(
-            f"order={order} rounds once and leaves no errors for kahan to carry; leave kahan out"
-        )
+        raise ValueError(f"order={order} rounds once, so there is no error to compensate; leave kahan out")
     if order != ALIGNED:
         if width is not None:
             raise ValueError(f"width={width} goes with order=aligned, not {order}")
@@ -52,7 +60,7 @@ def check_narrow(tensors: Sequence[Tensor]) -> None:
 def accumulate(
     tensors: Sequence[Tensor], fmt: NumberFormat, width: int | None, rule: Rule, out: Tensor
 ) -> None:
-    """Add tensors and round the sums once. width None: the exact sum."""
+    """Add tensors and round the sums to the format once. width: None for exact sums, else that of aligned sums."""
     device, terms_n, out_n = out.device.type, [x.view(-1) for x in tensors], out.view(-1)
     add = function("fused_sum", Accumulator.backends, device)
     quantize = function("quantize", fmt.backends, device)
@@ -65,6 +73,7 @@ def accumulate(
 def accumulate_packed(
     payloads: Sequence[Tensor], fmt: NumberFormat, n: int, width: int | None, rule: Rule, out: Tensor
 ) -> None:
+    """Do the same for tensors of n elements as packed codes. The sums are packed, too."""
     unpack, pack = (function(name, fmt.backends, out.device.type) for name in ("unpack", "pack"))
     for start, stop in _parts(n, len(payloads)):
         data = slice(start // 8 * fmt.bits, -(-stop // 8) * fmt.bits)

@@ -1,22 +1,25 @@
-"""Matrix units whose arithmetic is published, as accumulators. Standard library only.
+"""Matrix units whose arithmetic is published, as accumulators. This module does not import torch.
 
-Their names are those of the GPU and of the format that it multiplies. Sums are float32, or fp16 if the name ends in
-`_to_fp16`. Operands are not rounded: round them to the machine's format first (a rule of role input and weight, or
-custom_fp.quantize).
+The name of a machine is the name of the GPU and of the format that it multiplies. Sums are float32, or fp16 if the name
+ends in `_to_fp16`. Operands are not rounded. Round them to the machine's format first, with a rule for the roles input
+and weight or with custom_fp.quantize.
 
 Sources:
   MMA-Sim   Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv
-            2511.10909), and its simulator, whose results these are; they found it bit by bit equal to the GPUs.
+            2511.10909), and its simulator. Its authors found the simulator equal to the GPUs, bit for bit, and the
+            machines here have its results.
   Fasi      Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores" (PeerJ Computer Science
-            7:e330, 2021): products exact, blocks added with truncation, not normalised in between, on V100, T4, A100.
-  DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), 3.3.2: FP8 products on Hopper keep about 14
-            bits, so that partial sums go to float32 registers after every 128 terms (the scales of blocks apart).
+            7:e330, 2021): on V100, T4 and A100, products are exact, and blocks are added with truncation and without
+            normalization in between.
+  DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.3.2: FP8 products on Hopper keep
+            about 14 bits, so that partial sums are added to float32 registers after every 128 terms. The scales of
+            their blocks are not part of the machine here.
 
-Blackwell's instructions with block scales (tcgen05, and mma of sm_120, which MMA-Sim has alike) take codes and scales
-apart; here they are found again in float32 values, of rounding to nearest even (block_scales.py, encodings.py). MMA-Sim
-has them of e4m3, e5m2 and e2m1: of e3m2 and e2m3 there is no machine here.
+Blackwell's instructions with block scales take codes and scales as separate operands: tcgen05, and mma of sm_120, which
+MMA-Sim treats alike. Here, block_scales.py and encodings.py recover them from float32 values that were rounded to
+nearest even. MMA-Sim has e4m3, e5m2 and e2m1 with scales, so there is no machine here for e3m2 and e2m3.
 
-What they leave out: CDNA 3's instructions of k = 4 (4x4x4, 16x16x4, 32x32x4) take blocks of 4 where these take 8.
+CDNA 3's instructions with k = 4 (4x4x4, 16x16x4, 32x32x4) are missing. They take blocks of 4 terms instead of 8.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Machine:
     text: str
-    """The spelling of the accumulator."""
+    """The accumulator in words, which `Accumulator.parse` reads."""
     what: str
     """The instruction, and the source of its arithmetic."""
 
@@ -37,21 +40,28 @@ _MMA = "MMA-Sim"
 
 
 def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
-    """Return a fused sum of a block of products and the partial sum, cut off for float32, nearest for fp16."""
+    """Return the accumulator of a tensor core, in words.
+
+    The products of a block and the partial sum are aligned and added. The result is cut off in float32, and rounded to
+    nearest in fp16.
+    """
     rounding = "" if sum_ == "fp16" else f"-{_RZ}"
     return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
 
 
 def _of_groups(of: str) -> str:
-    """Return a sum of groups of 16 products, which are exact and aligned by their scales."""
+    """Return the accumulator of a tensor core for e2m1 with scales, in words.
+
+    16 products at a time are added exactly. The sums of these groups are aligned by their scales.
+    """
     return f"fp32-of_{of}-block_64-width_35-group_16-{_RZ}"
 
 
 def _matrix_core(of: str, terms: int, split: int = 1) -> str:
-    """Return the sum of CDNA 3.
+    """Return the accumulator of a matrix core of CDNA 3, in words.
 
-    Products are cut off at their largest exponent, separately for even and odd terms if split. Their sum and the
-    partial sum are then rounded down at their exponent, and the result is rounded to nearest.
+    Products are aligned by their largest exponent and cut off, even and odd terms separately if split is 2. Their sum
+    and the partial sum are then aligned by the larger exponent and rounded down. The result is rounded to nearest.
     """
     halves = f"-split_{split}" if split > 1 else ""
     return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"
@@ -117,9 +127,9 @@ MACHINES: dict[str, Machine] = {
     ),
     "mi100_fp16": Machine("fp32-block_4-pairwise", f"CDNA 1, trees of four float32 terms; {_MMA}"),
     "mi100_bf16": Machine("fp32-block_2-pairwise", f"CDNA 1, pairs of float32 terms; {_MMA}"),
-    "mi100_fp32": Machine("fp32-fused", f"CDNA 1 to 3, a fused multiply-add a term; {_MMA}"),
+    "mi100_fp32": Machine("fp32-fused", f"CDNA 1 to 3, a fused multiply-add per term; {_MMA}"),
     "mi250_fp16": Machine(
-        "fp32-of_fp16-block_4-flush-pairwise", f"CDNA 2, CDNA 1's without subnormals; {_MMA}"
+        "fp32-of_fp16-block_4-flush-pairwise", f"CDNA 2, as CDNA 1 without subnormals; {_MMA}"
     ),
     "mi250_bf16": Machine(
         "fp32-of_bf16-block_4-flush-pairwise", f"CDNA 2, the instructions called bf16_1k; {_MMA}"

@@ -1,12 +1,13 @@
 """The definition of every accumulator, in torch with float64 and 64-bit integers: slow, readable and exact.
 
 Each result of a matrix product is a sum. `Dot` computes all of them together, term by term. The kernels in
-csrc/accumulators return the same bits. This code also runs where they cannot.
+csrc/accumulators return the same bits. This code also runs on devices that they do not support.
 
-Legend: B matrices, M rows, N columns, K terms. Q rounds as the accumulator says, to its format of sums.
+Legend: B matrices, M rows, N columns, K terms. Q rounds to the format of sums, with the accumulator's rounding.
 
-Random words of stochastic rounding: element (row r of all B M, column j) is number r * (N rounded up to a multiple of
-128) + j; the product of term k reads stream 2 k, the n-th rounding of a sum stream 2 n + 1.
+Random words of stochastic rounding: the result in row r (of all B * M rows) and column j has the index
+r * (N rounded up to a multiple of 128) + j. Product k reads stream 2 k, and the n-th rounding of a sum (from 0) reads
+stream 2 n + 1.
 """
 
 from __future__ import annotations
@@ -38,11 +39,8 @@ ROW = 128
 ZERO = -126
 """The exponent by which a factor or a partial sum of zero is aligned."""
 
-_LIMB, _LIMBS, _LOWEST = (
-    30,
-    22,
-    -298,
-)  # of exact sums: 660 bits, starting at the smallest product of two float32 values
+# Exact sums have 660 bits. The last one is that of the smallest product of two float32 values.
+_LIMB, _LIMBS, _LOWEST = 30, 22, -298
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
@@ -55,12 +53,14 @@ def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> No
 
 
 class Dot:
+    """All dot products of a matrix product, for one accumulator."""
+
     def __init__(self, operands: Operands, how: Accumulator, rule: Rule, out: Tensor):
         self.how, self.rule, self.out = how, rule, out
         self.a, self.b, self.a_scales, self.b_scales = operands
         if how.flush:
             self.a, self.b = (flushed(x, fmt) for x, fmt in zip(operands[:2], how.elements, strict=True))
-        self.sums = 0  # roundings of them, so far
+        self.sums = 0  # the number of sums rounded so far
 
     def result(self) -> Tensor:
         depth, total = self.a.shape[-1], self.zeros()
@@ -124,7 +124,9 @@ class Dot:
         cuts = self.rule.rounding is Rounding.TOWARD_ZERO and self.rule.overflow is Overflow.INFINITY
         if isinstance(fmt, Tabulated) or not cuts:
             return result
-        step = 2.0 ** (max(fmt.emax, fmt.emin) - fmt.mantissa_bits)  # to where the next value would be
+        step = 2.0 ** (
+            max(fmt.emax, fmt.emin) - fmt.mantissa_bits
+        )  # from the largest value to where the next would be
         beyond = (x.abs() >= fmt.max + step) & x.isfinite() & (fmt.is_signed | (x > 0))
         there = torch.copysign(torch.full_like(x, infinite(fmt, self.rule)), x)
         return torch.where(beyond, there, result)
@@ -169,6 +171,7 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
+        """Align acc and the terms, or groups of them, by one exponent and add them."""
         significand, unit, exponent = digits(acc, self.how.sum.emin)
         groups = terms[:: self.how.group]
         largest = torch.maximum(exponent, self.largest(groups))
@@ -182,7 +185,7 @@ class Dot:
         return to_odd(total, largest - self.how.width)
 
     def joined(self, acc: Tensor, terms: range) -> Tensor:
-        """Add the terms, in parts if they are split, and then acc and their sum."""
+        """Align and add the terms, in parts if they are split, and then align and add their sum and acc."""
         (bits, bits_of_acc), split, top = self.how.join, self.how.split, self.largest(terms)
         total = torch.zeros_like(top)
         for part in [terms[i::split] for i in range(min(split, len(terms)))]:
@@ -227,7 +230,7 @@ class Dot:
         return total
 
     def cut_group(self, terms: range, largest: Tensor) -> Tensor:
-        """Return the same for products that are first added exactly, under the scales of the first one."""
+        """Return the exact sum of a group of products in units of 2**(largest - width), cut off."""
         total, exact = torch.zeros_like(largest), sum(self.scales_of(terms.start)) - GROUP_DIGITS
         for k in terms:
             significand, unit, _ = self.factors(k)
@@ -309,10 +312,10 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
         plain = plain + x
         mantissa, exponent = torch.frexp(x.nan_to_num(0, 0, 0))
         number = (mantissa * 2.0**53).long()
-        place = exponent.long() - 53 - _LOWEST  # of its last bit; where that is below 0 there are only zeros
+        place = exponent.long() - 53 - _LOWEST  # of the last bit; bits at negative places are zero
         number = torch.where(place < 0, number >> (-place).clamp(0, 62), number)
         place = torch.where(number == 0, 0, place.clamp(min=0))
-        for part in range(3):  # of 18 bits, so that shifting keeps them in 64
+        for part in range(3):  # of 18 bits, so that 64 bits hold them when they are shifted
             piece = ((number.abs() >> 18 * part) & 0x3FFFF) * number.sign()
             at = place + 18 * part
             limbs.scatter_add_(-1, (at // _LIMB)[..., None], (piece << at % _LIMB)[..., None])
@@ -324,12 +327,14 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
     _carry(limbs)
     value = torch.zeros_like(like)
     one = torch.ones_like(limbs[..., 0])
-    rest = one * 0  # sticky: whether any limb below the three is not zero
+    rest = one * 0  # sticky bit: whether any limb below the first three is not zero
     for i in range(_LIMBS):
         below = [limbs[..., i - 1] if i > 0 else rest * 0, limbs[..., i - 2] if i > 1 else rest * 0]
         rest = rest | (limbs[..., i - 3] != 0).long() if i > 2 else rest
-        top = (limbs[..., i] << _LIMB) | below[0]  # of 31 bits or more, where this is the first limb
-        more = 53 - _LIMB - torch.frexp(limbs[..., i].double()).exponent.long()  # bits, or fewer
+        top = (limbs[..., i] << _LIMB) | below[0]  # at least 31 bits, if limb i is the first that is not zero
+        more = (
+            53 - _LIMB - torch.frexp(limbs[..., i].double()).exponent.long()
+        )  # missing bits; negative: too many
         room, drop = more.clamp(min=0), (-more).clamp(min=0)
         kept = (top << room | below[1] >> _LIMB - room) >> drop
         lost = top & (one << drop) - 1 | below[1] & (one << _LIMB - room) - 1 | rest

@@ -1,4 +1,4 @@
-"""The words of an accumulator's name. Standard library only."""
+"""The words of an accumulator's name. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ WORDS = (
     "chunk_TERMS or chunk_TERMS_FORMAT"
 )
 
+_FLAGS: dict[str, dict[str, Any]] = {
+    "fused": {"product": EXACT},
+    "kahan": {"kahan": True},
+    "flush": {"flush": True},
+    "saturate": {"overflow": "saturate"},
+    "propagate": {"overflow": "propagate"},
+    "pairwise": {"order": "pairwise"},
+    "exact": {"order": "exact"},
+}
+_NUMBERS = ("block", "width", "split", "group", "chunk")
+
 
 def part(word: str) -> dict[str, Any]:
     """Return the fields of an Accumulator that a word sets."""
     key, _, value = word.partition("_")
-    if word in ("fused", "kahan", "flush", "saturate", "propagate", "pairwise", "exact"):
-        return {
-            "fused": {"product": EXACT},
-            "kahan": {"kahan": True},
-            "flush": {"flush": True},
-            "saturate": {"overflow": word},
-            "propagate": {"overflow": word},
-        }.get(word, {"order": word})
+    if word in _FLAGS:
+        return _FLAGS[word]
     if key == "join" and (found := re.fullmatch(r"(\d{1,10})_(\d{1,10})", value)):
         return {"join": (int(found[1]), int(found[2]))}
-    if key in ("block", "width", "split", "group", "chunk") and (
-        found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)
-    ):
+    if key in _NUMBERS and (found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)):
         if key == "chunk" and found[2]:
             return {"chunk": int(found[1]), "total": found[2]}
         if not found[2]:
@@ -43,30 +46,15 @@ def part(word: str) -> dict[str, Any]:
     if key == "of" and value:
         return {"operands": _one_or_two(value)}
     try:
-        return {"rounding": word} if read_rounding(word) else {}
+        read_rounding(word)
     except ValueError:
-        known = (
-            "fused",
-            "product",
-            "of",
-            "block",
-            "width",
-            "join",
-            "split",
-            "group",
-            "flush",
-            "pairwise",
-            "exact",
-            "saturate",
-            "kahan",
-            "chunk",
-            *Rounding,
-        )
-        raise ValueError(f"{word!r} is no word of it{did_you_mean(word, known)}; allowed: {WORDS}") from None
+        known = (*_FLAGS, "product", "of", "join", *_NUMBERS, *Rounding)
+        raise ValueError(f"unknown word {word!r}{did_you_mean(word, known)}; allowed: {WORDS}") from None
+    return {"rounding": word}
 
 
 def _one_or_two(value: str) -> tuple[str, ...] | str:
-    """Split the names of one or two formats, which are joined by the character that some names contain."""
+    """Split the names of one or two formats. They are joined by an underscore, which some names contain."""
     words = value.split("_")
     cuts = [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
     two = [names for names in cuts if all(map(_is_operand, names))]
@@ -76,5 +64,5 @@ def _one_or_two(value: str) -> tuple[str, ...] | str:
 def _is_operand(name: str) -> bool:
     try:
         return Format.named(name) is not None or ScaledFormat.named(name) is not None
-    except ValueError:  # of ours, but none that can be
+    except ValueError:  # a name of the right form, but with values that are not allowed
         return False
