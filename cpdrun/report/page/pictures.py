@@ -90,9 +90,8 @@ def _start_process(parent: int, jobs: Sequence[_Job]) -> None:
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # By SIGTERM, the pool ends its processes if one was killed.
+    # The pool sends SIGTERM to the other processes if one was killed. The inherited handler would ignore it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run_in_process(number: int) -> dict[str, bytes]:
