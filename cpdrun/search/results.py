@@ -66,7 +66,7 @@ class Results(RunResults):
 
     @property
     def metric(self) -> Metric:
-        """The compared metric, with enough digits to show the margin and the means."""
+        """The metric to compare. It is printed with enough digits to tell the margin and the means apart."""
         means = (mean([*values.values()]) for values in self.ended.values.values())
         return self.compared_metric.with_digits(self.margin.shown, means)
 
