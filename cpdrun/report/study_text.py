@@ -177,7 +177,7 @@ def sends_alike_text(study: "Study") -> str:
 
 
 def ignored_texts(settings: Iterable[IgnoredSetting]) -> list[str]:
-    """Return a sentence about each setting that had no effect, because its values gave the same metrics in a script."""
+    """Return a sentence about each setting whose values made no difference to the metrics of a script."""
     return [_ignored_text(setting) for setting in settings]
 
 
