@@ -39,9 +39,9 @@ class NativeCodebook(ScaledReference):
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
-        size = max(1, min(fmt.block, n) if isinstance(fmt.block, int) else n)
+        width = fmt.layout((n,)).width
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt.element)
-        _native.codebook_quantize(*addresses, rows, n, size, tables, get_num_threads())
+        _native.codebook_quantize(*addresses, rows, n, width, tables, get_num_threads())
 
     def encode(
         self,
