@@ -1,11 +1,14 @@
-"""Words for mistakes. Standard library only."""
+"""Suggestions for misspelled names. Uses only the standard library."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest of `known`, by whole key or by its last part; else ''."""
+    """Return ` (did you mean 'x'?)` for the known name that is most similar to `given`, or "" if none is similar.
+
+    Whole names are compared first, and then the parts after their last dots.
+    """
     known = list(map(str, known))  # members of a StrEnum count as strings
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.75)
     if not near:

@@ -118,6 +118,23 @@ def test_every_number_of_bits_is_packed_densely(n):
     assert same(custom_fp.unpack(custom_fp.pack(x, book), book, (83,)), custom_fp.quantize(x, book))
 
 
+@pytest.mark.parametrize("name", ["linear_b64", "nf4_b64", "linear"])
+@pytest.mark.parametrize("n", [64, 1000, 4096])
+def test_doubles_are_packed_like_the_float32_that_they_round_to(name, n):
+    """The float32 copy has to live until it is packed: malloc writes to the first bytes of what is freed."""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    assert torch.equal(custom_fp.pack(x.double(), name), custom_fp.pack(x, name))
+
+
+@pytest.mark.parametrize("name", ["nf4_16x16", "nf4_column"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_rows_are_not_cut_into_tiles_or_columns(name, compiled, monkeypatch):
+    if not compiled:
+        in_torch(monkeypatch)
+    with pytest.raises(ValueError, match="last two dimensions"):
+        custom_fp.quantize_rows(torch.randn(3, 64), name)
+
+
 def test_blocks_have_scales_of_their_own():
     x = torch.randn(150, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 150)
     blocks = [custom_fp.quantize(part, "dynamic_tree") for part in x.split(64)]

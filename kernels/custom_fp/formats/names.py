@@ -40,12 +40,9 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
 
 KINDS = _kinds()  # The built-in classes. Users may register their own later.
 
+# Models that were saved before name these kinds.
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]
-_FORMER_KINDS = {
-    "BlockFormat": BlockFormat,
-    "Codebook": Codebook,
-    "Affine": Affine,
-}  # in models that were saved before
+_FORMER_KINDS = {"BlockFormat": BlockFormat, "Codebook": Codebook, "Affine": Affine}
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 

@@ -5,9 +5,8 @@ that, on the CPU and in CUDA (csrc/tabulated/). The kinds are in by_table/. This
 
 The values of each sign are a `Half`, in the order of their magnitudes. Between the neighbors low and high of |x|,
 
-    nearest_even    rounds up above `boundary`, which is the middle unless a kind defines another one. On the boundary
-    the
-                    neighbor with the even code is taken.
+    nearest_even    rounds up above `boundary`, which is the middle unless a kind defines another one. On the boundary,
+                    the neighbor with the even code is taken.
     stochastic      rounds up with probability floor(2^31 d) / 2^31, where d = (|x| - low) / (high - low) in double.
     other modes     choose low or high as `Rounding` defines.
 

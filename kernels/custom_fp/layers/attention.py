@@ -216,10 +216,10 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
             batch = 0 if self.batch_first else 1
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            same = (
-                (query.unsqueeze(batch),) * 3 if query is key is value else None
-            )  # so that they stay one tensor
-            inputs = same or tuple(x.unsqueeze(batch) for x in (query, key, value))
+            if query is key is value:  # they have to stay one tensor
+                inputs = (query.unsqueeze(batch),) * 3
+            else:
+                inputs = query.unsqueeze(batch), key.unsqueeze(batch), value.unsqueeze(batch)
             result, weights = self(*inputs, key_padding_mask, need_weights, attn_mask, average_attn_weights)
             return result.squeeze(batch), None if weights is None else weights.squeeze(0)
         q_BxLxE, k_BxSxE, v_BxSxE = self._project(query, key, value)

@@ -50,10 +50,10 @@ OPERANDS = {  # the roles of each product's operands
     INPUT_GRADIENT: ("output_gradient", "weight"),
     WEIGHT_GRADIENT: ("output_gradient", "input"),
 }
-FACTORS = {
+FACTORS = {  # the operands in the order in which `Sums` multiplies them
     **OPERANDS,
     WEIGHT_GRADIENT: ("input", "output_gradient"),
-}  # in the order in which `Sums` multiplies them
+}
 
 Round = Callable[[Tensor], Tensor]
 """A function that rounds a tensor of any shape and passes the gradient straight through. It may have attributes:

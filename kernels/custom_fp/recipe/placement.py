@@ -51,9 +51,8 @@ class Placement:
         for module, attribute, value in unfused_settings(model) if rounded else ():
             override_(module, attribute, value)
         self.attention = [layer for layer in reached if _calls_attention(layer)]
-        if (
-            self.attention
-        ):  # all modules that call it, so that a call is rounded only for the module that makes it
+        if self.attention:
+            # All modules that call it are changed, so that a call is rounded only for the module that makes it.
             for layer in layers:
                 if _calls_attention(layer):
                     replace_attention_(layer.module)

@@ -85,9 +85,8 @@ def _emax(name: str) -> int:
 
 def _exponent(x: Tensor) -> Tensor:
     """Return ceil(log2 max|x|) over the finite elements as a 0-d int64 tensor, or 0 if they are all zero."""
-    largest = (
-        torch.where(torch.isfinite(x), x, 0.0).abs().amax().double()
-    )  # float32 subnormals are normal in float64
+    largest = torch.where(torch.isfinite(x), x, 0.0).abs().amax()
+    largest = largest.double()  # because float32 subnormals are normal in float64
     bits = largest.view(torch.int64)
     exponent = (bits >> FLOAT64_FRACTION) - FLOAT64_BIAS
     fraction = bits & ((1 << FLOAT64_FRACTION) - 1)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, get_num_threads
 
 from custom_fp import _native
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
-from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
+from custom_fp.scaled.arithmetic import NEAREST
 from custom_fp.scaled.blocks import single
+from custom_fp.scaled.halves_native import NativeHalves
 
 
-class NativeAffine(ScaledReference):
+class NativeAffine(NativeHalves):
     """The fast paths of integers with zero points."""
 
     def quantize(
@@ -69,21 +69,6 @@ class NativeAffine(ScaledReference):
             _native.affine_decode_tiles(*addresses, *_tiles(layout), get_num_threads())
         else:
             _native.affine_decode(*addresses, *_rows(layout), get_num_threads())
-
-    def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
-        if fmt.code_bits != 4:
-            super().join(codes_n, fmt, out)
-            return
-        n = codes_n.numel()
-        _native.join_halves(codes_n.data_ptr(), out.data_ptr(), n, get_num_threads())
-        out[(n + 1) // 2 :].zero_()
-
-    def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
-        if fmt.code_bits != 4:
-            return super().split(data, n, fmt)
-        codes_n = torch.empty(n, dtype=torch.uint8)
-        _native.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
-        return codes_n
 
 
 def _largest_code(fmt: ScaledFormat) -> int:

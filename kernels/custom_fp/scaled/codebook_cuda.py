@@ -5,6 +5,7 @@ The kernels round to nearest. For the other roundings, torch computes on the GPU
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,24 +29,15 @@ class CudaCodebook(ScaledReference):
     def quantize(
         self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
-        _run(
-            "codebook",
-            single(x),
-            fmt.layout(x.shape, axis),
-            (address(out), NOTHING, NOTHING),
-            _search(fmt, x),
-        )
+        to = address(out), NOTHING, NOTHING
+        _run("codebook", single(x), fmt.layout(x.shape, axis), to, _search(fmt, x))
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
-        width = max(1, min(fmt.block, n) if isinstance(fmt.block, int) else n)
-        _run(
-            "codebook",
-            x_RxN,
-            Layout(1, rows, n, 1, width, (rows, -(-n // width))),
-            (address(out_RxN), NOTHING, NOTHING),
-            _search(fmt, x_RxN),
-        )
+        row = fmt.layout((n,))
+        layout = replace(row, rows=rows, shape=(rows, row.scales))
+        to = address(out_RxN), NOTHING, NOTHING
+        _run("codebook", x_RxN, layout, to, _search(fmt, x_RxN))
 
     def encode(
         self,

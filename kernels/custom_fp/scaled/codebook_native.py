@@ -13,13 +13,14 @@ from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.rounding import Rule
-from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
+from custom_fp.scaled.arithmetic import NEAREST
 from custom_fp.scaled.blocks import single
 from custom_fp.scaled.elements import tables_of
+from custom_fp.scaled.halves_native import NativeHalves
 from custom_fp.scaled.search import search_of
 
 
-class NativeCodebook(ScaledReference):
+class NativeCodebook(NativeHalves):
     """The fast paths of codebooks."""
 
     def quantize(
@@ -39,9 +40,9 @@ class NativeCodebook(ScaledReference):
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         rows, n = x_RxN.shape
-        size = max(1, min(fmt.block, n) if isinstance(fmt.block, int) else n)
+        width = fmt.layout((n,)).width
         addresses, (tables, _) = (x_RxN.data_ptr(), out_RxN.data_ptr()), _tables(fmt.element)
-        _native.codebook_quantize(*addresses, rows, n, size, tables, get_num_threads())
+        _native.codebook_quantize(*addresses, rows, n, width, tables, get_num_threads())
 
     def encode(
         self,
@@ -104,13 +105,6 @@ class NativeCodebook(ScaledReference):
             _native.codebook_pack_halves(*addresses, n, layout.width, tables, get_num_threads())
         out[: scales_B.nbytes].copy_(scales_B.view(torch.uint8))
         body[math.ceil(n * bits / 8) :].zero_()
-
-    def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
-        if fmt.code_bits != 4:
-            return super().split(data, n, fmt)
-        codes_n = torch.empty(n, dtype=torch.uint8)
-        _native.split_halves(data.data_ptr(), codes_n.data_ptr(), n, get_num_threads())
-        return codes_n
 
 
 def _rows(layout: Layout) -> tuple[int, int, int]:

@@ -124,9 +124,8 @@ def _direction(rounding: Rounding, sign: float) -> bool | None:
 def _merged(steps: _Steps) -> _Steps:
     """Remove steps with nothing between them, and steps that do not change the result."""
     thresholds, results = steps.thresholds, steps.results
-    last = np.append(
-        thresholds[1:] > thresholds[:-1], True
-    )  # the last one of several steps at the same threshold
+    # the last one of several steps at the same threshold
+    last = np.append(thresholds[1:] > thresholds[:-1], True)
     thresholds, results = thresholds[last], np.concatenate([results[:1], results[1:][last]])
     bits = _bits(results)
     changes = bits[1:] != bits[:-1]

@@ -16,15 +16,8 @@ from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around, bits_
 
 Case = tuple[str, list[int]]
 WHOLE_TENSOR = 32  # number of values if a block is the whole tensor, or a row or column of it
-OCTAVES = (
-    0,
-    -3,
-    6,
-    -40,
-    40,
-    -120,
-    100,
-)  # log2 of the scales under which all boundaries of an element are tested
+# log2 of the scales under which all boundaries of an element are tested
+OCTAVES = (0, -3, 6, -40, 40, -120, 100)
 BINADES = (-149, -140, -127, -126, -60, -9, -1, 0, 1, 9, 60, 126, 127)  # of the largest magnitude of a block
 SPREAD = 24  # how many binades below its largest magnitude a random block extends
 

@@ -14,13 +14,8 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated import Number, Tabulated, power
 
-_DOTS = (
-    (0b11, 5, 4),
-    (0b10, 5, 3),
-    (0b01, 5, 2),
-    (0b001, 4, 1),
-    (0b0001, 3, 0),
-)  # prefix, where it ends, exponent bits
+# prefix, where it ends, exponent bits
+_DOTS = ((0b11, 5, 4), (0b10, 5, 3), (0b01, 5, 2), (0b001, 4, 1), (0b0001, 3, 0))
 
 
 @dataclass(frozen=True)
