@@ -143,7 +143,7 @@ def _baseline_of(study: Study, facet: Facet | None) -> Group | None:
 
 
 def row_of(study: Study, run: RunDir) -> dict[str, Any]:
-    """Return the row of `study.runs` for this run, as a dictionary. It is empty if the study does not contain the run."""
+    """Return the row of `study.runs` for this run as a dictionary, or {} if the study does not contain the run."""
     here = run.path.resolve()
     rows = as_rows(study.runs[study.runs["run:name"] == run.name])
     return next((row for row in rows if Path(row["run:path"]).resolve() == here), {})
