@@ -55,6 +55,9 @@ def roundings(failure: Failure) -> Iterator[Cause]:
     def round_to_output(x: Tensor, rounding: str = "nearest_even") -> Tensor:
         return custom_fp.quantize(x, output, rounding=rounding)
 
+    def rounded_twice(x: Tensor, fmt: Format) -> Tensor:
+        return round_to_output(custom_fp.quantize(x, fmt))
+
     def flushed(x: Tensor) -> Tensor:
         x = round_to_output(x)
         return torch.where(x.abs() < 2.0**output.emin, 0.0, x)
@@ -75,7 +78,7 @@ def roundings(failure: Failure) -> Iterator[Cause]:
             text = f"the result was rounded to {name}"
             if not _is_part(fmt, output):
                 text = f"{text} before it was rounded to {output} (double rounding)"
-            yield failure.of_ends(text, lambda x, fmt=fmt: round_to_output(custom_fp.quantize(x, fmt)))
+            yield failure.of_ends(text, partial(rounded_twice, fmt=fmt))
 
 
 def scales(failure: Failure) -> Iterator[Cause]:
@@ -163,6 +166,9 @@ def operands(failure: Failure) -> Iterator[Cause]:
     problem = failure.whole
     a, b = problem.a[failure.batch, failure.row], problem.bt[failure.batch, failure.column]
 
+    def flushed(x: Tensor, smallest: float) -> Tensor:
+        return torch.where(x.abs() < smallest, 0.0, x)
+
     def product(text: str, change: Callable[[Tensor], Tensor]) -> Cause:
         terms = change(a).double() * change(b).double() * failure.scaling
         return failure.of_values(text, terms.nan_to_num(0, 0, 0).sum(1))
@@ -174,7 +180,7 @@ def operands(failure: Failure) -> Iterator[Cause]:
     for fmt in dict.fromkeys([*map(Format.parse, ("fp16", "bf16")), *problem.how.elements]):
         smallest = 2.0**fmt.emin
         text = f"subnormal operands (below {smallest:.3g}, of {fmt}) were flushed to zero"
-        yield product(text, lambda x, smallest=smallest: torch.where(x.abs() < smallest, 0.0, x))
+        yield product(text, partial(flushed, smallest=smallest))
 
 
 def sums(failure: Failure) -> Iterator[Cause]:
