@@ -86,7 +86,11 @@ def test_random_orders_are_inside_of_the_bound(machine, spread):
 
 
 @pytest.mark.parametrize(
-    "name", ["e4m3", "bf16-fused", "e5m2-toward_zero", "e4m3fn-saturate", "e5m7-block_2-width_6"]
+    "name",
+    [
+        *("e4m3", "bf16-fused", "e5m2-toward_zero", "e4m3fn-saturate", "e5m7-block_2-width_6", "lns4_3"),
+        "fp32-block_2-width_20-join_8_6",
+    ],
 )
 def test_every_order_of_a_few_terms_is_inside_of_the_bound(name):
     """All orders of 4 blocks, and all ways to divide them into chains that are added in float32."""
@@ -216,6 +220,25 @@ def test_the_cause_is_named(words):
     assert words in message.split("Likely cause: ")[1], message
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_noise_has_no_known_cause(machine):
+    a, b = operands(machine)
+    got = torch.randn(16, 16, generator=generator(7)) * 20
+    assert "Likely cause: unknown" in error_of(got, a, b, machine)
+
+
+def test_small_scales_of_groups_do_not_widen_the_bound():
+    a, b = operands("h100_fp8")
+    small = torch.full((16, 2), 2.0**-20)
+    every = torch.ones(1, 16, 16).nonzero().unbind(-1)
+    width, wide = (
+        found.high - found.low
+        for s in (small, torch.ones(16, 2))
+        for found in [bounds(read_problem(torch.zeros(16, 16), a, b, "h100_fp8", "any", s, s.T), *every)]
+    )
+    assert (width * 2.0**40 <= (1 + 2.0**-10) * wide).all()
+
+
 def test_the_message():
     assert error_of(row_missing(), A, B).splitlines()[:5] == [
         "The matrix product is not a result of h100_bf16 in any order of summation!",
@@ -274,9 +297,8 @@ def test_wrong_arguments(change, words):
 
 # ---- casts
 
-X = torch.randn(4000, generator=generator()).bfloat16().float() * 2.0 ** torch.arange(4000).remainder(24).sub(
-    12
-)
+X = torch.randn(4000, generator=generator()) * 2.0 ** torch.arange(4000).remainder(24).sub(12)
+X[::2] = X[::2].bfloat16().float()  # with ties
 Q = custom_fp.quantize
 CASTS = {
     "ties were rounded away": lambda: Q(X, "e4m3fn", rounding="nearest_away"),
@@ -285,6 +307,7 @@ CASTS = {
     "flushed to +0": lambda: torch.where(Q(X, "e4m3fn").abs() < 2.0**-6, 0.0, Q(X, "e4m3fn")),
     "2^1 times": lambda: 2 * Q(X, "e4m3fn"),
     "not rounded": lambda: X,
+    "rounded to bf16 first": lambda: Q(Q(X, "bf16"), "e4m3fn"),
 }
 
 

@@ -1,6 +1,6 @@
 """How good custom_fp.testing is: false failures on legal results, and planted bugs that it finds.
 
-    python scripts/benchmarks/testing_study.py [--elements 1000000] [--only legal|bugs|casts|time] [--output FILE]
+    python scripts/benchmarks/testing_study.py [--elements 1000000] [--only legal|bugs|time] [--output FILE]
 
 Legal results are made by a model of a kernel that shares no code with the bound. Blocks of K come in random order and
 are divided at random into partial sums. Each is a chain of the named machine. They are added in float32 in a random
@@ -27,7 +27,7 @@ from typing import Any
 import custom_fp
 import torch
 from custom_fp.accumulators.machines import MACHINES
-from custom_fp.testing import assert_matmul, assert_quantize
+from custom_fp.testing import assert_matmul
 from custom_fp.testing.bounds import bounds
 from custom_fp.testing.problem import read_problem
 from torch import Tensor
@@ -184,12 +184,8 @@ class Kernel:
         s_a, s_b = self.known.get("scale_a"), self.known.get("scale_b")
         if isinstance(s_a, Tensor) and s_a.shape[-1] > 1:
             size = a.shape[1] // s_a.shape[-1]
-            a, b, s_a, s_b = (
-                a * s_a.repeat_interleave(size, 1),
-                b * s_b.repeat_interleave(size, 0),
-                None,
-                None,
-            )
+            a, b = a * s_a.repeat_interleave(size, 1), b * s_b.repeat_interleave(size, 0)
+            s_a = s_b = None
         total = a @ b
         total = total if s_a is None else total * s_a
         total = total if s_b is None else total * s_b
@@ -411,7 +407,7 @@ def ours(kernel: Kernel, got: Tensor) -> str | None:
     return None
 
 
-def check_bugs(verbose: bool = False) -> list[str]:
+def check_bugs() -> list[str]:
     lines = ["| planted bug | assert_matmul | cause named | Triton | torchao | DeepGEMM | CUTLASS | torch |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     kernels = planted()
@@ -419,13 +415,8 @@ def check_bugs(verbose: bool = False) -> list[str]:
     false, apart = dict.fromkeys(caught, 0), dict.fromkeys(caught, 0)
     for kernel in kernels:
         message = ours(kernel, kernel.got)
-        if verbose and message:
-            print("====", kernel.name, "\n", message, sep="")
         named = (
-            message is not None
-            and "unknown" not in message
-            and kernel.words in message
-            and kernel.words != ""
+            message is not None and kernel.words != "" and kernel.words in message.split("Likely cause: ")[1]
         )
         others = close_enough(kernel, kernel.got)
         seen = {"ours": message is not None, "named": named, **{k: not v for k, v in others.items()}}
@@ -446,45 +437,7 @@ def check_bugs(verbose: bool = False) -> list[str]:
     return lines
 
 
-# ---- elementwise, and time
-
-
-def check_casts() -> list[str]:
-    g = torch.Generator().manual_seed(2)
-    x = torch.randn(200_000, generator=g) * 2.0 ** torch.randint(-12, 10, (200_000,), generator=g)
-    x[::2] = x[::2].bfloat16().float()  # with ties
-    q = custom_fp.quantize
-    right = q(x, "e4m3fn")
-    smallest = custom_fp.Format.parse("e4m3fn").smallest_normal
-    flushed = torch.where(right.abs() < smallest, 0.0, right)
-    rows = x.view(-1, 100)
-
-    def e4m3(got: Tensor) -> None:
-        assert_quantize(got, x, "e4m3fn")
-
-    def mx(got: Tensor) -> None:
-        assert_quantize(got, rows, "mxfp8_e4m3", axis=-1)
-
-    bugs: list[tuple[str, Callable[[Tensor], None], Tensor]] = [
-        ("e4m3fn, correct", e4m3, right),
-        ("ties rounded away from zero", e4m3, q(x, "e4m3fn", rounding="nearest_away")),
-        ("truncated", e4m3, q(x, "e4m3fn", rounding="toward_zero")),
-        ("rounded to bf16 first", e4m3, q(q(x, "bf16"), "e4m3fn")),
-        ("subnormals flushed", e4m3, flushed),
-        ("448 instead of NaN", e4m3, q(x, "e4m3fn", overflow="saturate")),
-        ("mxfp8_e4m3, correct", mx, q(rows, "mxfp8_e4m3", axis=-1)),
-        ("blocks along the wrong axis", mx, q(rows, "mxfp8_e4m3", axis=0)),
-        ("another rule for scales", mx, q(rows, "mxfp8_e4m3_rceil", axis=-1)),
-    ]
-    lines = ["| cast | what assert_quantize says |", "| --- | --- |"]
-    for name, run, got in bugs:
-        try:
-            run(got)
-            said = "passes"
-        except AssertionError as error:
-            said = next(line for line in str(error).splitlines() if line.startswith("Likely"))
-        lines.append(f"| {name} | {said.removeprefix('Likely cause: ')} |")
-    return lines
+# ---- time
 
 
 def measure_time() -> list[str]:
@@ -531,20 +484,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--elements", type=int, default=1_000_000)
-    parser.add_argument("--only", choices=["legal", "bugs", "casts", "time"])
+    parser.add_argument("--only", choices=["legal", "bugs", "time"])
     parser.add_argument("--output", type=Path, help="write the tables to this file, too")
-    parser.add_argument("--verbose", action="store_true", help="print each message")
     options = parser.parse_args()
     parts = {
         "legal": lambda: check_legal(options.elements),
-        "bugs": lambda: check_bugs(options.verbose),
-        "casts": check_casts,
+        "bugs": check_bugs,
         "time": measure_time,
     }
     lines = [
         "# Checks of kernels",
         "",
-        f"    python scripts/benchmarks/testing_study.py --elements {options.elements}",
+        f"    python scripts/benchmarks/testing_study.py --elements {options.elements} --output {options.output}",
+        "",
+        "The tolerances are those of public tests, cited in the script.",
         "",
     ]
     for name, part in parts.items():

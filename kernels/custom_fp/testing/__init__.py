@@ -76,7 +76,7 @@ def assert_matmul(
 
     Raises:
         AssertionError: `got` has elements that no legal order gives. The message names the worst one, its distance in
-            units in the last place, and a likely cause: each of about a hundred hypotheses (a missing block of K, a
+            units in the last place, and a likely cause: each of many hypotheses (a missing block of K, a
             transposed tile, a wrong scale, another rounding, flushed subnormals ...) is recomputed, and the one that
             reproduces most of the wrong elements is reported.
         ValueError: An argument is not allowed.

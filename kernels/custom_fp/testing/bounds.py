@@ -19,8 +19,7 @@ each addition can have. It is derived as follows, for one element with the exact
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from custom_fp.formats.scalar import Format
 from custom_fp.reference import power_of_two
 from custom_fp.rounding import Rounding
 from custom_fp.testing import orders
-from custom_fp.testing.problem import Problem, is_exact
+from custom_fp.testing.problem import Place, Problem
 
 _TERMS = 1 << 17  # of the elements that are bounded together, so that they stay in the cache
 _NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY)
@@ -40,12 +39,9 @@ _KAHAN = 6  # roundings for each term, at most
 _STEPS = 12
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Intervals of E elements."""
 
-    exact: Tensor
-    """(E,) float64: the sum of products times all scales, before anything is rounded."""
     low: Tensor
     """(E,) float64: the smallest legal value before it is rounded to the output's dtype."""
     high: Tensor
@@ -62,8 +58,11 @@ class Bounds:
     def contains(self, got: Tensor, problem: Problem) -> Tensor:
         low, high = self.rounded(problem)
         x = got.double()
-        inside = (x >= low) & (x <= high) | self.special & low.isnan() & x.isnan()
-        return inside | self.free
+        return (x >= low) & (x <= high) | self.special & low.isnan() & x.isnan() | self.free
+
+    def at(self, index: Tensor) -> Bounds:
+        """Return the intervals of some elements, by a mask or by indices."""
+        return Bounds(*(x[index] for x in self))
 
 
 def bounds(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Bounds:
@@ -74,30 +73,8 @@ def bounds(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Bounds:
     parts = []
     for at in range(0, len(z), step):
         place = z[at : at + step], row[at : at + step], column[at : at + step]
-        parts.append(_Elements(problem, *place, exponents, grids).bounds())
-    return Bounds(*(torch.cat([getattr(p, name) for p in parts]) for name in Bounds.__dataclass_fields__))
-
-
-def products(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Return the exact products of E elements times all scales, (E, K) float64."""
-    return problem.a[z, row].double() * problem.bt[z, column].double() * scaling(problem, z, row, column)
-
-
-def scaling(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Return what each product is multiplied by, (E, K) or (E, 1) float64."""
-    scale = _factor(problem, z, row, column)[:, None]
-    if problem.group_scales is None:
-        return scale
-    a_scale, b_scale = problem.group_scales
-    of_groups = a_scale[z, row].double() * b_scale[z, column].double()
-    return of_groups.repeat_interleave(problem.unit, 1)[:, : problem.depth] * scale
-
-
-def _factor(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    total = torch.ones(len(z), dtype=torch.float64)
-    for factor in problem.factors:
-        total = total * factor.expand(problem.got.shape)[z, row, column].double()
-    return total
+        parts.append(_Elements(problem, place, exponents, grids).bounds())
+    return Bounds(*(torch.cat(x) for x in zip(*parts, strict=True)))
 
 
 def _exponents(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -127,13 +104,11 @@ def _grid(x: Tensor) -> Tensor:
 class _Elements:
     """Some elements, bounded together. Shapes: E elements, G segments, B blocks, T terms."""
 
-    def __init__(
-        self, problem: Problem, z: Tensor, row: Tensor, column: Tensor, exponents: tuple | None, grids: tuple
-    ):
-        self.problem, self.place = problem, (z, row, column)
-        self.how: Any = problem.how  # its attributes have the types that its constructor accepts
-        depth = problem.depth
-        how: Any = problem.how
+    def __init__(self, problem: Problem, place: Place, exponents: tuple | None, grids: tuple):
+        self.problem, self.place = problem, place
+        how: Any = problem.how  # its attributes have the types that its constructor accepts
+        self.how, depth = how, problem.depth
+        z, row, column = place
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()
         if how.flush:
             a, b = (_flushed(x, fmt) for x, fmt in zip((a, b), how.elements, strict=True))
@@ -153,12 +128,15 @@ class _Elements:
             self.overflows |= ~p.isfinite().all(1)
             p = p.nan_to_num(0, 0, 0)
         self.grid = power_of_two(grids[0][z, row] + grids[1][z, column])
-        block = depth if is_exact(how) else how.block
+        self.grid *= all(
+            isinstance(fmt, Format) for fmt in how.roundings
+        )  # values of tables are no multiples
+        block = depth if how.order is Order.EXACT else how.block
         segment = problem.unit if problem.group_scales is not None or how.chunk else depth
-        self.is_split = block < segment == depth and self.problem.group_scales is None and how.chunk is None
+        self.is_split = block < segment == depth and problem.group_scales is None and how.chunk is None
         self.p = _blocked(p, segment, block)
         self.sums, self.magnitudes = self.p.sum(-1), self.p.abs().sum(-1)
-        self.slack = self.magnitudes.sum((1, 2)) * depth * 2.0**-52
+        self.slack = self.magnitudes.sum(-1) * depth * 2.0**-52  # of sums in float64
         self.product_error = 0.0 if product_error is None else _blocked(product_error, segment, block).sum(-1)
         if exponents is not None:
             e = exponents[0][z, row] + exponents[1][z, column]
@@ -167,23 +145,22 @@ class _Elements:
     def bounds(self) -> Bounds:
         neg, pos, over = self.machine_errors()
         exact = self.sums.sum(-1)
-        low, high = exact - neg, exact + pos
-        overflows = self.overflows | over.any(-1)
+        ends = exact - neg - self.slack, exact + pos + self.slack
         if self.problem.group_scales is not None:
-            a_scale, b_scale = self.problem.group_scales
             z, row, column = self.place
-            scale = a_scale[z, row].double() * b_scale[z, column].double()
-            low, high = torch.minimum(low * scale, high * scale), torch.maximum(low * scale, high * scale)
-            exact = exact * scale
-            rounding = torch.maximum(low.abs(), high.abs()) * 2.0**-22 + 2.0**-148
-            rounding = torch.where((low == 0) & (high == 0), 0.0, rounding)
-            low, high = low - rounding, high + rounding
-        low, high, over = self.total(low, high)
-        exact = exact.sum(-1)
-        exact = exact * _factor(self.problem, *self.place)
+            a_scale, b_scale = (
+                x[z, i].double() for x, i in zip(self.problem.group_scales, (row, column), strict=True)
+            )
+            largest = torch.maximum(ends[0].abs(), ends[1].abs())
+            rounding = (largest * a_scale * b_scale).abs() * 2.0**-22  # of two products, in any order
+            rounding += (1 + largest + a_scale.abs() + b_scale.abs()) * 2.0**-149  # where one is subnormal
+            rounding = torch.where(largest * a_scale * b_scale == 0, 0.0, rounding)
+            scaled = torch.stack([x * a_scale * b_scale for x in ends])
+            ends = scaled.amin(0) - rounding, scaled.amax(0) + rounding
+        low, high, over_total = self.total(*ends)
+        over = self.overflows | over.any(-1) | over_total
         plain = custom_fp.quantize(self.plain, self.how.sum, overflow=self.how.overflow)
-        ends = low - self.slack, high + self.slack, overflows | over
-        return _with_factors(self.problem, self.place, exact, *ends, self.special, plain)
+        return _with_factors(self.problem, self.place, low, high, self.special, over, plain)
 
     def machine_errors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return how far the machine's sum of each segment can be below and above the exact one, (E, G) each."""
@@ -252,19 +229,18 @@ class _Elements:
         if how.group > 1:
             terms = terms.unflatten(-1, (-1, how.group)).sum(-1)
         down, up = _lost(terms, unit)
-        of_acc = power_of_two(own - how.width if how.width >= _mantissa(how) else unit)
+        of_acc = power_of_two(own - how.width if how.width >= _mantissa(how.sum) else unit)
         of_acc = torch.minimum(_above(of_acc, self.grid[:, None, None]), largest[..., None])
         return down + of_acc, up + of_acc
 
     def cut_off_joined(self, own: Tensor, of_sum: Tensor) -> tuple[Tensor, Tensor]:
         how = self.how
-        bits, of_acc = how.join
-        down, up = _lost(
-            self.p, own - how.width
-        )  # split terms are aligned to an exponent that is not above this one
+        bits, bits_of_acc = how.join
+        down, up = _lost(self.p, own - how.width)  # parts (split) are aligned to an exponent of at most this
         down = down + (how.split if how.split > 1 else 0) * power_of_two(own - how.width)
-        down = down + power_of_two(torch.maximum(own, of_sum) - bits)
-        acc = power_of_two(own - of_acc)
+        largest = torch.maximum(own, of_sum)
+        down = down + power_of_two(largest - bits)
+        acc = power_of_two((own if bits_of_acc >= _mantissa(how.sum) else largest) - bits_of_acc)
         return down + acc, up + (acc if how.split > 1 else 0.0)
 
     def total(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,7 +250,7 @@ class _Elements:
         fmt, count = self.how.total, low.shape[-1]
         above, below = high.clamp(min=0).sum(-1), (-low).clamp(min=0).sum(-1)
         within = torch.maximum(above, below)
-        relative = 2.0 ** -_mantissa_of(fmt)
+        relative = 2.0 ** -_mantissa(fmt)
         within = (within + count * _spacing(torch.zeros_like(within), fmt)) * (1 + relative) ** count
         grid = self.grid if self.problem.group_scales is None else torch.zeros_like(self.grid)
         error = count * _above(_spacing(within, fmt), grid) / 2
@@ -296,23 +272,15 @@ def bounds_of_parts(problem: Problem, sums: list[Tensor], z: Tensor, row: Tensor
     above, below = parts.clamp(min=0).sum(-1), (-parts).clamp(min=0).sum(-1)
     most = torch.maximum(above, below) * (1 + 2.0**-23) ** len(sums)
     error = (len(sums) - 1) * _spacing(most, FP32) / 2
-    exact = products(problem, z, row, column).sum(-1)
     total = parts.sum(-1)
-    over = most > FP32.max
-    return _with_factors(problem, (z, row, column), exact, total - error, total + error, over, special, plain)
+    ends = total - error, total + error
+    return _with_factors(problem, (z, row, column), *ends, special, most > FP32.max, plain)
 
 
 def _with_factors(
-    problem: Problem,
-    place: tuple[Tensor, Tensor, Tensor],
-    exact: Tensor,
-    low: Tensor,
-    high: Tensor,
-    over: Tensor,
-    special: Tensor,
-    plain: Tensor,
+    problem: Problem, place: Place, low: Tensor, high: Tensor, special: Tensor, free: Tensor, plain: Tensor
 ) -> Bounds:
-    """Apply the scales of the result, each product rounded to float32. exact: with the scales."""
+    """Apply the scales of the result, each product rounded to float32. plain: the results of special elements."""
     at = tuple(f.expand(problem.got.shape)[place] for f in problem.factors)
     low = custom_fp.quantize(low, "fp32", rounding="toward_positive", overflow="saturate")
     high = custom_fp.quantize(high, "fp32", rounding="toward_negative", overflow="saturate")
@@ -320,7 +288,7 @@ def _with_factors(
     ends = torch.stack([x for end in (low, high) for x in orders.scaled(at, end)])
     is_nan = ends.isnan().any(0)
     low, high = (torch.where(is_nan, torch.nan, x.double()) for x in (ends.amin(0), ends.amax(0)))
-    return Bounds(exact, low, high, special, over)
+    return Bounds(low, high, special, free)
 
 
 def _blocked(x: Tensor, segment: int, block: int, fill: float = 0) -> Tensor:
@@ -347,18 +315,14 @@ def _flushed(x: Tensor, fmt: Any) -> Tensor:
     return torch.where(x.abs() < fmt.smallest_normal, 0.0, x)
 
 
-def _mantissa_of(fmt: Any) -> int:
+def _mantissa(fmt: Any) -> int:
     return fmt.mantissa_bits if isinstance(fmt, Format) else 0
-
-
-def _mantissa(how: Any) -> int:
-    return _mantissa_of(how.sum)
 
 
 def _growth(how: Any, count: int) -> float:
     """Return by how much roundings can make a sum of `count` terms larger."""
     half = 1 if how.rounding in _NEAREST else 0
-    growth = (1 + 2.0 ** -(_mantissa(how) + half) + 2.0**-22) ** min(count, 1 << 20)
+    growth = (1 + 2.0 ** -(_mantissa(how.sum) + half) + 2.0**-22) ** min(count, 1 << 20)
     return min(growth, 2.0**200)
 
 
@@ -371,7 +335,7 @@ def _exponent(x: Tensor, fmt: Any) -> Tensor:
 def _spacing(x: Tensor, fmt: Any) -> Tensor:
     """Return the largest distance between neighboring values of the format up to the magnitude x."""
     if isinstance(fmt, Format):
-        exponent = (torch.frexp(x.clamp(max=2.0**300)).exponent.long() - 1).clamp(min=fmt.emin)
+        exponent = (torch.frexp(x.clamp(2.0**-300, 2.0**300)).exponent.long() - 1).clamp(min=fmt.emin)
         return power_of_two(exponent - fmt.mantissa_bits)
     values = torch.tensor(fmt.values(), dtype=torch.float64)
     values = values[values.isfinite() & (values >= 0)].unique()
@@ -391,8 +355,7 @@ def _rounding_errors(how: Any, top: Tensor, bottom: Tensor, grid: Tensor) -> tup
     if how.rounding == Rounding.TOWARD_ZERO and isinstance(how.sum, Format):
         neg, pos = (torch.where(x > 0, _above(_spacing(x, how.sum), grid), 0.0) for x in (top, bottom))
     else:
-        spacing = _spacing(largest, how.sum)
-        spacing = _above(spacing, grid) if isinstance(how.sum, Format) else spacing
+        spacing = _above(_spacing(largest, how.sum), grid)
         is_half = how.rounding in _NEAREST and isinstance(how.sum, Format)
         neg = pos = spacing / 2 if is_half else spacing
     if how.flush:

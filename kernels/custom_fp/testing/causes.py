@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -36,222 +35,172 @@ def explain(failure: Failure) -> Cause | None:
 
 def special_values(failure: Failure) -> Iterator[Cause]:
     """Yield lost or unexpected NaN and infinity."""
-    bounds, got = failure.bounds, failure.got
-    special, finite = bounds.special, got.isfinite()
-    if special.any():
-        share = (special & finite).double().mean().item()
-        replaced = failure.matches(failure.exact) & special
-        if replaced.double().mean().item() >= _LEAST:
-            yield Cause("NaN or infinity in the operands was replaced by 0", replaced.double().mean().item())
-        else:
-            yield Cause("NaN or infinity in the operands does not reach the result", share)
-    missing = ~special & got.isnan()
-    yield Cause(
-        "the result is NaN although no operand is (memory that was not written?)",
-        missing.double().mean().item(),
+    low, high, special, _ = failure.bounds
+    got, largest = failure.got, failure.whole.output.max
+    replaced = special & failure.matches(failure.exact)
+    yield failure.of_mask("NaN or infinity in the operands was replaced by 0", replaced)
+    yield failure.of_mask(
+        "NaN or infinity in the operands does not reach the result", special & got.isfinite()
     )
-    largest = failure.whole.output.max
-    saturated = (got.abs() == largest) & ((bounds.low.abs() > largest) | (bounds.high.abs() > largest))
-    yield Cause("the largest finite value was returned instead of infinity", saturated.double().mean().item())
+    text = "the result is NaN although no operand is (memory that was not written?)"
+    yield failure.of_mask(text, ~special & got.isnan())
+    saturated = (got.abs() == largest) & ((low.abs() > largest) | (high.abs() > largest))
+    yield failure.of_mask("the largest finite value was returned instead of infinity", saturated)
 
 
 def roundings(failure: Failure) -> Iterator[Cause]:
     """Yield other roundings of the result."""
     output = failure.whole.output
 
+    def round_to_output(x: Tensor, rounding: str = "nearest_even") -> Tensor:
+        return custom_fp.quantize(x, output, rounding=rounding)
+
+    def rounded_twice(x: Tensor, fmt: Format) -> Tensor:
+        return round_to_output(custom_fp.quantize(x, fmt))
+
     def flushed(x: Tensor) -> Tensor:
-        x = failure.round_to_output(x)
+        x = round_to_output(x)
         return torch.where(x.abs() < 2.0**output.emin, 0.0, x)
 
     yield failure.of_ends("subnormal results were flushed to zero", flushed)
-    names = {
-        "toward_zero": "the result was rounded toward zero (truncated) instead of to nearest even",
-        "nearest_away": "ties were rounded away from zero instead of to even",
-        "toward_positive": "the result was rounded up instead of to nearest even",
-        "toward_negative": "the result was rounded down instead of to nearest even",
-    }
-    for rounding, text in names.items():
-        yield failure.of_ends(text, partial(failure.round_to_output, rounding=rounding))
+    for rounding, text in {
+        "toward_zero": "the result was rounded toward zero (truncated)",
+        "nearest_away": "ties were rounded away from zero",
+        "toward_positive": "the result was rounded up",
+        "toward_negative": "the result was rounded down",
+    }.items():
+        yield failure.of_ends(
+            f"{text} instead of to nearest even", partial(round_to_output, rounding=rounding)
+        )
     for name in ("bf16", "fp16", "tf32", "e4m3fn", "e5m2"):
         fmt = Format.parse(name)
         if fmt != output:
-            text = f"the result was rounded to {name} before it was rounded to {output} (double rounding)"
-            text = f"the result was rounded to {name}" if _is_part(fmt, output) else text
-            yield failure.of_ends(text, partial(_rounded_twice, failure, fmt))
-
-
-def _rounded_twice(failure: Failure, fmt: Format, x: Tensor) -> Tensor:
-    return failure.round_to_output(custom_fp.quantize(x, fmt))
+            text = f"the result was rounded to {name}"
+            if not _is_part(fmt, output):
+                text = f"{text} before it was rounded to {output} (double rounding)"
+            yield failure.of_ends(text, partial(rounded_twice, fmt=fmt))
 
 
 def scales(failure: Failure) -> Iterator[Cause]:
     """Yield multiples of the result, and scales that were not applied as they should be."""
     problem, exact, got = failure.whole, failure.exact, failure.got
-    yield Cause("the result is 0 (not written, or masked out)", (got == 0).double().mean().item())
+    yield failure.of_mask("the result is 0 (not written, or masked out)", got == 0)
     yield failure.of_values("the sign of the result is wrong", -exact)
-    factors = [f.expand(problem.got.shape)[failure.place].double() for f in problem.factors]
-    for name, factor in zip(problem.names, factors, strict=True):
+    for name, factor in zip(problem.names, failure.factors, strict=True):
         yield failure.of_values(f"{name} was not applied", exact / factor)
         yield failure.of_values(f"{name} was applied twice", exact * factor)
         yield failure.of_values(f"the result was divided by {name} instead of multiplied", exact / factor**2)
     if problem.names == ("scale_a", "scale_b"):
-        yield failure.of_values("neither scale_a nor scale_b was applied", exact / factors[0] / factors[1])
-        yield from _exchanged_scales(failure, factors)
+        without = exact / failure.factors[0] / failure.factors[1]
+        yield failure.of_values("neither scale_a nor scale_b was applied", without)
+        if problem.got.shape[1] == problem.got.shape[2]:
+            a, b = (f.expand(problem.got.shape)[failure.batch].mT for f in problem.factors)
+            at = failure.row, failure.column
+            swapped = without * a[at].double() * b[at].double()
+            yield failure.of_values("the scales of rows and of columns were exchanged", swapped)
     powers = [j for j in range(-32, 33) if j]
-    yield from failure.best_of(
-        [f"the scale is wrong: the result is 2^{j} times the expected one" for j in powers],
-        exact[:, None] * torch.tensor([2.0**j for j in powers], dtype=torch.float64),
-    )
+    texts = [f"the scale is wrong: the result is 2^{j} times the expected one" for j in powers]
+    yield from failure.best_of(texts, exact[:, None] * torch.tensor([2.0**j for j in powers]).double())
     usable = exact.isfinite() & got.isfinite()
     ratio = ((got * exact)[usable].sum() / (exact**2)[usable].sum()).item()  # by least squares
-    yield failure.of_values(
-        f"the scale is wrong: the result is {ratio:.4g} times the expected one", exact * ratio
-    )
+    text = f"the scale is wrong: the result is {ratio:.4g} times the expected one"
+    yield failure.of_values(text, exact * ratio)
 
 
 def terms(failure: Failure) -> Iterator[Cause]:
     """Yield terms that are missing, added twice, or under another scale."""
-    p, exact, depth = failure.terms, failure.exact, failure.whole.depth
-    block = failure.whole.how.block
-    sums = torch.nn.functional.pad(p.cumsum(1), (1, 0))
-    cuts = range(1, depth)
-    yield from failure.best_of(
-        [f"only the first {k} of {depth} terms were added" for k in cuts], sums[:, 1:depth]
-    )
-    yield from failure.best_of(
-        [f"the first {k} of {depth} terms are missing" for k in cuts], exact[:, None] - sums[:, 1:depth]
-    )
-    sizes = {1, block, failure.whole.unit, 16, 32, 64, 128, 256}
+    problem, exact, depth = failure.whole, failure.exact[:, None], failure.whole.depth
+    has_scales = problem.a_exponents is not None or problem.group_scales is not None
+    sums = torch.nn.functional.pad(failure.terms.cumsum(1), (1, 0))
+    first, cuts = sums[:, 1:depth], range(1, depth)
+    yield from failure.best_of([f"only the first {k} of {depth} terms were added" for k in cuts], first)
+    yield from failure.best_of([f"the first {k} of {depth} terms are missing" for k in cuts], exact - first)
+    sizes = {1, problem.how.block, problem.unit, 16, 32, 64, 128, 256}
     for size in sorted(size for size in sizes if size < depth):
         starts = torch.arange(0, depth, size)
         ends = (starts + size).clamp(max=depth)
         parts = sums[:, ends] - sums[:, starts]
-
         names = [f"the block of K with terms {i} to {j - 1}" for i, j in zip(starts, ends, strict=True)]
         names = [f"term {i} of K" for i in range(depth)] if size == 1 else names
-        yield from failure.best_of([f"{name} is missing" for name in names], exact[:, None] - parts)
+        yield from failure.best_of([f"{name} is missing" for name in names], exact - parts)
         for power in (1, -1, 2, -2, 3, -3, 4, -4) if size > 1 else (1,):
             what = f"has a scale that is wrong by 2^{power}"
             if power == 1:
-                what = f"{what}, or was added twice" if failure.has_scales else "was added twice"
-            values = exact[:, None] + parts * (2.0**power - 1)
-            yield from failure.best_of([f"{name} {what}" for name in names], values)
+                what = f"{what}, or was added twice" if has_scales else "was added twice"
+            yield from failure.best_of([f"{name} {what}" for name in names], exact + parts * (2.0**power - 1))
 
 
 def block_scales(failure: Failure) -> Iterator[Cause]:
     """Yield scales of blocks that were read from another place."""
     problem = failure.whole
-    z, row, column = failure.place
-    for name, exponents, index, which in (
-        ("a", problem.a_exponents, row, 0),
-        ("b", problem.b_exponents, column, 1),
-    ):
-        if exponents is not None:
-            per_scale = torch.exp2(exponents[z].double())
-            size = problem.how.scales
-        elif problem.group_scales is not None:
-            per_scale = problem.group_scales[which][z].double()
-            size = problem.unit
-        else:
-            continue
-        parts = (
-            torch.nn.functional.pad(failure.terms, (0, -problem.depth % size))
-            .unflatten(1, (-1, size))
-            .sum(-1)
+    if problem.group_scales is not None:
+        size, (of_a, of_b) = problem.unit, problem.group_scales
+    elif problem.a_exponents is not None and problem.b_exponents is not None:
+        size, of_a, of_b = (
+            problem.how.scales,
+            problem.a_exponents.double().exp2(),
+            problem.b_exponents.double().exp2(),
         )
-        every = torch.arange(len(z))
-        own = per_scale[every, index]
-        for shift, text in ((1, "the previous block"), (-1, "the next block")):
-            yield failure.of_values(
-                f"the scales of {name} were taken from {text} along K",
-                (parts * own.roll(shift, 1) / own).sum(1),
-            )
-        yield failure.of_values(
-            f"the scale of {name}'s first block was used for all blocks of K",
-            (parts * own[:, :1] / own).sum(1),
-        )
-        for shift in (-1, 1):
-            other = per_scale[every, (index + shift).clamp(0, per_scale.shape[1] - 1)]
-            what = f"{'row' if name == 'a' else 'column'} {'before' if shift < 0 else 'after'} it"
-            yield failure.of_values(
-                f"the scales of {name} were taken from the {what}", (parts * other / own).sum(1)
-            )
-        yield failure.of_values(f"the scales of {name} were not applied", (parts / own).sum(1))
+    else:
+        return
+    parts = (
+        torch.nn.functional.pad(failure.terms, (0, -problem.depth % size)).unflatten(1, (-1, size)).sum(-1)
+    )
+    for name, scale, line, index in (("a", of_a, "row", failure.row), ("b", of_b, "column", failure.column)):
+        scale = scale[failure.batch].double()
+        own = scale[index]
+        before, after = (scale[(index + step).clamp(0, len(scale) - 1)] for step in (-1, 1))
+        for text, other in (
+            (f"the scales of {name} were taken from the previous block along K", own.roll(1, 1)),
+            (f"the scales of {name} were taken from the next block along K", own.roll(-1, 1)),
+            (f"the scale of {name}'s first block was used for all blocks of K", own[:, :1]),
+            (f"the scales of {name} were taken from the {line} before it", before),
+            (f"the scales of {name} were taken from the {line} after it", after),
+            (f"the scales of {name} were not applied", torch.ones_like(own)),
+        ):
+            yield failure.of_values(text, (parts * other / own).sum(1))
 
 
 def operands(failure: Failure) -> Iterator[Cause]:
-    """Yield operands and products that were rounded or flushed first."""
+    """Yield operands that were rounded or flushed first."""
     problem = failure.whole
-    z, row, column = failure.place
-    a, b = problem.a[z, row], problem.bt[z, column]
-    rest = failure.scaling
+    a, b = problem.a[failure.batch, failure.row], problem.bt[failure.batch, failure.column]
+
+    def flushed(x: Tensor, smallest: float) -> Tensor:
+        return torch.where(x.abs() < smallest, 0.0, x)
+
+    def product(text: str, change: Callable[[Tensor], Tensor]) -> Cause:
+        terms = change(a).double() * change(b).double() * failure.scaling
+        return failure.of_values(text, terms.nan_to_num(0, 0, 0).sum(1))
+
     for name in dict.fromkeys([problem.output.name, "bf16", "fp16", "tf32", "e4m3fn", "e5m2"]):
         for rounding, how in (("nearest_even", ""), ("toward_zero", " toward zero")):
-            x, y = (custom_fp.quantize(v, name, rounding=rounding).double() for v in (a, b))
-            for text, p in (
-                ("the operands were", x * y),
-                ("a was", x * b.double()),
-                ("b was", a.double() * y),
-            ):
-                values = (p * rest).nan_to_num(0, 0, 0).sum(1)
-                yield failure.of_values(f"{text} rounded to {name}{how} before they were multiplied", values)
-    for name in ("fp16", "bf16"):
-        smallest = 2.0 ** Format.parse(name).emin
-        x, y = (torch.where(v.abs() < smallest, 0.0, v).double() for v in (a, b))
-        p = a.double() * b.double()
-        text = f"subnormal operands (below {smallest:.3g}, of {name}) were flushed to zero"
-        yield failure.of_values(text, (x * y * rest).sum(1))
-        text = f"subnormal products (below {smallest:.3g}, of {name}) were flushed to zero"
-        yield failure.of_values(text, (torch.where(p.abs() < smallest, 0.0, p) * rest).sum(1))
-    for fmt in dict.fromkeys(problem.how.elements):
+            text = f"the operands were rounded to {name}{how} before they were multiplied"
+            yield product(text, partial(custom_fp.quantize, fmt=name, rounding=rounding))
+    for fmt in dict.fromkeys([*map(Format.parse, ("fp16", "bf16")), *problem.how.elements]):
         smallest = 2.0**fmt.emin
-        x, y = (torch.where(v.abs() < smallest, 0.0, v).double() for v in (a, b))
         text = f"subnormal operands (below {smallest:.3g}, of {fmt}) were flushed to zero"
-        yield failure.of_values(text, (x * y * rest).sum(1))
+        yield product(text, partial(flushed, smallest=smallest))
 
 
 def sums(failure: Failure) -> Iterator[Cause]:
     """Yield sums in other formats."""
-    window, how = failure.window, failure.whole.how
+    window, how, output = failure.window, failure.whole.how, failure.whole.output
     if how.is_stochastic or window.group_scales is not None:
         return
-    output = failure.whole.output
     for name in dict.fromkeys([output.name, "bf16", "fp16"]):
-        for block in dict.fromkeys([1, how.block]):
-            for product in dict.fromkeys([EXACT, name] if block == 1 else [EXACT]):
-                other = Accumulator(name, product=product, block=block)
-                if other == how:
-                    continue
-                try:
-                    total = window.chain(
-                        0, window.depth, replace(other, chunk=how.chunk) if how.chunk else other
-                    )
-                except ValueError:
-                    continue
-                yield failure.of_result(
-                    f"partial sums were rounded to {name}",
-                    failure.window_result(orders.epilogues(window, total)[0]),
-                )
+        for block, product in dict.fromkeys([(1, EXACT), (1, name), (how.block, EXACT)]):
+            other = Accumulator(name, product=product, block=block, chunk=how.chunk)
+            if other != how:
+                result = orders.epilogues(window, window.chain(0, window.depth, other))[0]
+                yield failure.of_window(f"partial sums were rounded to {name}", result)
     for count in (2, 4, 8):
         parts = orders.part_sums(window, equal_parts(count, window.depth, window.unit))
         total = torch.zeros(window.got.shape)
         for part in parts:
             total = custom_fp.quantize(total + custom_fp.quantize(part, output), output)
-        yield failure.of_result(
-            f"the sums of {len(parts)} parts of K were rounded to {output} before they were added",
-            failure.window_result(orders.epilogues(window, total)[0]),
-        )
-
-
-def _exchanged_scales(failure: Failure, factors: list[Tensor]) -> Iterator[Cause]:
-    problem = failure.whole
-    shape = problem.got.shape
-    if shape[1] != shape[2]:
-        return
-    z, row, column = failure.place
-    swapped = [f.expand(shape)[z, column, row].double() for f in problem.factors]
-    values = failure.exact / factors[0] / factors[1] * swapped[0] * swapped[1]
-    yield failure.of_values("the scales of rows and of columns were exchanged", values)
+        text = f"the sums of {len(parts)} parts of K were rounded to {output} before they were added"
+        yield failure.of_window(text, orders.epilogues(window, total)[0])
 
 
 def _is_part(fmt: Format, output: Format) -> bool:

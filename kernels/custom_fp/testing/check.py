@@ -10,13 +10,12 @@ from torch import Tensor
 from custom_fp.testing import orders
 from custom_fp.testing.bounds import Bounds, bounds, bounds_of_parts
 from custom_fp.testing.orders import Candidate
-from custom_fp.testing.problem import Problem
+from custom_fp.testing.problem import Place, Problem
 
 _PROBE = 256
 """Elements on which each order is tried before it is computed for all."""
 
-
-_NOTHING = Bounds(*(torch.empty(0) for _ in Bounds.__dataclass_fields__))
+_NOTHING = Bounds(*[torch.empty(0)] * len(Bounds._fields))
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Check:
 
     order: Candidate | None
     """The order that gives every element, if one was found."""
-    places: tuple[Tensor, Tensor, Tensor]
+    places: Place
     """Batch, row and column of the elements that no legal order gives."""
     bounds: Bounds
     """The intervals of these elements."""
@@ -60,11 +59,10 @@ def check(problem: Problem) -> Check:
     else:
         found = bounds(problem, *places)
     outside = ~found.contains(problem.got[places], problem)
-    found = Bounds(*(getattr(found, name)[outside] for name in Bounds.__dataclass_fields__))
     z, row, column = (index[outside] for index in places)
-    return Check(None, (z, row, column), found)
+    return Check(None, (z, row, column), found.at(outside))
 
 
-def _places(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _places(mask: Tensor) -> Place:
     z, row, column = mask.nonzero().unbind(-1)
     return z, row, column

@@ -102,56 +102,53 @@ def _steps(got: float, expected: float, fmt: NumberFormat) -> str:
 def _causes(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
     """Yield hypotheses, and where each gives what the kernel gave."""
 
-    def rounded(x: Tensor, **other: Any) -> Tensor:
-        return same_bits(custom_fp.quantize(x, other.pop("fmt", fmt), **{**rule, "seed": 0, **other}), got)
+    def rounded(x: Tensor, fmt: NumberFormat = fmt, **other: Any) -> Tensor:
+        return custom_fp.quantize(x, fmt, **{**rule, "seed": 0, **other})
 
+    expected = rounded(x)
     yield "the result is x itself, which was not rounded", got == x.float()
-    yield "the sign of zero was lost", (got == 0) & rounded(x.abs()) if not fmt.has_scales else got != got
-    for word, text in (
-        ("saturate", "values past the largest one were saturated instead of becoming infinity or NaN"),
-        ("infinity", "values past the largest one became infinity or NaN instead of being saturated"),
-        ("propagate", "infinite inputs were kept, and finite ones were saturated"),
-    ):
-        if word != rule["overflow"] and not fmt.has_scales:
-            yield text, rounded(x, overflow=word)
-    for word, text in (
-        ("nearest_away", "ties were rounded away from zero instead of to even"),
-        ("toward_zero", "values were rounded toward zero (truncated)"),
-        ("toward_positive", "values were rounded up"),
-        ("toward_negative", "values were rounded down"),
-        ("nearest_even", "values were rounded to nearest even"),
-    ):
+    if not fmt.has_scales:
+        yield "the sign of zero was lost", (got == 0) & same_bits(rounded(x.abs()), got)
+        for word, text in {
+            "saturate": "values past the largest one were saturated instead of becoming infinity or NaN",
+            "infinity": "values past the largest one became infinity or NaN instead of being saturated",
+            "propagate": "infinite inputs were kept, and finite ones were saturated",
+        }.items():
+            if word != rule["overflow"]:
+                yield text, same_bits(rounded(x, overflow=word), got)
+        if isinstance(fmt, Format) and fmt.smallest_normal is not None:
+            small = expected.abs() < fmt.smallest_normal
+            for zero, text in ((torch.copysign(torch.zeros_like(expected), expected), "zero"), (0.0, "+0")):
+                yield (
+                    f"subnormal results were flushed to {text}",
+                    same_bits(torch.where(small, zero, expected), got),
+                )
+    for word, text in {
+        "nearest_away": "ties were rounded away from zero instead of to even",
+        "toward_zero": "values were rounded toward zero (truncated)",
+        "toward_positive": "values were rounded up",
+        "toward_negative": "values were rounded down",
+        "nearest_even": "values were rounded to nearest even",
+    }.items():
         if word != rule["rounding"]:
             try:
-                yield text, rounded(x, rounding=word)
+                yield text, same_bits(rounded(x, rounding=word), got)
             except ValueError:
                 continue  # some formats with scales have fewer roundings
     for name in ("bf16", "fp16", "tf32", "fp32"):
         if name != "fp32" or x.dtype == torch.float64:
-            yield (
-                f"values were rounded to {name} first (double rounding)",
-                rounded(custom_fp.quantize(x, name)),
-            )
-    if isinstance(fmt, Format) and fmt.smallest_normal is not None:
-        expected = custom_fp.quantize(x, fmt, **rule, seed=0)
-        zero = torch.copysign(torch.zeros_like(expected), expected)
-        small = expected.abs() < fmt.smallest_normal
-        yield "subnormal results were flushed to zero", same_bits(torch.where(small, zero, expected), got)
-        yield "subnormal results were flushed to +0", same_bits(torch.where(small, 0.0, expected), got)
-    smallest = {torch.float16: 2.0**-14}.get(x.dtype, 2.0**-126)
-    if smallest:
-        yield (
-            "subnormal inputs were flushed to zero",
-            rounded(torch.where(x.abs() < smallest, torch.zeros_like(x), x)),
-        )
-    clean = custom_fp.quantize(torch.nan_to_num(x, 0.0), fmt, **rule, seed=0)
-    yield "NaN became 0", same_bits(clean, got) & x.isnan()
+            twice = rounded(custom_fp.quantize(x, name))
+            yield f"values were rounded to {name} first (double rounding)", same_bits(twice, got)
+    smallest = 2.0**-14 if x.dtype == torch.float16 else 2.0**-126
+    flushed = rounded(torch.where(x.abs() < smallest, torch.zeros_like(x), x))
+    yield "subnormal inputs were flushed to zero", same_bits(flushed, got)
+    yield "NaN became 0", same_bits(rounded(torch.nan_to_num(x, 0.0)), got) & x.isnan()
     yield "NaN became another value", x.isnan() & ~got.isnan()
     for power in (-4, -3, -2, -1, 1, 2, 3, 4):
-        expected = custom_fp.quantize(x, fmt, **rule, seed=0) * 2.0**power
-        yield f"the scale is wrong: the result is 2^{power} times the expected one", same_bits(expected, got)
+        text = f"the scale is wrong: the result is 2^{power} times the expected one"
+        yield text, same_bits(expected * 2.0**power, got)
     if fmt.has_scales:
-        yield from _other_scales(got, x, fmt, rule)
+        yield from _other_scales(got, x, fmt, {**rule, "seed": 0})
 
 
 def _other_scales(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
@@ -159,17 +156,11 @@ def _other_scales(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iter
     for axis in [None, *range(x.dim())]:
         if axis != rule["axis"]:
             where = "the order in memory" if axis is None else f"dimension {axis}"
-            yield (
-                f"blocks run along {where}",
-                same_bits(custom_fp.quantize(x, fmt, **{**rule, "axis": axis}), got),
-            )
+            other = custom_fp.quantize(x, fmt, **{**rule, "axis": axis})
+            yield f"blocks run along {where}", same_bits(other, got)
     for suffix in ("floor", "rceil", "ceil", "nearest", "even", "amax", "4over6"):
         try:
-            other = custom_fp.parse(f"{fmt.name}_{suffix}")
+            other = custom_fp.quantize(x, f"{fmt.name}_{suffix}", **rule)
         except ValueError:
             continue
-        if other != fmt:
-            yield (
-                f"scales were chosen by the rule {suffix}",
-                same_bits(custom_fp.quantize(x, other, **rule), got),
-            )
+        yield f"scales were chosen by the rule {suffix}", same_bits(other, got)

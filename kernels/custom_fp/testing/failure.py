@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-import custom_fp
-from custom_fp.testing.bounds import Bounds, bounds, products, scaling
+from custom_fp.testing.bounds import bounds
 from custom_fp.testing.check import Check
 from custom_fp.testing.problem import Problem
 
@@ -19,8 +18,7 @@ _MOST = 512
 _FULL = 1 << 31
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """An explanation and the share of the wrong elements that it reproduces."""
 
     text: str
@@ -37,35 +35,39 @@ class Failure:
         same = (z == self.batch).nonzero()[:, 0]
         mixed = same[torch.randperm(len(same), generator=torch.Generator().manual_seed(0))]
         picked = torch.cat([torch.tensor([worst]), mixed[:_MOST]])
-        self.rows, self.columns = (_first_values(index[picked], _SIDE) for index in (row, column))
-        is_in = torch.isin(row[mixed], self.rows) & torch.isin(column[mixed], self.columns)
+        rows, columns = (_first_values(index[picked], _SIDE) for index in (row, column))
+        is_in = torch.isin(row[mixed], rows) & torch.isin(column[mixed], columns)
         chosen = mixed[is_in][:_MOST]
-        self.window = problem.select(torch.tensor([self.batch]), self.rows, self.columns)
+        self.window = problem.select(torch.tensor([self.batch]), rows, columns)
         self.row, self.column = row[chosen], column[chosen]
         self.place = z[chosen], self.row, self.column
-        self.in_window = (
-            torch.zeros_like(self.row),
-            torch.searchsorted(self.rows, self.row),
-            torch.searchsorted(self.columns, self.column),
-        )
-        self.bounds = Bounds(*(getattr(check.bounds, n)[chosen] for n in Bounds.__dataclass_fields__))
+        self.in_window = 0, torch.searchsorted(rows, self.row), torch.searchsorted(columns, self.column)
+        self.bounds = check.bounds.at(chosen)
         self.got = problem.got[self.place].double()
         self.tolerance = self._tolerance()
 
-    @property
-    def has_scales(self) -> bool:
-        """Whether blocks of the operands have scales."""
-        return self.whole.a_exponents is not None or self.whole.group_scales is not None
-
     @cached_property
-    def terms(self) -> Tensor:
-        """(E, K) float64: the exact products times all scales; 0 where one is NaN or infinity."""
-        return products(self.whole, *self.place).nan_to_num(0, 0, 0)
+    def factors(self) -> list[Tensor]:
+        """(E,) float64 each: the scales of the result."""
+        return [f.expand(self.whole.got.shape)[self.place].double() for f in self.whole.factors]
 
     @cached_property
     def scaling(self) -> Tensor:
         """(E, K) or (E, 1) float64: what each product is multiplied by."""
-        return scaling(self.whole, *self.place)
+        scale = torch.ones(len(self.row), 1, dtype=torch.float64)
+        for factor in self.factors:
+            scale = scale * factor[:, None]
+        if self.whole.group_scales is None:
+            return scale
+        a_scale, b_scale = self.whole.group_scales
+        of_groups = a_scale[self.batch, self.row].double() * b_scale[self.batch, self.column].double()
+        return of_groups.repeat_interleave(self.whole.unit, 1)[:, : self.whole.depth] * scale
+
+    @cached_property
+    def terms(self) -> Tensor:
+        """(E, K) float64: the exact products times all scales; 0 where one is NaN or infinity."""
+        a, b = self.whole.a[self.batch, self.row].double(), self.whole.bt[self.batch, self.column].double()
+        return (a * b * self.scaling).nan_to_num(0, 0, 0)
 
     @cached_property
     def exact(self) -> Tensor:
@@ -93,9 +95,8 @@ class Failure:
     def _tolerance(self) -> Tensor:
         """Return how far a value before rounding can be from `got` and still give it: error bound and half a unit."""
         wide = bounds(self.whole, *self.place)
-        exact = wide.exact.nan_to_num(0, 0, 0)
-        error = torch.maximum(wide.high - exact, exact - wide.low).nan_to_num(0, 0, 0)
-        size = torch.maximum(self.got.abs().nan_to_num(0, 0, 0), exact.abs())
+        error = torch.maximum(wide.high - self.exact, self.exact - wide.low).nan_to_num(0, 0, 0)
+        size = torch.maximum(self.got.abs().nan_to_num(0, 0, 0), self.exact.abs())
         output = self.whole.output
         exponent = (torch.frexp(size).exponent.double() - 1).clamp(min=output.emin)
         return error + 0.51 * torch.exp2(exponent - output.mantissa_bits)
@@ -105,37 +106,31 @@ class Failure:
         extra = (1,) * (values.dim() - 1)
         return (values - self.got.view(-1, *extra)).abs() <= self.tolerance.view(-1, *extra)
 
-    def of_values(self, text: str, values: Tensor) -> Cause:
-        return Cause(text, self.matches(values).double().mean().item())
+    def of_mask(self, text: str, mask: Tensor) -> Cause:
+        return Cause(text, mask.double().mean().item())
 
-    def of_result(self, text: str, result: Tensor) -> Cause:
-        """Score a result (E,) by equality."""
-        x = result.double()
-        same = (x == self.got) | (x.isnan() & self.got.isnan())
-        return Cause(text, same.double().mean().item())
+    def of_values(self, text: str, values: Tensor) -> Cause:
+        """Score values (E,) before rounding. The bound over all orders is their tolerance."""
+        return self.of_mask(text, self.matches(values))
+
+    def of_window(self, text: str, result: Tensor) -> Cause:
+        """Score a result of the window, (1, rows, columns), by equality."""
+        x = result[self.in_window].double()
+        return self.of_mask(text, (x == self.got) | (x.isnan() & self.got.isnan()))
 
     def of_ends(self, text: str, rounding: Callable[[Tensor], Tensor]) -> Cause:
         """Score another rounding of the values between both bounds. It must be monotone."""
         low, high = rounding(self.bounds.low).double(), rounding(self.bounds.high).double()
-        inside = (self.got >= low) & (self.got <= high)
-        return Cause(text, inside.double().mean().item())
+        return self.of_mask(text, (self.got >= low) & (self.got <= high))
 
     def best_of(self, texts: list[str], values: Tensor) -> Iterable[Cause]:
         """Score many values of each element, (E, candidates). Only one that stands out counts."""
-        shares = self.matches(values).double().mean(0)
-        if len(shares) == 0:
+        if not texts:
             return
+        shares = self.matches(values).double().mean(0)
         best = int(shares.argmax())
-        rivals = (shares >= 0.8 * shares[best]).sum()
-        if rivals == 1:
+        if (shares >= 0.8 * shares[best]).sum() == 1:
             yield Cause(texts[best], shares[best].item())
-
-    def window_result(self, result: Tensor) -> Tensor:
-        """Take the wrong elements of a result of the window."""
-        return result[self.in_window]
-
-    def round_to_output(self, x: Tensor, rounding: str = "nearest_even") -> Tensor:
-        return custom_fp.quantize(x, self.whole.output, rounding=rounding)
 
 
 def _first_values(index: Tensor, count: int) -> Tensor:

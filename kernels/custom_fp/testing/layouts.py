@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -14,8 +15,7 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 def layouts(failure: Failure) -> Iterator[Cause]:
     """Yield wrong results: a tile is transposed, in the wrong position, or added to another one."""
-    yield from _operand_tiles(failure, "a")
-    yield from _operand_tiles(failure, "b")
+    yield from _operand_tiles(failure)
     matrix = failure.matrix
     if matrix is None:
         return
@@ -42,49 +42,40 @@ def layouts(failure: Failure) -> Iterator[Cause]:
     for step in (1, -1):
         yield failure.of_values(f"the result belongs to row i {step:+d}", _at(matrix, row + step, column))
         yield failure.of_values(f"the result belongs to column j {step:+d}", _at(matrix, row, column + step))
-    yield from _whole_operands(failure)
+    for name, x, index, partner in _operands(failure):
+        if x.shape[0] == x.shape[1]:
+            terms = x.double()[:, index].mT * partner
+            yield failure.of_values(f"{name} is transposed", terms.nan_to_num(0, 0, 0).sum(1))
 
 
-def _whole_operands(failure: Failure) -> Iterator[Cause]:
-    problem = failure.whole
-    a, b = problem.a[failure.batch].double(), problem.bt[failure.batch].double().mT
-    if problem.factors or problem.group_scales is not None or problem.a_exponents is not None:
-        return
-    at = failure.row, failure.column
-    if a.shape[0] == a.shape[1]:
-        yield failure.of_values("a is transposed", (a.mT @ b)[at])
-    if b.shape[0] == b.shape[1]:
-        yield failure.of_values("b is transposed", (a @ b.mT)[at])
-    if a.shape == b.shape and a.shape[0] == a.shape[1]:
-        yield failure.of_values("the operands are exchanged: the result is b @ a", (b @ a)[at])
+def _operands(failure: Failure) -> list[tuple[str, Tensor, Tensor, Tensor]]:
+    """Return each operand, (M or N, K), the row in it of each element, and all other factors of its terms (E, K)."""
+    a, b = failure.whole.a[failure.batch], failure.whole.bt[failure.batch]
+    rest = failure.scaling
+    return [
+        ("a", a, failure.row, b[failure.column].double() * rest),
+        ("b", b, failure.column, a[failure.row].double() * rest),
+    ]
 
 
-def _operand_tiles(failure: Failure, name: str) -> Iterator[Cause]:
+def _operand_tiles(failure: Failure) -> Iterator[Cause]:
     """Yield square tiles of an operand that are transposed: all of them, or one along K."""
-    problem = failure.whole
-    x = (problem.a if name == "a" else problem.bt)[failure.batch].double()
-    index = failure.row if name == "a" else failure.column
-    k = torch.arange(problem.depth)
-    z, row, column = failure.place
-    partner = problem.bt[z, column] if name == "a" else problem.a[z, row]
-    rest = partner.double() * failure.scaling
-    for tile in _TILES:
-        if tile > x.shape[0] or tile > problem.depth:
-            break
+    depth = failure.whole.depth
+    k = torch.arange(depth)
+    for (name, x, index, partner), tile in itertools.product(_operands(failure), _TILES):
+        if tile > min(x.shape):
+            continue
         at = (index - index % tile)[:, None] + k % tile, k - k % tile + (index % tile)[:, None]
-        terms = _at(x, *at).nan_to_num(0, 0, 0) * rest
-        yield failure.of_values(
-            f"each tile of {tile} x {tile} elements of {name} is transposed", terms.sum(1)
+        terms = _at(x.double(), *at).nan_to_num(0, 0, 0) * partner
+        what = f"tile of {tile} x {tile} elements of {name} is transposed"
+        yield failure.of_values(f"each {what}", terms.sum(1))
+        change = (
+            torch.nn.functional.pad(terms - failure.terms, (0, -depth % tile))
+            .unflatten(1, (-1, tile))
+            .sum(-1)
         )
-        missing = -problem.depth % tile
-        before, after = (
-            torch.nn.functional.pad(p, (0, missing)).unflatten(1, (-1, tile)).sum(-1)
-            for p in (failure.terms, terms)
-        )
-
-        what = f"a tile of {tile} x {tile} elements of {name} is transposed"
-        texts = [f"{what}: terms {i} to {i + tile - 1}" for i in range(0, problem.depth, tile)]
-        yield from failure.best_of(texts, failure.exact[:, None] - before + after)
+        texts = [f"a {what}: terms {i} to {i + tile - 1}" for i in range(0, depth, tile)]
+        yield from failure.best_of(texts, failure.exact[:, None] + change)
 
 
 def _at(x: Tensor, row: Tensor, column: Tensor) -> Tensor:

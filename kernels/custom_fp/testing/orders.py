@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import custom_fp
-from custom_fp.testing.problem import Problem, equal_parts, is_exact
+from custom_fp.accumulator import Order
+from custom_fp.testing.problem import Problem, equal_parts
 
 MOST_PARTS = 32
 IN_ORDER, PAIRWISE = "in order", "pairwise"
@@ -38,7 +39,7 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     if problem.parts is None:
         splits.append((problem.depth,))
         count = 2
-        while count <= MOST_PARTS and not is_exact(problem.how):
+        while count <= MOST_PARTS and problem.how.order is not Order.EXACT:
             splits.append(equal_parts(count, problem.depth, problem.unit))
             count *= 2
     for parts in dict.fromkeys(splits):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import custom_fp
-from custom_fp.accumulator import Accumulator, Order, read
+from custom_fp.accumulator import Accumulator, read
 from custom_fp.accumulators.encodings import Operands, find
 from custom_fp.backends import function
 from custom_fp.formats.protocol import NumberFormat
@@ -27,6 +27,9 @@ _INPUTS = (
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
 )
+
+Place = tuple[Tensor, Tensor, Tensor]
+"""Batch, row and column of some elements."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Problem:
     """Terms that a split does not separate: a block of the machine, a chunk, or a group under one scale."""
     parts: tuple[int, ...] | None
     """The number of terms of each part of K; None for any split."""
-    places: tuple[Tensor, Tensor, Tensor]
+    places: Place
     """The batch indices, rows and columns of the original result that are checked."""
     shape: torch.Size
     """The shape of the original result."""
@@ -119,7 +122,7 @@ class Problem:
         """Return (Z, M, N): what the machine adds up terms first .. last - 1 to, in ascending order."""
         how = how or self.how
         a, b = self.a[..., first:last].contiguous(), self.bt[..., first:last].mT.contiguous()
-        if self.a_exponents is None or self.b_exponents is None:
+        if self.a_exponents is None or self.b_exponents is None or not how.scales:
             return custom_fp.matmul(a, b, accumulator=how)
         scales = slice(first // how.scales, -(-last // how.scales))
         exponents = self.a_exponents[..., scales].contiguous(), self.b_exponents[..., scales].mT.contiguous()
@@ -149,7 +152,6 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
         raise ValueError(f"got has shape {tuple(got.shape)}, but a @ b has shape {tuple(shape)}")
     how = _accumulator(machine)
     formats: Any = how.operands or (None, None)
-    check_supported(how)
     a3, b3 = (
         x.detach().cpu().float().expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b)
     )
@@ -197,18 +199,15 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
     return Problem(got, a3, bt, *exponents, how, names, values, group_scales, unit, parts, places, shape)
 
 
-def check_supported(how: Accumulator) -> None:
-    """Raise ValueError for an accumulator whose orders cannot be bounded."""
-    for fmt in how.roundings:
-        if not getattr(fmt, "is_signed", True):
-            raise ValueError(f"machine is {how}; sums in {fmt}, which has no sign, are not checked")
-
-
 def _accumulator(machine: Any) -> Accumulator:
     if not isinstance(machine, str | NumberFormat | Accumulator):
         raise ValueError(f"machine is {machine!r}; allowed: a name such as 'h100_bf16', or an Accumulator")
     how, kahan = read(machine)
-    return how if isinstance(how, Accumulator) else Accumulator(how, kahan=kahan)  # type: ignore[arg-type]
+    how = how if isinstance(how, Accumulator) else Accumulator(how, kahan=kahan)  # type: ignore[arg-type]
+    for fmt in how.roundings:
+        if not getattr(fmt, "is_signed", True):
+            raise ValueError(f"machine is {how}; sums in {fmt}, which has no sign, are not checked")
+    return how
 
 
 def _kind(x: Any) -> str:
@@ -285,8 +284,3 @@ def _strips(total: int, count: int, generator: torch.Generator | None) -> Tensor
     if count >= 2:
         drawn[0], drawn[-1] = 0, total - 1
     return drawn
-
-
-def is_exact(how: Accumulator) -> bool:
-    """Return whether a part has one rounding only."""
-    return how.order is Order.EXACT
