@@ -12,7 +12,7 @@ import torch
 from custom_fp.rounding import read_rounding, words
 from torch import Tensor
 
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 OF_LEVELS = ("nearest_even", "stochastic")  # that no format has
 
@@ -63,7 +63,7 @@ def uniforms(like_Wxn: Tensor, keys: Sequence[tuple], rounding: str = "stochasti
     for stochastic_N."""
     drawn_Wxn = torch.empty(like_Wxn.shape)
     for row_n, key in zip(drawn_Wxn, keys, strict=True):
-        torch.rand(len(row_n), generator=torch.Generator().manual_seed(Draw(key).seed()), out=row_n)
+        torch.rand(len(row_n), generator=torch.Generator().manual_seed(RandomStream(key).seed()), out=row_n)
     return of_bits(drawn_Wxn.to(like_Wxn.device), rounding)
 
 

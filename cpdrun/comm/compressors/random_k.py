@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 SEED_BYTES = 8
 
@@ -33,7 +33,7 @@ class RandomK(TopK):
         return SEED_BYTES + self.values.message_bytes(self.kept(n))
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
-        seed_W = torch.tensor([Draw(("places", *key)).seed() for key in keys])
+        seed_W = torch.tensor([RandomStream(("places", *key)).seed() for key in keys])
         value_Wxk = x_Wxn.gather(1, self._places(seed_W, x_Wxn.shape[1]).to(x_Wxn.device))
         if self.unbiased:
             value_Wxk = value_Wxk * (x_Wxn.shape[1] / value_Wxk.shape[1])

@@ -9,7 +9,7 @@ from custom_fp.rounding import Rounding, is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 SHIFT_BYTES = 2
 
@@ -78,7 +78,7 @@ class Rounded(Compressor):
         """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone, and none draws."""
         draws = is_stochastic(self.rounding)
         if draws or self.format.has_scales:
-            seeds = [Draw(key).seed() if draws else None for key in keys]
+            seeds = [RandomStream(key).seed() if draws else None for key in keys]
             rows = zip(x_Wxn, seeds, strict=True)
             return torch.stack(
                 [custom_fp.pack(x_n, self.format, rounding=self.rounding, seed=seed) for x_n, seed in rows]

@@ -48,9 +48,9 @@ class TopK(Compressor):
 
     def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
         k = self.kept(n)
-        cut = self.values.message_bytes(k)
-        value_Wxk = self.values.decompress(data_WxM[:, :cut], k)
-        index_Wxk = unpack_codes(data_WxM[:, cut:], _index_bits(n), k)
+        begin = self.values.message_bytes(k)
+        value_Wxk = self.values.decompress(data_WxM[:, :begin], k)
+        index_Wxk = unpack_codes(data_WxM[:, begin:], _index_bits(n), k)
         return value_Wxk.new_zeros(len(data_WxM), n).scatter_(1, index_Wxk, value_Wxk)
 
 

@@ -1,4 +1,18 @@
-"""Gossip: workers keep weights of their own and, after each step, mix them with what their neighbours send.
+"""Several workers' weights in one tensor, a row each, the parameters side by side.
+
+Every parameter begins at a multiple of 64 bytes, in whichever process its worker is played: kernels of linear algebra
+may give other last bits for other alignments. What lies between parameters is 0 and stays so.
+
+Quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algorithm 1, QG-DSGDm): momentum of what
+the neighbourhood does.
+
+A step takes g + beta m in place of g, without momentum of the optimizer's own, and after the gossip of round t
+m = mu m + (1 - mu) (x_t - x_{t+1}) / lr, with mu = beta. What differs: a round whose learning rate is 0 leaves m.
+
+nesterov (its QG-DSGDm-N, which Aketi, Kodge and Roy, arXiv 2111.09389, train with): with d = g + weight decay of x, a
+step takes d + beta (beta m + d).
+
+Gossip: workers keep weights of their own and, after each step, mix them with what their neighbours send.
 
 A rule says what is sent and how it is mixed (`dpsgd.py`, `choco.py`, `deep_squeeze.py`, `push_sum.py`); a topology says
 who sends to whom, and with which weights W; a compressor turns a layer into bytes. Shared by all rules: the exchange,
@@ -20,6 +34,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,12 +43,78 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.compressors.compression import Compression
-from cpdrun.comm.gossip.momentum import QuasiGlobalMomentum
-from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology.base import Topology
-from cpdrun.comm.wire.messages import Messages
+from cpdrun.comm.compressors.message import LayerCompression
+from cpdrun.comm.gossip.topologies import Topology
+from cpdrun.comm.wire.communicator import MessageExchange
 from cpdrun.comm.workers import Workers
+
+ALIGNED = 16  # float32 values
+
+
+class WeightLayout:
+    """The layout of a row (D,) for parameters of these shapes."""
+
+    def __init__(self, shapes: Sequence[torch.Size]):
+        self.shapes = list(shapes)
+        self.numels = [shape.numel() for shape in self.shapes]
+        *self.starts, self.length = [0, *accumulate(-(-n // ALIGNED) * ALIGNED for n in self.numels)]
+
+    def zeros(self, W: int, device: torch.device) -> Tensor:
+        """(W, D) float32."""
+        return torch.zeros(W, self.length, device=device)
+
+    def layer(self, x_WxD: Tensor, p: int) -> Tensor:
+        """(W, n) view of parameter p."""
+        return x_WxD[:, self.starts[p] : self.starts[p] + self.numels[p]]
+
+    def stacked(self, x_WxD: Tensor) -> list[Tensor]:
+        """A view (W, *shape) of each parameter."""
+        return [
+            self.layer(x_WxD, p).unflatten(1, shape or (1,)).view(-1, *shape)
+            for p, shape in enumerate(self.shapes)
+        ]
+
+    def parameters(self, x_D: Tensor) -> list[Tensor]:
+        """A view of each parameter's shape."""
+        return [
+            x_D[start : start + n].view(shape)
+            for start, n, shape in zip(self.starts, self.numels, self.shapes, strict=True)
+        ]
+
+
+class QuasiGlobalMomentum:
+    """Of the W workers of this rank. Raises ValueError for a beta out of range."""
+
+    def __init__(self, beta: float, nesterov: bool) -> None:
+        if not 0 < beta < 1:
+            raise ValueError(f"sync.quasi_global_momentum must lie between 0 and 1 or be null, not {beta}")
+        self.beta, self.nesterov = beta, nesterov
+
+    def begin(self, rows: WeightLayout, x_WxD: Tensor) -> dict[str, Tensor]:
+        """What a checkpoint must keep, by name."""
+        self.momentum_WxD, self.before_WxD = torch.zeros_like(x_WxD), torch.zeros_like(x_WxD)
+        self._momenta = [rows.parameters(row) for row in self.momentum_WxD]
+        return {"momentum": self.momentum_WxD, "before": self.before_WxD}
+
+    def before_step(self, x_WxD: Tensor) -> None:
+        self.before_WxD.copy_(x_WxD)
+
+    def correct(self, i: int, gradient_P: Sequence[Tensor], decay_P: Sequence[Tensor]) -> None:
+        """Changes the gradient of my i-th worker in place."""
+        if not self.nesterov:
+            torch._foreach_add_(list(gradient_P), self._momenta[i], alpha=self.beta)
+            return
+        ahead_P = torch._foreach_mul(self._momenta[i], self.beta)
+        torch._foreach_add_(ahead_P, list(gradient_P))
+        if decay_P:
+            torch._foreach_add_(ahead_P, list(decay_P))
+        torch._foreach_add_(list(gradient_P), ahead_P, alpha=self.beta)
+
+    def after_gossip(self, x_WxD: Tensor, lr: float) -> None:
+        if lr:
+            for m_D, before_D, x_D in zip(self.momentum_WxD, self.before_WxD, x_WxD, strict=True):
+                moved_D = torch.sub(before_D, x_D).div_(lr)
+                m_D.mul_(self.beta).add_(moved_D, alpha=1 - self.beta)
 
 
 @dataclass(frozen=True)
@@ -42,12 +123,12 @@ class Round:
 
     matrix_NxN: np.ndarray
     neighbours: list[list[int]]
-    messages: Messages
+    messages: MessageExchange
 
     @classmethod
     def of(cls, matrix_NxN: np.ndarray, workers: Workers) -> "Round":
         neighbours = [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(matrix_NxN)]
-        return cls(matrix_NxN, neighbours, Messages(neighbours, workers))
+        return cls(matrix_NxN, neighbours, MessageExchange(neighbours, workers))
 
     @cached_property
     def copies(self) -> list[int]:
@@ -84,7 +165,7 @@ class Gossip(ABC):
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")
-        self.compression = Compression(compressor, **given)
+        self.compression = LayerCompression(compressor, **given)
         self.beta, self.nesterov = quasi_global_momentum, nesterov
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
@@ -99,7 +180,7 @@ class Gossip(ABC):
 
     # ---- what the training loop calls, in this order
 
-    def begin(self, rows: Rows, x_WxD: Tensor) -> None:
+    def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
         """Before the first step: the layout of the weights, and the weights all workers start with."""
         self.rows = rows
         for name in self.remembered():

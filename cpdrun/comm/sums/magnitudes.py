@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.wire.piece import ceil_div
-from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.communicator import Communicator
+from cpdrun.comm.wire.layout import ceil_div
 from cpdrun.comm.workers import Workers
 
 
@@ -62,7 +62,7 @@ class Agreement:
         self._bits = torch.stack(list(self._local())).view(torch.int32)
         self._local = None  # it holds on to the gradients, and the agreement may be kept for a step
         if self._workers.ranks > 1:
-            self._work = Post(self._workers.group).maximum_(self._bits)
+            self._work = Communicator(self._workers.group).maximum_(self._bits)
 
     def wait(self) -> list[float]:
         self.start()
@@ -100,7 +100,7 @@ class Magnitudes(ABC):
             raise ValueError(f"{type(self).__name__} remembers nothing, the checkpoint has {sorted(state)}")
 
 
-class NotAsked(Magnitudes):
+class NoMagnitudes(Magnitudes):
     """For rules that need none: 0, and nothing is agreed on."""
 
     asks = False
@@ -109,14 +109,14 @@ class NotAsked(Magnitudes):
         return [0.0] * len(labels)
 
 
-class ThisStep(Magnitudes):
+class CurrentStep(Magnitudes):
     """Those of the gradients that are about to be sent: all wait until they are agreed on."""
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return agreement.wait()[first : first + len(labels)]
 
 
-class StepBefore(Magnitudes):
+class PreviousStep(Magnitudes):
     """Those of the step before: nobody waits before sending.
 
     This step's agreement travels beside the gradients and is read in the next step. A layer seen for the first time, or

@@ -9,6 +9,12 @@ inf and NaN take no part in E: they are sent as they are and stay visible in the
 elements of the layer keep the shift they would have had. Without a finite non-zero element the shift is 0.
 
 A shift belongs to a layer: groups of workers, buckets and splits into ranks cannot disagree on it.
+
+Shifts agreed on a few layers at a time: the magnitudes of the next ones are looked for, and agreed on, while
+the segments of those before are on the wire.
+
+That is possible where all owners' segments hold the same layers, as where each layer is cut in shards by itself. In any
+other layout the first segments hold layers from everywhere: all are agreed on at once.
 """
 
 from __future__ import annotations
@@ -18,17 +24,26 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from custom_fp import Format
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
-from cpdrun.comm.sums.magnitudes import Agreement, Magnitudes, NotAsked, StepBefore, ThisStep, sum_exponent
+from cpdrun.comm.sums.magnitudes import (
+    Agreement,
+    CurrentStep,
+    Magnitudes,
+    NoMagnitudes,
+    PreviousStep,
+    sum_exponent,
+)
 from cpdrun.comm.sums.orders import Level
+from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.workers import Workers
 
 
 class ScalingRule(ABC):
     """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml a rule."""
 
-    magnitudes: ClassVar[type[Magnitudes]] = ThisStep  # which ones it goes by
+    magnitudes: ClassVar[type[Magnitudes]] = CurrentStep  # which ones it goes by
 
     @abstractmethod
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
@@ -39,7 +54,7 @@ class ScalingRule(ABC):
 class NoScaling(ScalingRule):
     """Gradients are sent as they are: the baseline."""
 
-    magnitudes = NotAsked
+    magnitudes = NoMagnitudes
 
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
         return 0
@@ -61,7 +76,7 @@ class DelayedAPS(APS):
     """APS with the magnitudes of the step before. A gradient that grows by more than 2^margin from one step to the next
     overflows (see `overflow` in conf/sync)."""
 
-    magnitudes = StepBefore
+    magnitudes = PreviousStep
 
     def __init__(self, margin: int = 1) -> None:
         super().__init__(margin)
@@ -104,10 +119,76 @@ class Shifts:
         """`of_level` with an agreement that may be under way."""
         shifts = []
         for j, group in enumerate(level.groups):
-            if level.passes_on(j):
+            if level.is_passed_through(j):
                 shifts.append([0] * len(layers))
                 continue
             magnitudes = self.magnitudes.of(level.names(layers, j), agreement, j * len(layers))
             by_layer = zip(layers, magnitudes, strict=True)
             shifts.append([self.rule.shift(layer, m, len(group), fmt) for layer, m in by_layer])
         return shifts, agreement.agreed
+
+
+SEGMENTS = 4  # of a part: its agreement is queued behind the first one's bytes, and must not be waited for
+
+
+class PrefetchedShifts:
+    """Of a level of one group. `shifts` are those of the layers, known as far as `settle` was called; `agreed` counts
+    magnitudes.
+
+    local: this rank's `largest_magnitude` of a layer. Collective: all ranks settle the same segments, in order.
+    """
+
+    def __init__(
+        self,
+        rule: Shifts,
+        level: Level,
+        layers: Sequence[str],
+        local: Callable[[int], Tensor],
+        fmt: NumberFormat,
+        workers: Workers,
+        layout: Layout,
+    ) -> None:
+        self.rule, self.level, self.layers, self.local = rule, level, list(layers), local
+        self.fmt, self.workers = fmt, workers
+        self.last = layout.last_layers
+        self.ends = _ends(layout)  # where each part ends, in layers
+        self.shifts, self.agreed = [0] * len(self.layers), 0
+        self._settled = 0  # parts
+        self._under_way: Agreement | None = None
+
+    def settle(self, segment: int) -> None:
+        """The shifts of all layers of a segment are known from here on."""
+        while self._settled < len(self.ends) and (
+            self._settled == 0 or self._first(self._settled) <= self.last[segment]
+        ):
+            self.begin()
+            first, end = self._first(self._settled), self.ends[self._settled]
+            (found,), agreed = self.rule.of_agreement(
+                self.level, self.layers[first:end], self._under_way, self.fmt
+            )
+            self.shifts[first:end] = found
+            self.agreed += agreed
+            self._settled, self._under_way = self._settled + 1, None
+
+    def begin(self) -> None:
+        """With the part after those that are settled."""
+        if self._under_way is None and self._settled < len(self.ends):
+            part = range(self._first(self._settled), self.ends[self._settled])
+            self._under_way = Agreement(lambda: [self.local(p) for p in part], self.workers)
+            if self.rule.asks:
+                self._under_way.start()
+
+    def _first(self, part: int) -> int:
+        return self.ends[part - 1] if part else 0
+
+
+def _ends(layout: Layout) -> list[int]:
+    """Parts of so many segments of all owners, or one of all layers."""
+    ends, segments = [], 0
+    for segment, layer in enumerate(layout.last_layers):
+        segments += 1
+        if segments >= SEGMENTS and segment + 1 < layout.segments and layer + 1 > (ends[-1] if ends else 0):
+            ends.append(layer + 1)
+            segments = 0
+    layers = len(layout.numels)
+    return [layers] if not ends or ends[-1] >= layers else [*ends, layers]

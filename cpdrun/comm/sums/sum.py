@@ -1,8 +1,11 @@
-"""What a sum is: format, order, rounding, since low-precision addition is not associative.
+"""Random numbers of stochastic rounding.
+
+What a sum is: format, order, rounding, since low-precision addition is not associative.
 
 A `Sum` is a value; `summation_of` (summations/) makes of it what forms the sum of so many workers' gradients.
 """
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -14,8 +17,25 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.rounding import Overflow, is_stochastic, read_rounding
 from custom_fp.rounding import words as all_words
 
-from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
+
+
+@dataclass(frozen=True)
+class RandomStream:
+    """The random numbers of one stochastic rounding: a key, and where in its layer the tensor begins.
+
+    An element's number depends on the key and on its place in the layer, not on the process that rounds it
+    or on the pieces the layer is cut into.
+    """
+
+    key: tuple
+    start: int = 0
+
+    def seed(self) -> int:
+        """63 bits, unrelated for unequal keys."""
+        digest = hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
 
 FP32 = parse("fp32")
 _CHOICES = {
@@ -68,7 +88,7 @@ class Sum:
             read_rounding(self.rounding)
         except ValueError:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
-        if order_named(self.order, self.group_size).adding and self.kahan:
+        if order_named(self.order, self.group_size).accumulate_options and self.kahan:
             raise ValueError(
                 f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
             )
@@ -95,9 +115,9 @@ class Sum:
         """Whether a single worker's gradient comes out as it is, but for the definition's +0 + g."""
         return self == Sum(FP32, self.order, self.group_size) and self.ordering.keeps_float32
 
-    def draw(self, *key: Any, start: int = 0) -> Draw | None:
+    def random_stream(self, *key: Any, start: int = 0) -> RandomStream | None:
         """The random numbers that rounding a tensor takes, which begins at element `start` of its layer."""
-        return Draw(key, start) if self.is_stochastic else None
+        return RandomStream(key, start) if self.is_stochastic else None
 
     def in_full_precision(self) -> "Sum":
         """The same in fp32."""
@@ -120,7 +140,7 @@ class Sum:
             raise ValueError(f"compat={self.compat}: its code has no formats with scales such as {self.fmt}")
 
 
-def takes_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
+def accepts_sum_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Spells the knobs of a Sum in the signature of a function that takes them as **knobs."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cpdrun.comm.wire import Tag
+from cpdrun.comm.wire.communicator import Communicator, checked_work
 from cpdrun.comm.wire.layout import Layout
-from cpdrun.comm.wire.post import Post, under_way
-from cpdrun.comm.wire.tags import Tag
 
 
 class Transport(ABC):
@@ -28,8 +28,8 @@ class Transport(ABC):
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.post = Post(group)
-        self.rank, self.ranks = self.post.rank, self.post.ranks
+        self.communicator = Communicator(group)
+        self.rank, self.ranks = self.communicator.rank, self.communicator.ranks
         self._memory: dict[str, Tensor] = {}
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
@@ -89,7 +89,7 @@ class PointToPoint(Transport):
         return segment.view(self.ranks, -1)
 
     def _receive(self, rows: Tensor, tag: Tag) -> list[dist.Work]:
-        return [self.post.receive(p, rows[p], tag) for p in self.post.others]
+        return [self.communicator.receive(p, rows[p], tag) for p in self.communicator.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
         # what stays here is packed where it will be read
@@ -101,7 +101,7 @@ class PointToPoint(Transport):
 
     def send_to_owners(self, segment: int) -> None:
         rows = self._rows(self._outgoing[segment])
-        self._sends += [self.post.send(p, rows[p], Tag.TO_OWNER) for p in self.post.others]
+        self._sends += [self.communicator.send(p, rows[p], Tag.TO_OWNER) for p in self.communicator.others]
 
     def wait_for_workers(self, segment: int) -> Tensor:
         _wait(self._from_workers[segment])
@@ -109,7 +109,7 @@ class PointToPoint(Transport):
 
     def send_to_all(self, segment: int) -> None:
         own_sum = self.own_sum(segment)
-        self._sends += [self.post.send(p, own_sum, Tag.TO_ALL) for p in self.post.others]
+        self._sends += [self.communicator.send(p, own_sum, Tag.TO_ALL) for p in self.communicator.others]
 
     def wait_for_sums(self, segment: int) -> Tensor:
         _wait(self._from_owners[segment])
@@ -129,7 +129,7 @@ class Collectives(Transport):
     def send_to_owners(self, segment: int) -> None:
         incoming, outgoing = self._incoming[segment], self._outgoing[segment]
         work = dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
-        self._scatter.append(under_way(work))
+        self._scatter.append(checked_work(work))
 
     def wait_for_workers(self, segment: int) -> Tensor:
         self._scatter[segment].wait()
@@ -138,7 +138,7 @@ class Collectives(Transport):
     def send_to_all(self, segment: int) -> None:
         sums, own = self._sums[segment].view(-1), self.own_sum(segment)
         work = dist.all_gather_into_tensor(sums, own, group=self.group, async_op=True)
-        self._gather.append(under_way(work))
+        self._gather.append(checked_work(work))
 
     def wait_for_sums(self, segment: int) -> Tensor:
         self._gather[segment].wait()

@@ -1,0 +1,282 @@
+"""The weights with which workers mix, and how fast they agree with them: matrices W (N, N), float64.
+
+neighbours: for each worker those that it receives from, without itself.
+
+Who gossips with whom, and with which weights: graphs of N workers and their mixing matrices.
+
+W[i][j] is the weight that worker i gives to what j sends; rows and columns sum to 1 (doubly stochastic), so that
+gossip keeps the mean of all weights. The spectral gap 1 - max_{k > 0} |lambda_k| of W says how fast workers agree: a
+round of gossip brings them nearer to their mean by that share at least (Lian et al., arXiv 1705.09056, assumption 1).
+
+    uniform     w_ij = 1 / (deg + 1) for the neighbours and for oneself; doubly stochastic where all degrees are equal
+    metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii what is left: of any undirected graph (Xiao and Boyd 2004)
+
+Push-sum (`push_sum.py`) asks for less, columns that sum to 1: w_ij = 1 / (1 + how many j sends to), of any graph in
+which a way leads from each worker to every other. A graph may change from round to round (`random_pairs.py`): then
+each round has a matrix, and the product of all has to connect the workers.
+
+Gaps in closed form, uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N)); torus of
+sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al., arXiv
+2110.13363, theorem 1); complete 1.
+
+Two neighbours, or one.
+
+Four neighbours.
+
+Neighbours at distances that double.
+
+Everyone with everyone.
+
+Degrees that differ.
+
+Graphs that a user draws.
+
+A graph that changes: in round t worker i receives from i - 2^(t mod log2 N).
+
+With N a power of two, log2 N rounds are the exact mean of all (Assran et al., "Stochastic Gradient Push for Distributed
+Deep Learning", arXiv 1811.10792, appendix A; Ying et al., arXiv 2110.13363, section 4).
+
+A graph that changes: in each round the workers are paired at random, and each pair takes its mean (Boyd et al.,
+"Randomized Gossip Algorithms", IEEE Trans. Inf. Theory 52, 2006, for many pairs at once).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+MIXINGS = ("uniform", "metropolis")
+TOLERANCE = 1e-9  # of sums of N float64 numbers below 1, for N up to millions
+
+
+def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
+    """1 / (deg + 1) for the neighbours and for oneself."""
+    weights = np.zeros((len(neighbours),) * 2)
+    for i, of_i in enumerate(neighbours):
+        weights[i, [i, *of_i]] = 1 / (len(of_i) + 1)
+    return weights
+
+
+def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
+    """1 / (1 + max(deg_i, deg_j)), and for oneself what is left; of links that go both ways."""
+    weights = np.zeros((len(neighbours),) * 2)
+    for i, of_i in enumerate(neighbours):
+        for j in of_i:
+            weights[i, j] = 1 / (1 + max(len(of_i), len(neighbours[j])))
+        weights[i, i] = 1 - weights[i].sum()
+    return weights
+
+
+def mean_gap(weights: Sequence[np.ndarray]) -> float:
+    """`spectral_gap`; where rounds have matrices of their own, 1 - |their product but for the mean|^(1 / rounds), the
+    share by which a round of one period brings workers nearer at least, as a geometric mean: 1 where they end equal, 0
+    where some stay apart."""
+    if len(weights) == 1:
+        return spectral_gap(weights[0])
+    N, log_left = len(weights[0]), 0.0
+    apart_NxN = np.eye(N) - 1 / N
+    for weights_NxN in weights:
+        apart_NxN = weights_NxN @ apart_NxN
+        apart_NxN -= apart_NxN.mean(axis=0)  # 0 but for rounding, which would grow
+        length = np.linalg.norm(apart_NxN, 2)
+        if length < TOLERANCE:
+            return 1.0
+        # back to length 1, or what is left after many rounds would be lost in rounding
+        apart_NxN, log_left = apart_NxN / length, log_left + math.log(length)
+    return max(0.0, 1 - math.exp(log_left / len(weights)))
+
+
+def spectral_gap(weights: np.ndarray) -> float:
+    """1 - the second largest |eigenvalue|; 1 for one worker."""
+    sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
+    return 1.0 if len(sizes) < 2 else float(1 - sizes[-2])
+
+
+class Topology:
+    """A graph for any number of workers it can be drawn for. One class and one yaml a topology."""
+
+    def __init__(self, mixing: str):
+        if mixing not in MIXINGS:
+            raise ValueError(f"topology.mixing must be one of {', '.join(MIXINGS)}, not {mixing}")
+        self.mixing = mixing
+
+    def senders(self, N: int) -> list[set[int]]:
+        """For each of N workers, those whose messages it receives; its own number may be among them. What a graph that
+        stands says, and one that changes says `rounds`."""
+        raise NotImplementedError(f"{type(self).__name__} says neither senders nor rounds")
+
+    def rounds(self, N: int) -> list[list[set[int]]]:
+        """`senders` of one round after the other, and then again from the first."""
+        return [self.senders(N)]
+
+    def matrices(self, N: int) -> list[np.ndarray]:
+        """The mixing matrix W (N, N) of each round, float64.
+
+        Raises ValueError where one is not doubly stochastic or together they do not connect all workers.
+        """
+        weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
+        if N > 1 and mean_gap(weights) < TOLERANCE:
+            raise ValueError("topology: its links do not connect all workers")
+        return weights
+
+    def push_matrices(self, N: int) -> list[np.ndarray]:
+        """The same for push-sum: a worker deals its weights equally to itself and those it sends to, columns sum to 1.
+
+        Raises ValueError for another mixing than uniform and where no way leads from some worker to some other.
+        """
+        if self.mixing != "uniform":
+            raise ValueError(
+                "topology.mixing: push-sum deals a worker's weights equally to those it sends to; take uniform"
+            )
+        links = [uniform(without_oneself(senders)) > 0 for senders in self.rounds(N)]
+        reached = functools.reduce(lambda before, later: later.astype(float) @ before > 0, links)
+        for _ in range(N.bit_length()):
+            reached = reached.astype(float) @ reached > 0
+        if not reached.all():
+            raise ValueError("topology: no way leads along its links from each worker to every other")
+        return [link / link.sum(axis=0) for link in links]
+
+    def _mixed(self, neighbours: list[list[int]]) -> np.ndarray:
+        both_ways = all(i in neighbours[j] for i, of_i in enumerate(neighbours) for j in of_i)
+        if self.mixing == "metropolis":
+            if not both_ways:
+                raise ValueError(
+                    "topology.mixing=metropolis needs a graph whose links go both ways; take uniform"
+                )
+            return metropolis(neighbours)
+        weights = uniform(neighbours)
+        if np.abs(weights.sum(axis=0) - 1).max() > TOLERANCE:
+            raise ValueError(
+                "topology.mixing=uniform needs workers with equally many neighbours, or gossip would move their "
+                "mean; take " + ("metropolis" if both_ways else "sync=gossip_push_sum")
+            )
+        return weights
+
+
+def without_oneself(senders: Sequence[set[int]]) -> list[list[int]]:
+    return [sorted(of_i - {i}) for i, of_i in enumerate(senders)]
+
+
+class Ring(Topology):
+    """Each receives from the worker before it and, undirected, from the one behind it."""
+
+    def __init__(self, mixing: str, directed: bool):
+        super().__init__(mixing)
+        self.directed = directed
+
+    def senders(self, N: int) -> list[set[int]]:
+        return [{(i - 1) % N} if self.directed else {(i - 1) % N, (i + 1) % N} for i in range(N)]
+
+
+class Torus(Topology):
+    """A grid of rows x columns that is closed at its ends: up to four neighbours. rows None: as square as it gets."""
+
+    def __init__(self, mixing: str, rows: int | None):
+        super().__init__(mixing)
+        if rows is not None and not (isinstance(rows, int) and rows >= 1):
+            raise ValueError(f"topology.rows={rows}: must be a whole number, at least 1, or null")
+        self.rows = rows
+
+    def senders(self, N: int) -> list[set[int]]:
+        rows = self.rows or max(r for r in range(1, math.isqrt(N) + 1) if N % r == 0)
+        if N % rows:
+            raise ValueError(f"topology.rows={rows} does not divide world_size={N}")
+        columns = N // rows
+        return [
+            {(r + dr) % rows * columns + (c + dc) % columns for dr, dc in ((0, 1), (0, -1), (1, 0), (-1, 0))}
+            for r in range(rows)
+            for c in range(columns)
+        ]
+
+
+class Exponential(Topology):
+    """Each receives from the workers 1, 2, 4, 8 ... before it: few links, and a gap that shrinks with log N."""
+
+    def senders(self, N: int) -> list[set[int]]:
+        hops = [1 << k for k in range(max(1, (N - 1).bit_length())) if 1 << k < N]
+        return [{(i - hop) % N for hop in hops} for i in range(N)]
+
+
+class Complete(Topology):
+    """Everyone receives from everyone: gossip as dear as all-reduce, and as exact."""
+
+    def senders(self, N: int) -> list[set[int]]:
+        return [set(range(N)) for _ in range(N)]
+
+
+class Hub(Topology):
+    """A directed ring whose worker 0 sends to everyone: degrees differ and links go one way, so it takes push-sum."""
+
+    def senders(self, N: int) -> list[set[int]]:
+        return [{(i - 1) % N, 0} for i in range(N)]
+
+
+class Links(Topology):
+    """The undirected links of one's own: pairs of workers."""
+
+    def __init__(self, mixing: str, links: Sequence[Sequence[int]]):
+        super().__init__(mixing)
+        self.links = list(links)
+
+    def senders(self, N: int) -> list[set[int]]:
+        of: list[set[int]] = [set() for _ in range(N)]
+        for link in self.links:
+            a, b = _pair("topology.links", link, N)
+            of[a].add(b)
+            of[b].add(a)
+        return of
+
+
+class Arrows(Topology):
+    """Links of one's own that go one way: pairs (from, to). Where degrees differ it takes push-sum."""
+
+    def __init__(self, mixing: str, arrows: Sequence[Sequence[int]]):
+        super().__init__(mixing)
+        self.arrows = list(arrows)
+
+    def senders(self, N: int) -> list[set[int]]:
+        of: list[set[int]] = [set() for _ in range(N)]
+        for arrow in self.arrows:
+            sender, receiver = _pair("topology.arrows", arrow, N)
+            of[receiver].add(sender)
+        return of
+
+
+def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
+    pair = list(link) if isinstance(link, Sequence) else [link]
+    if len(pair) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in pair):
+        raise ValueError(f"{key}: {pair} is no pair of workers below world_size={N}")
+    return pair[0], pair[1]
+
+
+class OnePeerExponential(Topology):
+    """One neighbour a round, 1, 2, 4, 8 ... workers before."""
+
+    def rounds(self, N: int) -> list[list[set[int]]]:
+        return [[{(i - (1 << k)) % N} for i in range(N)] for k in range(max(1, (N - 1).bit_length()))]
+
+
+class RandomPairs(Topology):
+    """Pairs drawn from `seed`; after `period` rounds the first come again. With odd N one worker a round is alone.
+
+    Raises ValueError for a period below 1.
+    """
+
+    def __init__(self, mixing: str, period: int, seed: int):
+        super().__init__(mixing)
+        if not (isinstance(period, int) and period >= 1):
+            raise ValueError(f"topology.period={period}: must be a whole number, at least 1")
+        self.period, self.seed = period, seed
+
+    def rounds(self, N: int) -> list[list[set[int]]]:
+        draws = torch.Generator().manual_seed(self.seed)
+        return [_pairs(torch.randperm(N, generator=draws).tolist()) for _ in range(self.period)]
+
+
+def _pairs(order: list[int]) -> list[set[int]]:
+    of: list[set[int]] = [set() for _ in order]
+    for a, b in zip(order[::2], order[1::2], strict=False):
+        of[a], of[b] = {b}, {a}
+    return of

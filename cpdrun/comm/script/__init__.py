@@ -1,0 +1,1 @@
+"""Functions and classes that a training script calls itself."""

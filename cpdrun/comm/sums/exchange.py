@@ -1,0 +1,310 @@
+"""The same sum between processes: direct reduce-scatter and all-gather of packed k-bit values.
+
+Each rank rounds, packs and sends shard r of each of its workers to rank r; rank r, the owner, unpacks the N
+payloads, adds them in the order of the sum, packs the sum and sends it to all; everyone, the owner too,
+unpacks the same bytes. With one worker a rank, each sends 2 (N-1)/N n k/8 bytes. `layout.py` says which
+bytes hold what.
+
+A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
+overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
+
+Where the sum stays in shards, that is the reduce-scatter alone: the owner unpacks what it has packed, and keeps it.
+Each rank sends (N-1)/N n k/8 bytes then, and an element has the bits that it has in the whole sum.
+
+Every order travels this way: it is the order in which the owner adds. In an order of several levels (groups, pairs)
+the owner adds up each group, then the groups' sums: see `levels.py`.
+
+Legend: N workers, P ranks, L = N/P workers of mine, T segments, B bytes of a worker's segment.
+
+An exchange in an order of several levels: the owner adds up each group, then the groups' sums.
+
+These have shifts of their own, for which all of them must be known, so the middle stage of `exchange.py` is cut at each
+level: the sums of a level are held as float32 gradients until the next one has agreed on its shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+import custom_fp
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.sums import codec
+from cpdrun.comm.sums.magnitudes import largest_magnitude
+from cpdrun.comm.sums.orders import Level, Order
+from cpdrun.comm.sums.scaling import PrefetchedShifts
+from cpdrun.comm.sums.sum import RandomStream
+from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
+from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding, Slice
+from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
+from cpdrun.comm.wire.transport import Transport, transport_for
+
+SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
+LAG = 2  # segments between two stages
+
+layout_of = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
+_transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]] = WeakKeyDictionary()
+
+
+def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
+    """That of a process group, whose buffers all sums share: one at a time."""
+    of_group = _transports.setdefault(group or dist.group.WORLD, {})
+    if device not in of_group:
+        of_group[device] = transport_for(group, device)
+    return of_group[device]
+
+
+class Exchange:
+    """One sum under way, in an order of one level."""
+
+    def __init__(self, summation: Summation, layers: Layers) -> None:
+        self.summation, self.layers, self.workers = summation, layers, summation.workers
+        self.sum, self.wire = summation.sum, summation.wire
+        self.first, *self.above = summation.levels
+        self.transport = transport_of(self.workers.group, layers.stacks[0].device)
+        self.stays = layers.shards is not None
+        ranks, sharding = self.workers.ranks, None
+        if self.stays:
+            sharding = _of_one_order(layers.shards, self.sum.ordering, self.workers.world_size, ranks)
+        self.layout = layout_of(layers.numels, self.wire.fmt.bits, ranks, SEGMENT_VALUES, sharding)
+        if self.stays:
+            owned = layers.shards.sharding.by_rank(ranks)
+            self.begins = [part.start for part in owned.owned_by(self.workers.rank, len(layers.names))]
+        self.my_pieces = self.layout.pieces[self.workers.rank]  # of each segment
+        self.agreed = 0  # magnitudes
+
+    def run(self) -> SumReport:
+        """Collective. Raises RankLost where another rank is gone."""
+        with naming_lost_ranks(self.workers.group):
+            self._agree_first()
+            self.transport.begin(self.layout, self.workers.share, gather=not self.stays)
+            self._add_up()
+            self.transport.finish()
+        sent = self.layout.scattered_bytes if self.stays else self.layout.sent_bytes
+        sent_bytes = sent(self.workers.share)
+        agreed = self.agreed + (self.prefetched.agreed if self.prefetched else 0)
+        return self.summation.report(self.layers, self.shifts, agreed=agreed, sent_bytes=sent_bytes)
+
+    def _agree_first(self) -> None:
+        """Of the first level: here of the only one, as the segments come that need them."""
+        summation, nothing = self.summation, self.layers.stacks[0].new_zeros(())
+
+        def local(p: int) -> Tensor:
+            mine = range(self.workers.share)
+            return _largest([part for i in mine for part in self.layers.parts(i, p)], nothing)
+
+        self.prefetched: PrefetchedShifts | None = PrefetchedShifts(
+            summation.shifts,
+            self.first,
+            self.layers.names,
+            local,
+            self.sum.fmt,
+            summation.agreeing,
+            self.layout,
+        )
+        self.shifts = [self.prefetched.shifts]
+
+    def _add_up(self) -> None:
+        (self.result_shifts,) = self.shifts
+        self._pipeline(self._send_to_owners, self._add, *self._to_all)
+
+    @property
+    def _to_all(self) -> list[Callable[[int], None]]:
+        """The last stage, where there is one."""
+        return [] if self.stays else [self._unpack]
+
+    def _pipeline(self, *stages: Callable[[int], None]) -> None:
+        pipeline(self.layout.segments, *stages)
+
+    def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
+        """shifts[j][p] of the level's group j and layer p, from one agreement. mine: what this rank has of them."""
+        names, nothing = self.layers.names, self.layers.stacks[0].new_zeros(())
+        shifts, agreed = self.summation.shifts.of_level(
+            level,
+            names,
+            lambda: [_largest(mine(group, p), nothing) for group in level.groups for p in range(len(names))],
+            self.sum.fmt,
+            self.summation.agreeing,
+        )
+        self.agreed += agreed
+        return shifts
+
+    # ---- stages
+
+    def _send_to_owners(self, t: int) -> None:
+        if self.prefetched:
+            self.prefetched.settle(t)
+        for owner in range(self.workers.ranks):
+            for i, worker in enumerate(self.workers.mine):
+                shifts = self.shifts[self.summation.group_of(worker)]
+                message = self.transport.outgoing(t, owner, i)
+                for piece in self.layout.pieces[owner][t]:
+                    source = self.layers.source(i, piece)
+                    layer = self.layers.names[piece.layer]
+                    stream = self.summation.random_stream(worker, layer, self.layers.key, piece.start)
+                    codec.round_and_pack(
+                        source, shifts[piece.layer], self.wire, stream, out=piece.of(message)
+                    )
+        self.transport.send_to_owners(t)
+        if self.prefetched:
+            self.prefetched.begin()
+
+    def _add(self, t: int) -> None:
+        payload_NxB = self.transport.wait_for_workers(t)
+        own_sum = self.transport.own_sum(t)
+        for piece in self.my_pieces[t]:
+            payloads = [piece.of(payload) for payload in payload_NxB]
+            out, numel = piece.of(own_sum), self.layout.numels[piece.layer]
+            for start, stop, places in self.sum.ordering.spans(len(payloads), numel, piece.start, piece.stop):
+                part = piece.part(start, stop)
+                stream = self._random_stream(self.first, 0, piece, "sum", start=start)
+                self._add_packed([payloads[w][part] for w in places], stop - start, stream, out[part])
+        self._pass_on(t)
+
+    def _pass_on(self, t: int) -> None:
+        """The sum of my segment."""
+        if not self.stays:
+            self.transport.send_to_all(t)
+            return
+        message = self.transport.own_sum(t)
+        for piece in self.my_pieces[t]:
+            begin = self.begins[piece.layer]
+            self._decode(
+                message, piece, self.layers.out[piece.layer][piece.start - begin : piece.stop - begin]
+            )
+
+    def _add_packed(
+        self, payloads: Sequence[Tensor], numel: int, stream: RandomStream | None, out: Tensor
+    ) -> None:
+        if not self.summation.unrounded:
+            codec.add_packed(payloads, numel, self.sum, stream, out=out)
+            return
+        values = [custom_fp.unpack(payload, self.wire.fmt, numel) for payload in payloads]
+        custom_fp.pack(self.summation.total(values, self.sum, stream), self.wire.fmt, out=out)
+
+    def _unpack(self, t: int) -> None:
+        for owner, message in enumerate(self.transport.wait_for_sums(t)):
+            for piece in self.layout.pieces[owner][t]:
+                self._decode(message, piece, self.layers.out[piece.layer][piece.start : piece.stop])
+
+    def _decode(self, message: Tensor, piece: PackedSlice, out: Tensor) -> None:
+        shift = -self.result_shifts[piece.layer]
+        custom_fp.unpack(piece.of(message), self.wire.fmt, piece.numel, shift=shift, out=out)
+
+    def _random_stream(
+        self, level: Level, j: int, piece: PackedSlice, stage: str, index: int = 0, start: int | None = None
+    ) -> RandomStream | None:
+        """start: in the layer; None: where the piece begins."""
+        layer = self.layers.names[piece.layer] + level.marks[j]
+        start = piece.start if start is None else start
+        return self.sum.random_stream(*self.layers.key, layer, stage, index, start=start)
+
+
+def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
+    """Each stage of every segment, in their order, a stage `LAG` segments after the one before."""
+    for i in range(segments + LAG * (len(stages) - 1)):
+        for depth, stage in enumerate(stages):
+            if 0 <= i - depth * LAG < segments:
+                stage(i - depth * LAG)
+
+
+@lru_cache(maxsize=512)
+def _of_one_order(shards: Shards, ordering: Order, n_workers: int, ranks: int) -> Sharding:
+    """What each rank owns, in slices of which all elements are added in one order: a piece need not begin on a byte of
+    its layer then, for nothing cuts it."""
+    owned = shards.sharding.by_rank(ranks).slices
+    return Sharding(
+        tuple(
+            tuple(
+                Slice(layer, first, end)
+                for layer, start, stop in of_rank
+                for first, end, _ in ordering.spans(n_workers, shards.numels[layer], start, stop)
+            )
+            for of_rank in owned
+        )
+    )
+
+
+def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:
+    """largest_magnitude over several tensors; 0 where there is none."""
+    return torch.stack([largest_magnitude(t) for t in tensors]).amax() if tensors else nothing
+
+
+class LevelsExchange(Exchange):
+    """One sum under way, in an order of several levels."""
+
+    def _agree_first(self) -> None:
+        self.prefetched, mine = None, self.workers.mine
+        self.shifts = self._agree(
+            self.first,
+            lambda group, p: [
+                part for w in group if w in mine for part in self.layers.parts(w - mine.start, p)
+            ],
+        )
+
+    def _add_up(self) -> None:
+        self.held: list[list[list[Tensor]]] = []  # float32 sums: segment, group, piece
+        self._pipeline(self._send_to_owners, self._add_workers)
+        for level in self.above[:-1]:
+            self._add_held(level, self._agree_on_held(level))
+        (self.result_shifts,) = self._agree_on_held(self.above[-1])
+        self._pipeline(self._add_last, *self._to_all)
+
+    def _agree_on_held(self, level: Level) -> list[list[int]]:
+        """For a level whose groups add up what is held of the level below."""
+        held: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.held[0]]
+        for pieces, sums_of_groups in zip(self.my_pieces, self.held, strict=True):
+            for of_layers, sums in zip(held, sums_of_groups, strict=True):
+                for piece, total in zip(pieces, sums, strict=True):
+                    of_layers[piece.layer].append(total)
+        return self._agree(level, lambda group, p: [total for i in group for total in held[i][p]])
+
+    def _add_workers(self, t: int) -> None:
+        """The sum of each group of workers as a float32 gradient, kept."""
+        payload_NxB = self.transport.wait_for_workers(t)
+        how, sums_of_groups = self.sum.at(self.first), []
+        for j, group in enumerate(self.first.groups):
+            sums = []
+            for piece in self.my_pieces[t]:
+                values = [
+                    custom_fp.unpack(piece.of(payload_NxB[w]), self.sum.fmt, piece.numel) for w in group
+                ]
+                total = codec.accumulate(values, how, self._random_stream(self.first, j, piece, "sum"))
+                sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
+            sums_of_groups.append(sums)
+        self.held.append(sums_of_groups)
+
+    def _add_held(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
+        """The sums of the level's groups take the place of those that they add up."""
+        for t, below in enumerate(self.held):
+            self.held[t] = [
+                below[group.start]
+                if level.is_passed_through(j)
+                else [
+                    codec.scale(self._total(level, j, t, k, shifts[j][piece.layer]), -shifts[j][piece.layer])
+                    for k, piece in enumerate(self.my_pieces[t])
+                ]
+                for j, group in enumerate(level.groups)
+            ]
+
+    def _add_last(self, t: int) -> None:
+        own_sum = self.transport.own_sum(t)
+        for k, piece in enumerate(self.my_pieces[t]):
+            total = self._total(self.above[-1], 0, t, k, self.result_shifts[piece.layer])
+            custom_fp.pack(total, self.sum.fmt, out=piece.of(own_sum))
+        self._pass_on(t)
+
+    def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
+        """The sum, in the format, of what the level's group j adds up of a segment's piece k."""
+        piece, below = self.my_pieces[t][k], self.held[t]
+        values = [
+            codec.quantize_scaled(
+                below[i][k], shift, self.sum, self._random_stream(level, j, piece, "worker", place)
+            )
+            for place, i in enumerate(level.groups[j])
+        ]
+        return codec.accumulate(values, self.sum.at(level), self._random_stream(level, j, piece, "sum"))
