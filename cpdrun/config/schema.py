@@ -1,9 +1,8 @@
 """The typed model of a run's settings, and the checks that it implies.
 
-`TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key of
-conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
-Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) is generated from the
-same types.
+`TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key
+of conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
+Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) uses the same types.
 """
 
 import itertools
@@ -481,8 +480,8 @@ def _check_precision(precision: Mapping[str, Any], imports: bool) -> None:
 def check_type(key: str, value: Any, default: Any) -> None:
     """Raise ConfigError if a value has another type than the default of its key in a yaml file.
 
-    This is for arguments of classes, which the model does not know. A number must replace a number, a list must replace a
-    list, and true or false must replace true or false.
+    This is for arguments of classes, which the model does not know. A number must replace a number, a list must replace
+    a list, and true or false must replace true or false.
     """
     if isinstance(value, str) and "${" in value:
         return
