@@ -1,4 +1,8 @@
-"""Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
+"""Gradient synchronization in few bits per value.
+
+The results do not depend on how the workers are divided among processes. One process that emulates all workers computes
+the same bits as one process per worker.
+"""
 
 from typing import Any
 
@@ -27,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """fsdp_comm when it is asked for: torch's FSDP takes a second to import."""
+    """Import `fsdp_comm` when it is first used, because torch's FSDP takes a second to import."""
     if name != "fsdp_comm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cpdrun.comm.script.fsdp import fsdp_comm

@@ -1,7 +1,7 @@
-"""Hybrid precision: the layers and epochs whose gradients are exchanged in fp32.
+"""The layers and epochs whose gradients are exchanged in fp32.
 
-The hybrid-precision technique of Han, Demmel and You (arXiv:1911.08907), with patterns instead of the last
-layer.
+This is the hybrid precision of Han, Demmel and You (arXiv:1911.08907). The paper keeps the last layer in fp32. Here,
+the layers are selected with patterns.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,17 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class FullPrecision:
-    """layers: glob patterns of parameter names; first_epochs, last_epochs: how many, at either end of a run.
+    """The layers and epochs that stay in fp32.
 
-    Raises ValueError for a pattern that matches no parameter, and for epochs that are not known.
+    Attributes:
+        names: The names of all parameters.
+        layers: Glob patterns of the parameters that stay in fp32.
+        first_epochs: The number of epochs at the beginning of a run in which all parameters stay in fp32.
+        last_epochs: The same at the end of a run.
+        epochs: The number of epochs of the run.
+
+    Raises:
+        ValueError: A pattern matches no parameter, or `last_epochs` is set and the number of epochs is unknown.
     """
 
     names: tuple[str, ...]
@@ -39,7 +47,7 @@ class FullPrecision:
         return frozenset(name for name in self.names if any(fnmatchcase(name, glob) for glob in self.layers))
 
     def covers(self, parameter: int, epoch: int) -> bool:
-        """Whether a parameter's gradient is exchanged in fp32 in epoch `epoch` (from 0)."""
+        """Return whether a parameter's gradient is exchanged in fp32 in an epoch, counted from 0."""
         at_an_end = epoch < self.first_epochs or (
             self.epochs is not None and self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
         )

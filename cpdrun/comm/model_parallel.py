@@ -1,33 +1,29 @@
-"""Model parallelism: what M workers that share one layer send to each other, in a number format.
+"""Model parallelism: layers that M workers share, with communication in a number format.
 
-Two exchanges, the same in one process that plays all workers and between ranks, bit for bit:
+Workers exchange data in two ways. Both give the same bits in one process that emulates all workers and between ranks.
 
-    gather   every worker's part is encoded by itself and sent to all others; everyone, its owner too, uses the decoded
-             values, so that all workers go on with the same ones. (M-1) parts sent by each.
-    sum      the parts are encoded, decoded, added in float32 in worker order and encoded once more: decoded.py with
-             requantise=once. 2 (M-1)/M of a part sent by each, on average.
+    gather   Every worker's part is encoded separately and sent to all others. All workers, including the owner, use the
+             decoded values, so all continue with the same values. Each worker sends (M-1) parts.
+    sum      The parts are encoded, decoded, added in float32 in worker order and encoded once more, as in
+             `sums/requantized.py` with requantise=once. Each worker sends 2 (M-1)/M of a part on average.
 
-One worker sends nothing, and nothing is rounded. A codebook without a block size takes one scale from each worker's
-part.
+A single worker sends and rounds nothing. A codebook without a block size has one scale for each worker's part.
 
-A fully connected layer whose weights are split over M workers; what they exchange is in a number format.
+The split of fully connected layers follows Dettmers, "8-Bit Approximations for Parallelism in Deep Learning"
+(arXiv:1511.04561), and Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997).
+All workers see the same samples, and each has a part of the weights:
 
-Model parallelism of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561), and of
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997): all workers see the
-same samples, each holds a part of the weights.
-
-    split     worker m holds       forward                               backward
+    split     worker m has         forward                               backward
     columns   outputs O_m          y = gather(x W_m^T + b_m)             dx = sum(dy_m W_m)
     rows      inputs I_m           y = sum(x_m W_m^T) + b                dx = gather(dy W_m)
 
-gather and sum are those of `workers.py`: activations y travel in one format, errors dx in another; dW_m is computed
-where W_m is, and does not travel. dx is exchanged only where somebody asks for it (not for the samples).
+Activations y and errors dx have separate formats. dW_m is computed where W_m is stored and is not sent. dx is exchanged
+only if it is needed (not for the samples).
 
-Legend: B samples, I inputs, O outputs.
+`GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
+`models/parallel/convnet.py`).
 
-Where layers that workers split by samples meet layers that they split by weights: see `models/parallel/convnet.py`.
-
-Legend: B samples, M workers, F features at the seam.
+Legend: B samples, I inputs, O outputs, F features, M workers.
 """
 
 from collections.abc import Sequence
@@ -50,10 +46,12 @@ from cpdrun.comm.workers import Workers
 
 
 class ModelWorkers:
-    """The M workers of a model, of which this rank plays its share.
+    """The M workers of a model, some of which this rank emulates.
 
-    Counts, since the last `reset`: sent_bytes by this rank to others, real_worker_bytes by each of M machines (the one
-    that sends most in a gather, the average in a sum).
+    Attributes:
+        sent_bytes: The bytes that this rank sent to others since the last `reset`.
+        real_worker_bytes: The bytes that each of M machines would send: the largest number in a gather, the average in
+            a sum.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -62,21 +60,29 @@ class ModelWorkers:
 
     @property
     def number(self) -> int:
-        """M."""
+        """The number of workers M."""
         return self.workers.world_size
 
     def reset(self) -> None:
+        """Reset the byte counts."""
         self.sent_bytes = self.real_worker_bytes = 0
 
     def slices(self, size: int) -> list[slice]:
-        """The part of a dimension that each worker holds; sizes differ by one at most."""
+        """Return the part of a dimension that each worker has. The sizes differ by at most one."""
         ends = [size * m // self.number for m in range(self.number + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
     def gather(self, parts: Sequence[Tensor], size: int, fmt: NumberFormat, dim: int = 1) -> Tensor:
-        """parts[i]: (B, n_m) float32 of my i-th worker, its slice of `size` columns; (B, size) of all. Collective.
+        """Concatenate the parts of all workers. Collective.
 
-        dim=0: slices of rows, (n_m, F), to (size, F).
+        Args:
+            parts: For each worker of this rank, its slice (B, n_m), float32. With dim=0, a slice of rows (n_m, F).
+            size: The size of the whole dimension.
+            fmt: The format of the exchange.
+            dim: The dimension that is split.
+
+        Returns:
+            The whole tensor (B, size), or (size, F) with dim=0.
         """
         if self.number == 1:
             return parts[0]
@@ -97,7 +103,12 @@ class ModelWorkers:
         return torch.cat(decoded, dim=dim)
 
     def sum(self, parts: Sequence[Tensor], fmt: NumberFormat) -> Tensor:
-        """parts[i]: float32 summand of my i-th worker, all of one shape; the sum over all workers. Collective."""
+        """Add one tensor of each worker. Collective.
+
+        Args:
+            parts: For each worker of this rank, a float32 tensor. All have the same shape.
+            fmt: The format of the exchange.
+        """
         if self.number == 1:
             return parts[0]
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
@@ -110,7 +121,7 @@ class ModelWorkers:
 
 
 def model_workers_of(model: nn.Module) -> list[ModelWorkers]:
-    """The workers that share its layers; none for a model that is whole."""
+    """Return the workers that share the layers of a model. The list is empty if no layer is split."""
     found = (getattr(module, "workers", None) for module in model.modules())
     return list(dict.fromkeys(workers for workers in found if isinstance(workers, ModelWorkers)))
 
@@ -119,11 +130,14 @@ SPLITS = ("columns", "rows")
 
 
 class ParallelLinear(nn.Module):
-    """torch.nn.Linear over `workers`; parameters weight_<m> (and bias_<m> of columns, bias of rows) of my workers.
+    """torch.nn.Linear over several workers.
 
-    The initial weights are torch.nn.Linear's, drawn whole from torch's generator and cut: they do not depend on how
-    workers are dealt to ranks. With one worker nothing is exchanged and nothing rounded. Raises ValueError for an
-    unknown split or format.
+    The parameters are weight_<m> of this rank's workers, and bias_<m> (split into columns) or bias (split into rows).
+    The initial weights are those of torch.nn.Linear, generated as a whole and then split, so they do not depend on the
+    assignment of workers to ranks. With one worker, nothing is exchanged or rounded.
+
+    Raises:
+        ValueError: The split or a format is unknown.
     """
 
     def __init__(
@@ -154,6 +168,7 @@ class ParallelLinear(nn.Module):
             self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer's output."""
         x_BxI = x.reshape(-1, self.in_features)
         weights = [getattr(self, f"weight_{m}") for m in self.workers.mine]
         if self.split == "columns":
@@ -164,6 +179,7 @@ class ParallelLinear(nn.Module):
         return y_BxO.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
+        """Return the settings for the layer's representation."""
         return (
             f"{self.in_features}, {self.out_features}, {self.split} over {self.workers.number} workers, "
             f"activations={self.activations}, errors={self.errors}"
@@ -210,7 +226,7 @@ class _Rows(torch.autograd.Function):
 
 
 class ReplicatedWeight(torch.autograd.Function):
-    """A weight as each of my workers holds it; their gradients are added over all workers in a format."""
+    """Copies of a weight for each of this rank's workers. Their gradients are added over all workers in a format."""
 
     @staticmethod
     def forward(ctx: Any, workers: ModelWorkers, fmt: NumberFormat, mine: int, weight: Tensor):
@@ -223,8 +239,10 @@ class ReplicatedWeight(torch.autograd.Function):
 
 
 class GatherBatch(torch.autograd.Function):
-    """Each worker's features (B_m, F) become all of them (B, F), each share encoded by itself. The gradient is the same
-    on all workers already, and each takes its own rows."""
+    """Each worker's features (B_m, F) are gathered to the whole batch (B, F). Each part is encoded separately.
+
+    The gradient is already equal on all workers, and each worker takes its own rows.
+    """
 
     @staticmethod
     def forward(

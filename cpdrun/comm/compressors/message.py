@@ -1,6 +1,6 @@
-"""All layers of a worker in one message, each compressed by itself; those in full precision as fp32.
+"""Messages that contain all layers of a worker, each compressed separately or, in full precision, as fp32.
 
-Legend: W workers of this rank, X workers whose messages came, n values of a layer, M bytes of a message.
+Legend: W workers of this rank, X workers whose messages arrived, n values of a layer, M bytes of a message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,18 @@ from cpdrun.comm.sums.scaling import APS, ScalingRule
 
 
 class LayerCompression:
-    """A run's compressor, and which layers go without it in which epochs.
+    """The compressor of a run, and the layers and epochs that are not compressed.
 
-    format, scaling, parameter_names, epochs and full_precision are those of the run. Raises ValueError where they do
-    not fit the compressor.
+    Args:
+        compressor: The compressor.
+        parameter_names: The names of the parameters.
+        format: The run's format.
+        scaling: The run's scaling rule.
+        epochs: The number of epochs.
+        full_precision: The settings of `FullPrecision`.
+
+    Raises:
+        ValueError: The format or the scaling rule does not fit the compressor.
     """
 
     def __init__(
@@ -52,7 +60,13 @@ class LayerCompression:
     def message(
         self, numels: Sequence[int], epoch: int, parameters: Sequence[int] | None = None
     ) -> "Message":
-        """Of layers of these sizes in this epoch: of all parameters, or of some by their numbers."""
+        """Return the structure of a message.
+
+        Args:
+            numels: The number of elements of each layer.
+            epoch: The epoch, which decides about full precision.
+            parameters: The indices of the parameters, by default all of them.
+        """
         parameters = range(len(self.names)) if parameters is None else parameters
         covers = [self.hybrid.covers(p, epoch) for p in parameters]
         layers = tuple(self.in_full if full else self.compressor for full in covers)
@@ -61,7 +75,7 @@ class LayerCompression:
 
 @dataclass(frozen=True)
 class Message:
-    """How layers, each with its compressor, become one message, and back."""
+    """The structure of a message: layers, each with its compressor."""
 
     names: tuple[str, ...]
     numels: tuple[int, ...]
@@ -69,21 +83,30 @@ class Message:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of each layer; 0 for empty ones."""
+        """The bytes of each layer, 0 for empty ones."""
         return [c.message_bytes(n) if n else 0 for c, n in zip(self.layers, self.numels, strict=True)]
 
     @property
     def length(self) -> int:
-        """M."""
+        """The number of bytes M."""
         return sum(self.sizes)
 
     @property
     def lossless(self) -> bool:
+        """Whether all layers are decompressed exactly."""
         return all(c.lossless for c in self.layers)
 
     def compress(self, stacks: Sequence[Tensor], key: tuple, workers: Sequence[int]) -> Tensor:
-        """(W, M) uint8 of stacks[p]: (W, n_p) float32. key: with the layer's name and the worker's number, what random
-        numbers depend on."""
+        """Compress all layers.
+
+        Args:
+            stacks: For each layer, the values (W, n), float32.
+            key: The key of the random numbers, which also depend on the layer's name and the worker's number.
+            workers: The numbers of the W workers.
+
+        Returns:
+            The messages (W, M), uint8.
+        """
         parts = [
             c.compress(stack_Wxn, [(*key, name, w) for w in workers])
             for c, stack_Wxn, name in zip(self.layers, stacks, self.names, strict=True)
@@ -92,7 +115,7 @@ class Message:
         return torch.cat(parts, dim=1) if parts else torch.empty(len(workers), 0, dtype=torch.uint8)
 
     def decompress(self, data_XxM: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """p and (X, n_p) float32 of one layer after the other, empty ones left out."""
+        """Yield the index and the values (X, n), float32, of each layer that is not empty."""
         parts = data_XxM.split(self.sizes, dim=1)
         for p, (c, data, n) in enumerate(zip(self.layers, parts, self.numels, strict=True)):
             if n:

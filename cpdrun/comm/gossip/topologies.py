@@ -1,43 +1,20 @@
-"""The weights with which workers mix, and how fast they agree with them: matrices W (N, N), float64.
+"""Topologies: graphs of N workers and their mixing matrices.
 
-neighbours: for each worker those that it receives from, without itself.
+W[i][j] is the weight that worker i gives to the message of worker j. Rows and columns sum to 1 (doubly stochastic), so
+gossip preserves the mean of all weights. The spectral gap 1 - max_{k > 0} |lambda_k| of W determines how fast workers
+agree: each round reduces the distance to the mean by at least this fraction (Lian et al., arXiv 1705.09056, assumption
+1).
 
-Who gossips with whom, and with which weights: graphs of N workers and their mixing matrices.
+    uniform     w_ij = 1 / (deg + 1) for the neighbors and the worker itself; doubly stochastic if all degrees are equal
+    metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii the remainder; for any undirected graph (Xiao and Boyd 2004)
 
-W[i][j] is the weight that worker i gives to what j sends; rows and columns sum to 1 (doubly stochastic), so that
-gossip keeps the mean of all weights. The spectral gap 1 - max_{k > 0} |lambda_k| of W says how fast workers agree: a
-round of gossip brings them nearer to their mean by that share at least (Lian et al., arXiv 1705.09056, assumption 1).
+Push-sum (`algorithms.py`) only needs columns that sum to 1: w_ij = 1 / (1 + number of receivers of j), for any graph in
+which a path leads from each worker to every other. A graph may change from round to round (`RandomPairs`). Then each
+round has a matrix, and the product of all matrices must connect the workers.
 
-    uniform     w_ij = 1 / (deg + 1) for the neighbours and for oneself; doubly stochastic where all degrees are equal
-    metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii what is left: of any undirected graph (Xiao and Boyd 2004)
-
-Push-sum (`push_sum.py`) asks for less, columns that sum to 1: w_ij = 1 / (1 + how many j sends to), of any graph in
-which a way leads from each worker to every other. A graph may change from round to round (`random_pairs.py`): then
-each round has a matrix, and the product of all has to connect the workers.
-
-Gaps in closed form, uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N)); torus of
-sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al., arXiv
-2110.13363, theorem 1); complete 1.
-
-Two neighbours, or one.
-
-Four neighbours.
-
-Neighbours at distances that double.
-
-Everyone with everyone.
-
-Degrees that differ.
-
-Graphs that a user draws.
-
-A graph that changes: in round t worker i receives from i - 2^(t mod log2 N).
-
-With N a power of two, log2 N rounds are the exact mean of all (Assran et al., "Stochastic Gradient Push for Distributed
-Deep Learning", arXiv 1811.10792, appendix A; Ying et al., arXiv 2110.13363, section 4).
-
-A graph that changes: in each round the workers are paired at random, and each pair takes its mean (Boyd et al.,
-"Randomized Gossip Algorithms", IEEE Trans. Inf. Theory 52, 2006, for many pairs at once).
+Spectral gaps in closed form, with uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N));
+torus with sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al.,
+arXiv 2110.13363, theorem 1); complete 1.
 """
 
 import functools
@@ -48,11 +25,14 @@ import numpy as np
 import torch
 
 MIXINGS = ("uniform", "metropolis")
-TOLERANCE = 1e-9  # of sums of N float64 numbers below 1, for N up to millions
+TOLERANCE = 1e-9  # for sums of N float64 numbers below 1, with N up to millions
 
 
 def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """1 / (deg + 1) for the neighbours and for oneself."""
+    """Return weights of 1 / (deg + 1) for the neighbors and the worker itself.
+
+    `neighbours` lists, for each worker, the workers from which it receives, without itself.
+    """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):
         weights[i, [i, *of_i]] = 1 / (len(of_i) + 1)
@@ -60,7 +40,10 @@ def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """1 / (1 + max(deg_i, deg_j)), and for oneself what is left; of links that go both ways."""
+    """Return weights of 1 / (1 + max(deg_i, deg_j)), and the remainder for the worker itself.
+
+    All links must be two-way.
+    """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):
         for j in of_i:
@@ -70,32 +53,34 @@ def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def mean_gap(weights: Sequence[np.ndarray]) -> float:
-    """`spectral_gap`; where rounds have matrices of their own, 1 - |their product but for the mean|^(1 / rounds), the
-    share by which a round of one period brings workers nearer at least, as a geometric mean: 1 where they end equal, 0
-    where some stay apart."""
+    """Return the fraction by which a round reduces the distance to the mean, at least.
+
+    With one matrix, this is its spectral gap. With one matrix per round, it is the geometric mean over a period, 1 -
+    |product without the mean|^(1 / rounds): 1 if the workers end with equal weights, 0 if some never agree.
+    """
     if len(weights) == 1:
         return spectral_gap(weights[0])
     N, log_left = len(weights[0]), 0.0
     apart_NxN = np.eye(N) - 1 / N
     for weights_NxN in weights:
         apart_NxN = weights_NxN @ apart_NxN
-        apart_NxN -= apart_NxN.mean(axis=0)  # 0 but for rounding, which would grow
+        apart_NxN -= apart_NxN.mean(axis=0)  # This is 0 except for rounding errors, which would grow.
         length = np.linalg.norm(apart_NxN, 2)
         if length < TOLERANCE:
             return 1.0
-        # back to length 1, or what is left after many rounds would be lost in rounding
+        # Normalize, because the remainder after many rounds would be lost in rounding.
         apart_NxN, log_left = apart_NxN / length, log_left + math.log(length)
     return max(0.0, 1 - math.exp(log_left / len(weights)))
 
 
 def spectral_gap(weights: np.ndarray) -> float:
-    """1 - the second largest |eigenvalue|; 1 for one worker."""
+    """Return 1 - the second largest absolute eigenvalue, or 1 for a single worker."""
     sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
     return 1.0 if len(sizes) < 2 else float(1 - sizes[-2])
 
 
 class Topology:
-    """A graph for any number of workers it can be drawn for. One class and one yaml a topology."""
+    """A graph that is defined for different numbers of workers."""
 
     def __init__(self, mixing: str):
         if mixing not in MIXINGS:
@@ -103,18 +88,22 @@ class Topology:
         self.mixing = mixing
 
     def senders(self, N: int) -> list[set[int]]:
-        """For each of N workers, those whose messages it receives; its own number may be among them. What a graph that
-        stands says, and one that changes says `rounds`."""
+        """Return, for each of N workers, the workers whose messages it receives.
+
+        A worker's own number may be included. A constant graph overrides this method, a changing graph overrides
+        `rounds`.
+        """
         raise NotImplementedError(f"{type(self).__name__} says neither senders nor rounds")
 
     def rounds(self, N: int) -> list[list[set[int]]]:
-        """`senders` of one round after the other, and then again from the first."""
+        """Return `senders` of each round. After the last round, the first one follows."""
         return [self.senders(N)]
 
     def matrices(self, N: int) -> list[np.ndarray]:
-        """The mixing matrix W (N, N) of each round, float64.
+        """Return the mixing matrix W (N, N), float64, of each round.
 
-        Raises ValueError where one is not doubly stochastic or together they do not connect all workers.
+        Raises:
+            ValueError: A matrix is not doubly stochastic, or together they do not connect all workers.
         """
         weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
         if N > 1 and mean_gap(weights) < TOLERANCE:
@@ -122,9 +111,12 @@ class Topology:
         return weights
 
     def push_matrices(self, N: int) -> list[np.ndarray]:
-        """The same for push-sum: a worker deals its weights equally to itself and those it sends to, columns sum to 1.
+        """Return the matrices of push-sum, whose columns sum to 1.
 
-        Raises ValueError for another mixing than uniform and where no way leads from some worker to some other.
+        A worker divides its weights equally among itself and its receivers.
+
+        Raises:
+            ValueError: The mixing is not uniform, or no path leads from some worker to some other.
         """
         if self.mixing != "uniform":
             raise ValueError(
@@ -156,22 +148,29 @@ class Topology:
 
 
 def without_oneself(senders: Sequence[set[int]]) -> list[list[int]]:
+    """Return, for each worker, the other workers from which it receives, sorted."""
     return [sorted(of_i - {i}) for i, of_i in enumerate(senders)]
 
 
 class Ring(Topology):
-    """Each receives from the worker before it and, undirected, from the one behind it."""
+    """Each worker receives from its predecessor and, if undirected, from its successor."""
 
     def __init__(self, mixing: str, directed: bool):
         super().__init__(mixing)
         self.directed = directed
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         return [{(i - 1) % N} if self.directed else {(i - 1) % N, (i + 1) % N} for i in range(N)]
 
 
 class Torus(Topology):
-    """A grid of rows x columns that is closed at its ends: up to four neighbours. rows None: as square as it gets."""
+    """A grid of rows x columns with periodic boundaries: up to four neighbors.
+
+    Args:
+        mixing: The mixing weights.
+        rows: The number of rows. None means as square as possible.
+    """
 
     def __init__(self, mixing: str, rows: int | None):
         super().__init__(mixing)
@@ -180,6 +179,7 @@ class Torus(Topology):
         self.rows = rows
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         rows = self.rows or max(r for r in range(1, math.isqrt(N) + 1) if N % r == 0)
         if N % rows:
             raise ValueError(f"topology.rows={rows} does not divide world_size={N}")
@@ -192,35 +192,45 @@ class Torus(Topology):
 
 
 class Exponential(Topology):
-    """Each receives from the workers 1, 2, 4, 8 ... before it: few links, and a gap that shrinks with log N."""
+    """Each worker receives from the workers 1, 2, 4, 8 ... before it.
+
+    There are few links, and the spectral gap shrinks with log N.
+    """
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         hops = [1 << k for k in range(max(1, (N - 1).bit_length())) if 1 << k < N]
         return [{(i - hop) % N for hop in hops} for i in range(N)]
 
 
 class Complete(Topology):
-    """Everyone receives from everyone: gossip as dear as all-reduce, and as exact."""
+    """Each worker receives from all others. This is as expensive and as exact as all-reduce."""
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         return [set(range(N)) for _ in range(N)]
 
 
 class Hub(Topology):
-    """A directed ring whose worker 0 sends to everyone: degrees differ and links go one way, so it takes push-sum."""
+    """A directed ring whose worker 0 sends to all workers.
+
+    Degrees differ and links are one-way, so it needs push-sum.
+    """
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         return [{(i - 1) % N, 0} for i in range(N)]
 
 
 class Links(Topology):
-    """The undirected links of one's own: pairs of workers."""
+    """Undirected links that the user chooses, as pairs of workers."""
 
     def __init__(self, mixing: str, links: Sequence[Sequence[int]]):
         super().__init__(mixing)
         self.links = list(links)
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         of: list[set[int]] = [set() for _ in range(N)]
         for link in self.links:
             a, b = _pair("topology.links", link, N)
@@ -230,13 +240,14 @@ class Links(Topology):
 
 
 class Arrows(Topology):
-    """Links of one's own that go one way: pairs (from, to). Where degrees differ it takes push-sum."""
+    """One-way links that the user chooses, as pairs (from, to). If degrees differ, they need push-sum."""
 
     def __init__(self, mixing: str, arrows: Sequence[Sequence[int]]):
         super().__init__(mixing)
         self.arrows = list(arrows)
 
     def senders(self, N: int) -> list[set[int]]:
+        """Return the neighbors of each worker."""
         of: list[set[int]] = [set() for _ in range(N)]
         for arrow in self.arrows:
             sender, receiver = _pair("topology.arrows", arrow, N)
@@ -252,16 +263,30 @@ def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
 
 
 class OnePeerExponential(Topology):
-    """One neighbour a round, 1, 2, 4, 8 ... workers before."""
+    """A changing graph: in round t, worker i receives from worker i - 2^(t mod log2 N).
+
+    If N is a power of two, log2 N rounds compute the exact mean (Assran et al., "Stochastic Gradient Push for
+    Distributed Deep Learning", arXiv 1811.10792, appendix A; Ying et al., arXiv 2110.13363, section 4).
+    """
 
     def rounds(self, N: int) -> list[list[set[int]]]:
+        """Return the neighbors of each worker in each round."""
         return [[{(i - (1 << k)) % N} for i in range(N)] for k in range(max(1, (N - 1).bit_length()))]
 
 
 class RandomPairs(Topology):
-    """Pairs drawn from `seed`; after `period` rounds the first come again. With odd N one worker a round is alone.
+    """A changing graph: in each round, the workers are paired at random, and each pair averages its weights.
 
-    Raises ValueError for a period below 1.
+    Boyd et al., "Randomized Gossip Algorithms", IEEE Trans. Inf. Theory 52, 2006, with many pairs at the same time. If
+    N is odd, one worker per round has no partner.
+
+    Args:
+        mixing: The mixing weights.
+        period: The number of rounds after which the pairs repeat.
+        seed: The seed of the pairs.
+
+    Raises:
+        ValueError: The period is below 1.
     """
 
     def __init__(self, mixing: str, period: int, seed: int):
@@ -271,6 +296,7 @@ class RandomPairs(Topology):
         self.period, self.seed = period, seed
 
     def rounds(self, N: int) -> list[list[set[int]]]:
+        """Return the neighbors of each worker in each round."""
         draws = torch.Generator().manual_seed(self.seed)
         return [_pairs(torch.randperm(N, generator=draws).tolist()) for _ in range(self.period)]
 

@@ -1,1 +1,1 @@
-"""Functions and classes that a training script calls itself."""
+"""Functions and classes that training scripts call."""

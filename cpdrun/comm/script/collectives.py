@@ -1,9 +1,4 @@
-"""all_reduce in a number format for any script: each rank of a process group is one worker.
-
-`fmt` is a format, its name, or a `Sum` with knobs of its own; further keywords are knobs of the sum (see `Sum`).
-`compressor`: tensors are compressed instead, decoded and added in float32 in worker order; "power_sgd": their factors
-are summed. `compressing.py` says which there are, and what they make of fmt and further keywords.
-"""
+"""all_reduce in a number format for any script. Each rank of a process group is one worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,13 +33,26 @@ def all_reduce(
     group: Group = None,
     **knobs: Any,
 ) -> Tensor:
-    """The sum of the ranks' tensors, formed in `fmt`, sent in its bits a value; a new float32 tensor.
+    """Return the sum of the ranks' tensors, computed and sent in a number format. Collective.
 
-    The same bits on every rank, and those of `emulate_all_reduce([of rank 0, of rank 1, ...])` with the same options:
-    `Sum` says what the knobs are, `scaling.py` APS. A mean needs tensors divided by the number of ranks beforehand.
-    Collective: same shape and options on every rank; with a seed of its own for each call where the rounding is
-    stochastic. Raises ValueError for options that do not fit together, TypeError for neither fmt nor compressor,
-    RankLost where another rank is gone.
+    The result is a new float32 tensor. It has the same bits on every rank, and the same bits as
+    `emulate_all_reduce([tensor of rank 0, tensor of rank 1, ...])` with the same options. For a mean, divide the
+    tensors by the number of ranks before the call.
+
+    Args:
+        tensor: A floating-point tensor. All ranks pass the same shape and options.
+        fmt: A format, its name, or a `Sum`.
+        compressor: Compress tensors instead, and add the decoded values in float32 in worker order. A `Compressor` or a
+            name such as "top_k" (see conf/compressor). With "power_sgd", factors are summed in `fmt`.
+        aps: Whether to scale each tensor with auto-precision scaling (APS).
+        seed: The seed of stochastic rounding. Use another seed in each call.
+        group: The process group. None means the default group.
+        knobs: Settings of `Sum`, or of the compressor.
+
+    Raises:
+        ValueError: The options do not fit together.
+        TypeError: Neither a format nor a compressor is given.
+        RankLost: Another rank is lost.
     """
     how = {"compressor": compressor, "aps": aps, "seed": seed, "group": group}
     return all_reduce_coalesced([tensor], fmt, **how, **knobs)[0]
@@ -61,7 +69,7 @@ def all_reduce_(
     group: Group = None,
     **knobs: Any,
 ) -> Tensor:
-    """`all_reduce` in place; returns the tensor."""
+    """Compute `all_reduce` in place and return the tensor. Collective."""
     in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
     total = tensor if in_place else torch.empty(tensor.shape, device=tensor.device)
     _SumRequest(fmt, compressor, aps, seed, knobs).between([tensor], [total], group)
@@ -81,7 +89,10 @@ def all_reduce_coalesced(
     group: Group = None,
     **knobs: Any,
 ) -> list[Tensor]:
-    """`all_reduce` of several tensors in one exchange; with APS each has a shift of its own."""
+    """Compute `all_reduce` of several tensors in one exchange. Collective.
+
+    With APS, each tensor has its own shift.
+    """
     sums = [
         torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         for tensor in tensors
@@ -100,10 +111,21 @@ def emulate_all_reduce(
     seed: int = 0,
     **knobs: Any,
 ) -> Tensor:
-    """The sum of N equally shaped tensors as N machines form it: float32, of their shape.
+    """Return the sum of N tensors of equal shape as N machines compute it.
 
-    Bit for bit what `all_reduce` gives on each of N ranks that pass one of the tensors each. Raises TypeError where one
-    is not floating point, ValueError for none, for unequal shapes, and as `all_reduce` does.
+    The result is a float32 tensor. It has the same bits as `all_reduce` on N ranks that each pass one of the tensors.
+
+    Args:
+        tensors: Floating-point tensors of the same shape.
+        fmt: A format, its name, or a `Sum`.
+        compressor: See `all_reduce`.
+        aps: See `all_reduce`.
+        seed: See `all_reduce`.
+        knobs: See `all_reduce`.
+
+    Raises:
+        TypeError: A tensor is not floating point, or neither a format nor a compressor is given.
+        ValueError: There are no tensors, their shapes differ, or the options do not fit together.
     """
     check_terms("emulate_all_reduce", tensors)
     for tensor in tensors:
@@ -116,7 +138,7 @@ def emulate_all_reduce(
 
 @dataclass(frozen=True)
 class _SumRequest:
-    """How a sum is to be formed, once."""
+    """The options of one sum."""
 
     fmt: How
     compressor: Compressor | str | None
@@ -125,7 +147,7 @@ class _SumRequest:
     knobs: dict[str, Any]
 
     def between(self, tensors: Sequence[Tensor], out: Sequence[Tensor], group: Group) -> None:
-        """Of the ranks' tensors, to `out`: contiguous float32, and it may be `tensors` themselves."""
+        """Sum the ranks' tensors to `out`. These are contiguous float32 tensors, and may be `tensors` themselves."""
         for tensor in tensors:
             check_float(tensor)
             if tensor.device != tensors[0].device:
@@ -137,7 +159,7 @@ class _SumRequest:
         self.form(stacks, [target.detach() for target in out], workers)
 
     def form(self, stacks: Sequence[Tensor], out: Sequence[Tensor], workers: Workers) -> None:
-        """stacks[p]: (L, ...) float32 of this process's workers; out[p]: (...), contiguous."""
+        """Sum the stacks (L, ...), float32, of this process's L workers to `out`, contiguous tensors (...)."""
         check_format_or_compressor(self.fmt, self.compressor)
         names, key, rule = [str(p) for p in range(len(stacks))], (self.seed,), APS() if self.aps else None
         if self.compressor is not None:
@@ -155,7 +177,7 @@ class _SumRequest:
             )
             sync.reduce_layers(range(len(names)), stacks, step=0, epoch=0, out=out)
             return
-        assert self.fmt is not None  # check_asked
+        assert self.fmt is not None  # check_format_or_compressor
         how = Sum.of(self.fmt, **self.knobs)
         _check_forgets(how.error_feedback)
         summation = summation_of(how, workers, Shifts(rule))

@@ -1,8 +1,9 @@
-"""What a script's `compressor=` asks for: the synchronisation that `sync=compressed` or `sync=power_sgd` is in a run.
+"""Compressors by name, for functions with an argument `compressor`.
 
-`compressor` is a `Compressor`, or the name of one, with the defaults that conf/ writes down: top_k, qsgd, sign ... of
-conf/compressor, whose values are in `fmt` and scaled where aps is true, as a run's are; or power_sgd, whose factors are
-summed in `fmt`. Further keywords are keys of that file: keep=0.1, rank=4.
+`compressor` is a `Compressor` or the name of a file in conf/compressor, such as top_k, qsgd or sign. Its values are in
+the format `fmt`, and they are scaled if aps is true, as in a run. With power_sgd, factors are summed in `fmt`. Further
+keywords replace the defaults of that file, such as keep=0.1 or rank=4. The synchronization is that of a run with
+sync=compressed or sync=power_sgd.
 """
 
 from collections.abc import Sequence
@@ -40,10 +41,22 @@ def make_compressed_sync(
     full_precision_layers: Sequence[str] = (),
     group: dist.ProcessGroup | Workers | None = None,
 ) -> CompressorSync:
-    """knobs: what a caller was given besides, error_feedback among it where it is not the file's.
+    """Return the synchronization for a compressor.
 
-    Raises ValueError for a compressor that nobody knows, for a keyword that it does not take, and for a format or a
-    scaling rule that do not fit it.
+    Args:
+        compressor: A compressor or its name.
+        fmt: The format of the values, or a sum for power_sgd.
+        names: The names of the parameters.
+        world_size: The number of workers.
+        knobs: Further settings from the caller. `error_feedback` is one of them unless the default is to be used.
+        scaling: The scaling rule.
+        seed: The seed of random numbers.
+        full_precision_layers: Glob patterns of parameters that stay in fp32.
+        group: The process group, or the workers.
+
+    Raises:
+        ValueError: The compressor is unknown or does not take a keyword, or the format or the scaling rule does not fit
+            it.
     """
     given: dict[str, Any] = {
         "parameter_names": names,
@@ -55,7 +68,7 @@ def make_compressed_sync(
     }
     if compressor == POWER_SGD:
         defaults = _defaults("sync", POWER_SGD)
-        if isinstance(fmt, Sum):  # it has knobs of its own; what it remembers is of roundings, not of factors
+        if isinstance(fmt, Sum):  # Its error feedback is for rounding errors, not for factors.
             remembered = [knob.name for knob in fields(Sum)[1:] if knob.name != "error_feedback"]
             defaults |= {name: getattr(fmt, name) for name in remembered}
         settings = _settled(POWER_SGD, defaults, knobs)
@@ -71,13 +84,17 @@ def make_compressed_sync(
 
 
 def check_format_or_compressor(fmt: Any, compressor: Any) -> None:
-    """Raises TypeError where a call says neither."""
+    """Raise TypeError if neither a format nor a compressor is given."""
     if fmt is None and compressor is None:
         raise TypeError("fmt is missing: give a format, such as 'e4m3', or compressor=, such as 'top_k'")
 
 
 def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> Compressor:
-    """Of conf/compressor. Raises ValueError."""
+    """Return the compressor with a name in conf/compressor.
+
+    Raises:
+        ValueError: The name is unknown, or the format or the settings do not fit the compressor.
+    """
     if name not in _names():
         known = ", ".join([*_names(), POWER_SGD])
         raise ValueError(f"compressor={name!r}: choose one of {known}, or give a Compressor")
@@ -98,7 +115,7 @@ def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> 
 
 
 def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, knobs: dict[str, Any]) -> None:
-    """Raises ValueError for what a compressor that is made already cannot take."""
+    """Raise ValueError if there are settings that a `Compressor` object must be created with."""
     beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(knobs, True)}
     for key, value in beside.items():
         if value is not None:

@@ -1,17 +1,17 @@
-"""Low-precision gradients in any script that uses DistributedDataParallel:
+"""Low-precision gradients for scripts that use DistributedDataParallel.
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(*cpdrun.comm.ddp_hook(model, "e4m3", aps=True))
 
-Each rank of DDP's process group is one worker, in the order of the group. DDP hands over its gradients in buckets
-while backward still runs; a thread of the hook's own exchanges them, one bucket after the other, and completes the
-future that DDP waits for. Layers are known by their parameter, not by bucket, for DDP rebuilds its buckets after the
-first step: what a scaling rule or error feedback remembers stays with its layer, and each layer of a bucket has its own
-shift. Steps whose gradients DDP accumulates locally (no_sync) never reach the hook.
+Each rank of DDP's process group is one worker, in the order of the group. DDP passes its gradients in buckets during
+the backward pass. A thread of the hook exchanges one bucket after the other and completes the future that DDP waits
+for. Layers are identified by their parameter, not by bucket, because DDP rebuilds its buckets after the first step. So
+the state of a scaling rule or of error feedback stays with its layer, and each layer of a bucket has its own shift.
+Steps whose gradients DDP accumulates locally (no_sync) do not call the hook.
 
-On a GPU the exchange is queued on the current stream instead, by the thread of backward.
+On a GPU, the thread of the backward pass queues the exchange on the current stream instead.
 
-What scaling and error feedback remember, and the number of the step, which keys stochastic rounding, go into a
+The state of scaling and error feedback, and the step number, which determines stochastic rounding, belong in a
 checkpoint with the model: `state.state_dict()` and `state.load_state_dict(...)`.
 """
 
@@ -41,7 +41,7 @@ DENSE = "make the embedding with sparse=False"
 
 
 class HookState:
-    """What the hook keeps between buckets and steps: one for each model."""
+    """The state of a hook between buckets and steps. Each model has its own."""
 
     def __init__(self, sync: AllReduceSync | CompressorSync, parameters: Sequence[nn.Parameter]) -> None:
         self.sync = sync
@@ -50,25 +50,27 @@ class HookState:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ddp_hook")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed script needs to continue bit for bit; whole on the group's first rank. Collective.
+        """Return the state that a resumed script needs to continue bit for bit. Collective.
 
-        Tensors, numbers, strings, lists and dicts only: `torch.load(weights_only=True)` reads them.
+        The whole state is on the group's first rank. It contains only tensors, numbers, strings, lists and
+        dictionaries, so `torch.load(weights_only=True)` can read it.
         """
         return {"step": self.step, "sync": self._thread.submit(self.sync.state_dict).result()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on the first rank, on every rank, before the first backward."""
+        """Load the state of the first rank on every rank, before the first backward pass."""
         self.step = state["step"]
         self._thread.submit(self.sync.load_state_dict, state["sync"]).result()
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
-        """Of some of the model's parameters."""
+        """Return the names of some of the model's parameters."""
         return [self.sync.names[self._index[id(parameter)]] for parameter in parameters]
 
     def average(self, bucket: dist.GradBucket) -> Callable[[], Tensor]:
-        """The work of one bucket: its buffer becomes the mean over the ranks.
+        """Return the function that replaces the buffer of a bucket by its mean over the ranks.
 
-        Raises ValueError for parameters of another model, and for sparse gradients.
+        Raises:
+            ValueError: The parameters belong to another model, or the gradients are sparse.
         """
         buffer, parameters, step = bucket.buffer(), bucket.parameters(), self.step
         if any(id(parameter) not in self._index for parameter in parameters):
@@ -85,7 +87,7 @@ class HookState:
             values = buffer if buffer.dtype == torch.float32 else buffer.float()
             values.div_(self.sync.workers.world_size)
             gradients = values.split([parameter.numel() for parameter in parameters])
-            if like is not None:  # places and matrices are those of the parameter, however it lies in memory
+            if like is not None:  # in the parameter's shape, whatever its memory format
                 gradients = list(map(_in_shape_of, gradients, like))
             stacks = [gradient[None] for gradient in gradients]
             self.sync.reduce_layers(layers, stacks, step=step, epoch=0, out=gradients)
@@ -94,7 +96,7 @@ class HookState:
         return run
 
     def submit(self, work: Callable[[], Tensor], device: torch.device) -> TensorFuture:
-        """Runs the work after all earlier work; what it raises is raised by DDP's backward."""
+        """Run `work` after all earlier work. DDP's backward pass raises its exceptions."""
         if device.type == "cuda":
             done: TensorFuture = torch.futures.Future(devices=[device])
             done.set_result(work())
@@ -105,7 +107,7 @@ class HookState:
             try:
                 future.set_result(work())
             except BaseException as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+                future.set_exception(error)  # type: ignore[arg-type]  # torch declares the argument as a result
 
         self._thread.submit(complete)
         return future
@@ -124,20 +126,28 @@ def ddp_hook(
     group: dist.ProcessGroup | None = None,
     **knobs: Any,
 ) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
-    """(state, hook) for `DistributedDataParallel.register_comm_hook`. Collective; knobs as `Sum` has them.
+    """Return the arguments (state, hook) of `DistributedDataParallel.register_comm_hook`. Collective.
 
-    model: the DDP module, or the module it wraps, compiled or not. scaling: a rule of one's own instead of aps=True.
-    full_precision_layers: glob patterns of parameter names, without DDP's "module." and torch.compile's "_orig_mod.".
-    group: of the ranks of DDP's process group, in its order; None makes one, where the hook's messages meet nobody
-    else's (of all ranks where `model` is not the DDP module). state.sync.wire_bytes() tells what the latest step sent;
-    state.state_dict() is for checkpoints.
+    `state.sync.wire_bytes()` returns the bytes that the latest step sent. `state.state_dict()` is for checkpoints.
 
-    compressor: gradients are compressed instead of summed in a format (`compressing.py` says which there are and what
-    they make of fmt and further keywords): "top_k", "qsgd", "sign", "power_sgd" ... or a Compressor. error_feedback is
-    True with it unless it is given, as in conf/sync: what compression takes from a gradient is added to the next.
+    Args:
+        model: The DDP module, or the module that it wraps. It may be compiled.
+        fmt: A format, its name, or a `Sum`.
+        compressor: Compress gradients instead of summing them in a format: a `Compressor` or a name such as "top_k",
+            "qsgd", "sign" or "power_sgd" (see conf/compressor). error_feedback is then True by default.
+        aps: Whether to scale each layer with auto-precision scaling (APS).
+        scaling: A scaling rule to use instead of APS.
+        full_precision_layers: Glob patterns of parameter names that stay in fp32, without DDP's "module." and
+            torch.compile's "_orig_mod.".
+        seed: The seed of stochastic rounding.
+        group: A group with the ranks of DDP's process group in the same order. None creates one, so that the hook's
+            messages are separate from other messages. If `model` is not the DDP module, it contains all ranks.
+        knobs: Settings of `Sum`, or of the compressor.
 
-    Raises ValueError for options that do not fit together, a group of other ranks than DDP's, FSDP and layers with
-    sparse gradients, TypeError for neither fmt nor compressor.
+    Raises:
+        ValueError: The options do not fit together, the group has other ranks than DDP's, or the model uses FSDP or has
+            sparse gradients.
+        TypeError: Neither a format nor a compressor is given.
     """
     check_format_or_compressor(fmt, compressor)
     rule = scaling or (APS() if aps else None)
@@ -163,7 +173,13 @@ def make_ddp_hook(
     make: Callable[[Sequence[str], int, dist.ProcessGroup], AllReduceSync | CompressorSync],
     group: dist.ProcessGroup | None = None,
 ) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
-    """`ddp_hook` around a sum of the caller's making, of (parameter names, number of workers, their group)."""
+    """Return a DDP hook with a synchronization that the caller creates.
+
+    Args:
+        model: The DDP module, or the module that it wraps.
+        make: Creates the synchronization from parameter names, the number of workers, and their group.
+        group: The process group, see `ddp_hook`.
+    """
     model = getattr(model, "_orig_mod", model)
     _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
@@ -174,12 +190,12 @@ def make_ddp_hook(
 
 
 def _in_shape_of(values_n: Tensor, gradient: Tensor) -> Tensor:
-    """A view of what a bucket holds of a parameter, as it is there."""
+    """Return a view of a parameter's values in a bucket, with the shape and the strides of the gradient."""
     return values_n.as_strided(gradient.shape, gradient.stride(), values_n.storage_offset())
 
 
 def unwrapped_name(name: str) -> str:
-    """A parameter's, without what torch.compile and activation checkpointing put in it."""
+    """Return a parameter's name without the parts that torch.compile and activation checkpointing add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
@@ -198,7 +214,7 @@ def _check_kind(model: nn.Module) -> None:
 
 
 def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group to exchange in: the given one, or a new one of the same ranks in the same order as DDP's."""
+    """Return the given group, or a new group of the same ranks in the same order as DDP's."""
     if not isinstance(model, DistributedDataParallel):
         return given or _joined(dist.new_group())
     ranks = dist.get_process_group_ranks(model.process_group)
@@ -207,13 +223,13 @@ def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.Process
             raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
         return given
     backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
-    # where torch has such groups, it takes this
+    # Versions of torch that have unsorted groups accept this argument.
     unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
     return _joined(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
 
 
 def _joined(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
-    """torch gives a number to a rank that is not of the group."""
+    """Return the group. torch returns a number on a rank that does not belong to the group."""
     assert not isinstance(group, int)
     return group
 

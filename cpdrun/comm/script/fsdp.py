@@ -1,32 +1,27 @@
-"""The mesh that fully_shard was given: S shards, or R replicas of S shards (HSDP), whose sums are summed.
-
-The all-reduce over replicas is the second level of a hierarchical sum over R S workers, in groups of S: what a rank
-owns of its replica's sum, brought back to float32, is rounded with a shift that all R S ranks agree on, added in the
-order of replicas and sent to all of them, 2 (R-1)/R n/S k/8 bytes a rank.
-
-torch's own all-reduce over replicas, in the gradients' dtype, cannot be replaced by its interface: the parameter groups
-are told instead that they are sharded in one dimension, and the all-reduce hook, which torch calls after the
-reduce-scatter, forms the second level.
-
-Legend: R replicas, S shards, n_own elements of a parameter that a rank owns.
-
-Few bits in any script that uses fully_shard (FSDP2):
+"""Low-precision gradients and weights for scripts that use fully_shard (FSDP2).
 
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
     comm = cpdrun.comm.fsdp_comm(model, "e4m3", aps=True, gather="bf16")
 
-Each rank is one worker, in the order of the mesh. Gradients take `reduce_scatter.py`, weights `all_gather.py`. Over a
-mesh of R replicas x S shards (HSDP) the sum is hierarchical, in groups of S: each replica's reduce-scatter, then an
-all-reduce over the replicas of what a rank owns, with a shift that all ranks agree on: the bits of order=hierarchical,
-group_size=S over R S workers (`replicas.py`).
+Each rank is one worker, in the order of the mesh. `fsdp_collectives.py` exchanges gradients and weights. On a mesh of R
+replicas x S shards (HSDP), the sum is hierarchical in groups of S: each replica's reduce-scatter, then an all-reduce
+over the replicas of the part that a rank owns. A rank's part of its replica's sum is brought back to float32, rounded
+with a shift that all R S ranks agree on, added in the order of replicas and sent to all of them, with 2 (R-1)/R n/S k/8
+bytes per rank. The bits are those of order=hierarchical, group_size=S over R S workers.
+
+The interface of FSDP cannot replace torch's own all-reduce over replicas, which uses the gradients' dtype. Instead, the
+parameter groups are configured as sharded in one dimension, and the all-reduce hook, which torch calls after the
+reduce-scatter, computes the second level.
 
 Steps whose gradients are accumulated (set_requires_gradient_sync(False)) exchange nothing. Mixed-precision policies,
-activation checkpointing, torch.compile and every reshard_after_forward work as without.
+activation checkpointing, torch.compile and every reshard_after_forward work as usual.
 
-What scaling, error feedback and differences remember, and the number of the step, go into a checkpoint with the model:
+The state of scaling, error feedback and differences, and the step number, belong in a checkpoint with the model:
 `comm.state_dict()` and `comm.load_state_dict(...)`.
+
+Legend: R replicas, S shards, n_own elements of a parameter that a rank owns.
 """
 
 from collections.abc import Sequence
@@ -57,8 +52,17 @@ from cpdrun.comm.workers import Workers
 
 @dataclass(frozen=True)
 class Mesh:
-    """group: of this rank's replica; between: of the ranks that own the same in all replicas; everyone: of all. Made
-    for these exchanges alone, where their messages meet nobody else's."""
+    """The ranks of a model.
+
+    The groups are created for these exchanges only, so their messages are separate from other messages.
+
+    Attributes:
+        shards: The number of shards S.
+        replicas: The number of replicas R.
+        group: The ranks of this rank's replica.
+        between: The ranks that own the same parts in all replicas.
+        everyone: All ranks.
+    """
 
     shards: int
     replicas: int
@@ -67,7 +71,11 @@ class Mesh:
     everyone: dist.ProcessGroup | None = None
 
     def sum_of(self, how: Sum) -> Sum:
-        """Of one replica. Raises ValueError for an order that the mesh does not have."""
+        """Return the sum of one replica.
+
+        Raises:
+            ValueError: The mesh cannot compute this order.
+        """
         if self.replicas == 1:
             return how
         hierarchical = how.order == "hierarchical" and how.group_size in (AUTO, self.shards)
@@ -80,7 +88,7 @@ class Mesh:
         return replace(how, order="rank", group_size=AUTO)
 
     def check(self, sync: AllReduceSync) -> None:
-        """Raises ValueError for what replicas' sums cannot have."""
+        """Raise ValueError for settings that sums over replicas do not support."""
         if self.replicas == 1:
             return
         refused = {
@@ -96,12 +104,15 @@ class Mesh:
                 raise ValueError(f"{what}: not over a mesh of replicas x shards; shard in one dimension")
 
     def replicas_of(self, sync: AllReduceSync) -> "Replicas | None":
+        """Return the second level of the sum, or None if there is only one replica."""
         return None if self.replicas == 1 else Replicas(self, sync)
 
 
 class Replicas:
-    """The second level, of the parameters of one `fully_shard` call; `next`, their names and FSDP's parameters, is set
-    by the first one."""
+    """The second level of the sum, for the parameters of one `fully_shard` call.
+
+    The first level sets `next`, which contains the parameters' names and FSDP's parameters.
+    """
 
     def __init__(self, mesh: Mesh, sync: AllReduceSync) -> None:
         R, N = mesh.replicas, mesh.replicas * mesh.shards
@@ -114,6 +125,7 @@ class Replicas:
         self.latest = Traffic()
 
     def install(self, param_group: Any, module: Any) -> None:
+        """Install the hook that computes the second level."""
         one = FSDPMeshInfo(param_group.mesh_info.mesh, param_group.mesh_info.shard_mesh_dim)
         if param_group.post_forward_mesh_info is param_group.mesh_info:
             param_group.post_forward_mesh_info = one
@@ -123,7 +135,7 @@ class Replicas:
 
     @torch.no_grad()
     def __call__(self, reduce_output: Tensor) -> None:
-        """reduce_output: the parts that this rank owns, padded, one after the other; becomes those of the sum."""
+        """Replace the padded parts that this rank owns by those of the sum over replicas. Collective."""
         if not self.param_group.all_reduce_grads:
             raise ValueError(
                 "set_requires_all_reduce(False): gradients that are few bits are summed over replicas in every step; "
@@ -140,7 +152,7 @@ class Replicas:
         for full, summation in ((False, self.in_format), (True, self.in_full)):
             chosen = [k for k, name in enumerate(names) if (name in self.sync.hybrid.always) == full]
             if chosen:
-                # a zero more: whoever owns nothing takes part in the agreement all the same
+                # The extra zero lets ranks that own nothing take part in the agreement.
                 out = [*(mine[k] for k in chosen), values.new_zeros(1)]
                 stacks = [part.view(1, -1) for part in out]
                 done = summation.run(Layers([*(names[k] for k in chosen), "nothing"], stacks, out))
@@ -150,7 +162,11 @@ class Replicas:
 
 
 def mesh_of(param_groups: Sequence[Any]) -> Mesh:
-    """Of all parameter groups. Raises ValueError where there is none, or not one that can be served. Collective."""
+    """Return the mesh of all parameter groups. Collective.
+
+    Raises:
+        ValueError: There are no groups, or their meshes are not supported.
+    """
     if not param_groups:
         raise ValueError("the model has no module of fully_shard: call it on the layers and the model first")
     infos = [group.mesh_info for group in param_groups]
@@ -172,7 +188,7 @@ def mesh_of(param_groups: Sequence[Any]) -> Mesh:
 
 
 def _check(param_group: Any) -> None:
-    """Raises ValueError for what a parameter group may not be."""
+    """Raise ValueError for parameter groups that are not supported."""
     info, params = param_group.mesh_info, param_group.fsdp_params
     if type(info) not in (FSDPMeshInfo, HSDPMeshInfo):
         raise ValueError("replicate() shards nothing: take DistributedDataParallel and ddp_hook")
@@ -196,7 +212,7 @@ def _check(param_group: Any) -> None:
 
 
 def _same(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks in the same order."""
+    """Return a new group of the same ranks in the same order."""
     ranks = dist.get_process_group_ranks(group)
     backend = None if group is dist.group.WORLD else dist.get_backend(group)
     unsorted = {} if ranks == sorted(ranks) else {"sort_ranks": False}
@@ -204,7 +220,7 @@ def _same(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class FsdpComm:
-    """What `fsdp_comm` installs: one for each model."""
+    """The exchange that `fsdp_comm` installs. Each model has its own."""
 
     def __init__(
         self, sync: AllReduceSync, scatters: Sequence["_Scatter"], gathers: Sequence[AllGather]
@@ -212,7 +228,7 @@ class FsdpComm:
         self.sync, self.scatters, self.gathers = sync, list(scatters), list(gathers)
 
     def wire_bytes(self) -> dict[str, int]:
-        """Of the latest step: its gradients, and the weights gathered for it, as `GradientSync.wire_bytes` counts."""
+        """Return the payload bytes of the latest step's gradients, and of the weights gathered for it."""
         found = self.sync.wire_bytes()
         extra = sum((g.latest for g in self.gathers), Traffic())
         extra += sum((s.replicas.latest for s in self.scatters if s.replicas), Traffic())
@@ -222,9 +238,10 @@ class FsdpComm:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed script needs to continue bit for bit; whole on the mesh's first rank. Collective.
+        """Return the state that a resumed script needs to continue bit for bit. Collective.
 
-        Tensors, numbers, strings, lists and dicts only: `torch.load(weights_only=True)` reads them.
+        The whole state is on the mesh's first rank. It contains only tensors, numbers, strings, lists and dictionaries,
+        so `torch.load(weights_only=True)` can read it.
         """
         return {
             "steps": [scatter.step for scatter in self.scatters],
@@ -233,7 +250,7 @@ class FsdpComm:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on the first rank, on every rank, once the model has its weights."""
+        """Load the state of the first rank on every rank, after the model has its weights."""
         for scatter, step in zip(self.scatters, state["steps"], strict=True):
             scatter.step = step
         self.sync.load_state_dict(state["sync"])
@@ -242,7 +259,7 @@ class FsdpComm:
 
 
 class _Scatter(ReduceScatter):
-    """Of one of the model's `fully_shard` calls. places: of its parameters among the layers of the sum."""
+    """The reduce-scatter of one of the model's `fully_shard` calls. `places` maps parameters to layers of the sum."""
 
     def __init__(
         self,
@@ -280,17 +297,27 @@ def fsdp_comm(
     seed: int = 0,
     **knobs: Any,
 ) -> FsdpComm:
-    """Gradients summed in `fmt`, and weights gathered in the format `gather`, for a model that fully_shard has been
-    called on, layers and root. Collective; knobs as `Sum` has them.
+    """Sum gradients and gather weights in number formats in a model that uses fully_shard. Collective.
 
-    aps: a scale a parameter, of gradients, and of weights where `gather` has less than 8 exponent bits. scaling: a rule
-    of one's own for gradients instead. gather: fp32 leaves the all-gather to torch, in the policy's param_dtype.
-    differences: the change since the last gather is sent, scaled. full_precision_layers: glob patterns of parameter
-    names whose gradients and weights travel in fp32. The gradients' bits are those of `ddp_hook` with the same options.
+    Call fully_shard on the layers and the root before. The gradients' bits are those of `ddp_hook` with the same
+    options.
 
-    Raises ValueError, in one line, for options that do not fit together, models without fully_shard or in one process,
-    meshes of other kinds than one dimension or replicas x shards, parameters cut along another dimension than the
-    first or with a gather of their own, and CPU offload.
+    Args:
+        model: The model.
+        fmt: The format of the gradients' sum, its name, or a `Sum`.
+        aps: Whether to scale each parameter's gradients with auto-precision scaling (APS), and its weights if `gather`
+            has fewer than 8 exponent bits.
+        scaling: A scaling rule for gradients to use instead of APS.
+        gather: The format of gathered weights. With fp32, torch gathers them in the policy's param_dtype.
+        differences: Whether to send the scaled difference from the latest gather.
+        full_precision_layers: Glob patterns of parameter names whose gradients and weights stay in fp32.
+        seed: The seed of stochastic rounding.
+        knobs: Settings of `Sum`.
+
+    Raises:
+        ValueError: Options do not fit together, the model does not use fully_shard or runs in one process, the mesh is
+            neither one-dimensional nor replicas x shards, parameters are divided along another dimension than the first
+            or have their own all-gather, or the model uses CPU offload.
     """
     model = getattr(model, "_orig_mod", model)
     param_groups = [
@@ -349,7 +376,7 @@ def _install(
 
 
 def _names(model: nn.Module, param_group: Any) -> list[tuple[Any, str]]:
-    """FSDP's parameters with their names in the model."""
+    """Return FSDP's parameters with their names in the model."""
     prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     return [
         (p, unwrapped_name(prefixes[p._module_info.module] + p._module_info.param_name))

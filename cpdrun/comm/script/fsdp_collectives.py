@@ -1,22 +1,18 @@
-"""FSDP2's reduce-scatter in a format: each rank sends shard r of its packed gradients to rank r, which adds them.
+"""FSDP2's reduce-scatter of gradients and all-gather of parameters, in a number format.
 
-FSDP hands over the gradients of one `fully_shard` call together, each parameter cut along its first dimension in one
-part a rank, padded with zeros to equal ones, part r of all parameters after part r-1. Each parameter is a layer of its
-own, as everywhere, with a shift of its own; a rank sends (N-1)/N n k/8 bytes, and its part of the sum has the bits that
-the whole one has in `AllReduceSync`.
+Reduce-scatter: each rank sends shard r of its packed gradients to rank r, which adds them. FSDP passes the gradients of
+one `fully_shard` call together. Each parameter is divided along its first dimension into one part per rank, padded with
+zeros to equal size. Part r of all parameters follows part r-1. Each parameter is a separate layer with its own shift. A
+rank sends (N-1)/N n k/8 bytes. Its part of the sum has the same bits as in the whole sum of `AllReduceSync`.
 
-Legend: N ranks, P parameters, S the sum of their padded parts' sizes.
+All-gather: each rank packs its part of the float32 weights, and all ranks decode the same bytes. The parameters of one
+`fully_shard` call are gathered together, each as a separate layer. The policy's param_dtype determines how decoded
+weights are stored, not what is sent. With differences, every rank keeps the latest decoded weights, whole and in
+float32. This takes the memory of an unsharded model, but FSDP's second gather for the backward pass sends no bytes. The
+first gather is then in fp32, and the next one follows when an optimizer has changed the part of any rank. If
+reshard_after_forward=<ranks>, the second gather of already gathered parts is FSDP's own.
 
-FSDP2's all-gather of parameters in a format: each rank packs its part of the float32 weights, all decode the same.
-
-The parameters of one `fully_shard` call go together; each is a layer of its own. The policy's param_dtype decides how
-decoded weights are kept, not what is sent. With differences every rank keeps what it decoded last, whole and in
-float32: memory of an unsharded model, and no bytes where FSDP gathers once more for the backward pass. The first gather
-is in fp32 then, and there is a next one once an optimizer has changed any rank's part.
-
-Parts of what is gathered already (reshard_after_forward=<ranks>) go as FSDP has them.
-
-Legend: N ranks, S the sum of the parameters' padded parts.
+Legend: N ranks, P parameters, S the sum of the sizes of their padded parts.
 """
 
 from abc import abstractmethod
@@ -38,12 +34,12 @@ from cpdrun.comm.wire.layout import PackedSlice, Sharding, padded_numel, shard_b
 
 
 class ReduceScatter(_fsdp_api.ReduceScatter):
-    """Of the parameters of one `fully_shard` call, param_group. A subclass says whose sum it is."""
+    """The reduce-scatter of the parameters of one `fully_shard` call. A subclass defines the sum."""
 
     def __init__(self, param_group: Any) -> None:
         self.param_group = param_group
         self.step = 0
-        self._there: list[Any] | None = None  # the parameters with gradients, where torch tells
+        self._there: list[Any] | None = None  # the parameters with gradients, if torch reports them
         self._input_is_next = False
         prepare = getattr(param_group, "_prepare_reduce_scatter_inputs", None)
         if prepare is not None:
@@ -51,16 +47,17 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
 
     @abstractmethod
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
-        """The sum of these parameters' gradients, and which of its layers they are."""
+        """Return the sum of these parameters' gradients, and the indices of its layers."""
 
     def workers(self, ranks: int) -> int:
-        """How many gradients the mean is of."""
+        """Return the number of gradients of which the mean is computed."""
         return ranks
 
     def done(self, params: Sequence[Any]) -> None:
-        """After each of them."""
+        """Handle the end of a reduce-scatter. The base class does nothing."""
 
     def trainable(self) -> list[Any]:
+        """Return the parameters that require gradients."""
         return [p for p in self.param_group.fsdp_params if p.sharded_param.requires_grad]
 
     def _noting(self, prepare: Callable) -> Callable:
@@ -71,13 +68,18 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         return noting
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
-        """The parameters whose gradients have so many values, padded. Raises ValueError where nobody can tell."""
+        """Return the parameters whose gradients have this number of padded values.
+
+        Raises:
+            ValueError: The parameters cannot be determined.
+        """
         params = self.trainable() if self._there is None else self._there
         if sum(padded_numel(p._orig_size, ranks) for p in params) * ranks != numel:
             raise ValueError(without_gradient(params))
         return params
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for the input or the output."""
         is_input, self._input_is_next = self._input_is_next, False
         if is_input and device.type == "cpu":
             return _scratch(prod(size), dtype)
@@ -92,7 +94,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """input_tensor: (N S,), overwritten; output_tensor: (S,)."""
+        """Reduce the gradients (N S,), which are overwritten, to this rank's part (S,)."""
         N, rank = group.size(), group.rank()
         params = self.reduced(input_tensor.numel(), N)
         sync, layers = self.sum_of(params, N)
@@ -117,8 +119,10 @@ _scratches: dict[torch.dtype, Tensor] = {}
 
 
 def _scratch(numel: int, dtype: torch.dtype) -> Tensor:
-    """Memory for one input after the other, which a processor has read when the reduce-scatter is over: fresh memory
-    costs more than to fill it."""
+    """Return memory that all inputs share.
+
+    The CPU has read an input when the reduce-scatter is over, and allocating new memory takes longer than filling it.
+    """
     if dtype not in _scratches or _scratches[dtype].numel() < numel:
         _scratches[dtype] = torch.empty(numel, dtype=dtype)
     return _scratches[dtype][:numel]
@@ -126,12 +130,12 @@ def _scratch(numel: int, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=512)
 def rows_of(shapes: tuple[tuple[int, ...], ...], ranks: int) -> Sharding:
-    """`by_rows`, once for each list of parameters."""
+    """Return `shard_by_rows`, computed once for each list of parameters."""
     return shard_by_rows(shapes, ranks)
 
 
 def without_gradient(params: Sequence[Any]) -> str:
-    """What is wrong where one of FSDP's parameters beside these has none."""
+    """Return the error message for parameters without gradients."""
     return (
         f"fully_shard: one beside {name_of(params[0])} ... has no gradient in this step, so that it cannot be told "
         "which are there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
@@ -139,12 +143,20 @@ def without_gradient(params: Sequence[Any]) -> str:
 
 
 def name_of(param: Any) -> str:
-    """Of one of FSDP's parameters, once the model has been called."""
+    """Return the name of one of FSDP's parameters, after the model has been called."""
     return param._param_fqn or param._module_info.param_name
 
 
 class AllGather(_fsdp_api.AllGather):
-    """names: of param_group's parameters; covers: which of them are gathered in fp32 all the same."""
+    """The all-gather of the parameters of one `fully_shard` call.
+
+    Args:
+        param_group: FSDP's group of parameters.
+        names: The names of its parameters.
+        in_format: The gather in the format.
+        in_full: The gather in fp32.
+        covers: For each parameter, whether it is gathered in fp32.
+    """
 
     def __init__(
         self,
@@ -158,23 +170,25 @@ class AllGather(_fsdp_api.AllGather):
         self.in_format, self.in_full, self.covers = in_format, in_full, list(covers)
         self.ranks, self.rank = in_full.workers.ranks, in_full.workers.rank
         self.as_it_is = in_format.fmt.is_fp32
-        self.since = self.latest = Traffic()  # since the gradients came last, and before that
+        self.since = self.latest = Traffic()  # since the latest gradients, and before them
         params = param_group.fsdp_params
         self.shapes = [tuple(p._orig_size) for p in params]
         widths = [padded_numel(shape, self.ranks) for shape in self.shapes]
         self.begins = [sum(widths[:i]) for i in range(len(widths))]
         self.widths = widths
-        self.decoded: Tensor | None = None  # (N, S) what everyone decoded last, of differences
-        self._seen: Tensor | None = None  # (S,) the part that this rank has of what it was made of
+        self.decoded: Tensor | None = None  # (N, S) the latest decoded weights, with differences
+        self._seen: Tensor | None = None  # (S,) this rank's part of the weights that were gathered
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for the output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
-        again = group.size() != self.ranks  # after the forward pass, of what was gathered for it
+        """Gather the parts of all ranks. Collective."""
+        again = group.size() != self.ranks  # after the forward pass, from parts that are already gathered
         if self.as_it_is or again or output_tensor.dtype == torch.uint8:
             dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
             sent = (group.size() - 1) * input_tensor.nbytes
@@ -190,13 +204,13 @@ class AllGather(_fsdp_api.AllGather):
                 output_tensor.copy_(values)
 
     def counted(self) -> None:
-        """The gradients have come: what was gathered until now was for them."""
+        """Assign the traffic until now to the gradients that have arrived."""
         self.latest, self.since = self.since, Traffic()
 
     # ---- differences
 
     def _follow(self, device: torch.device) -> None:
-        """`decoded` is what everyone is to use. Collective, but in a backward pass."""
+        """Update the decoded weights. Collective, except in a backward pass."""
         in_backward = torch._C._current_graph_task_id() != -1
         if self.decoded is None:
             self.decoded = torch.zeros(self.ranks, sum(self.widths), device=device)
@@ -208,17 +222,17 @@ class AllGather(_fsdp_api.AllGather):
         self._seen = self._mine()
 
     def _mine(self) -> Tensor:
-        """(S,) this rank's parts; a copy."""
+        """Return a copy (S,) of this rank's parts."""
         return torch.cat([p._sharded_param_data for p in self._params])
 
     def _is_current(self) -> bool:
-        """Whether this rank's parts are those that were gathered last, bit for bit."""
+        """Return whether this rank's parts are those that were gathered last, bit for bit."""
         if self._seen is None:
             return False
         return torch.equal(self._seen.view(torch.uint8), self._mine().view(torch.uint8))
 
     def _any_changed(self, device: torch.device) -> bool:
-        """Of any rank's parts, since they were gathered last. Collective."""
+        """Return whether the parts of any rank have changed since they were gathered. Collective."""
         mine = torch.tensor(int(not self._is_current()), dtype=torch.int32, device=device)
         Communicator(self.in_full.workers.group).maximum_(mine).wait()
         self.since += Traffic(4, 4)
@@ -231,7 +245,7 @@ class AllGather(_fsdp_api.AllGather):
         return self.param_group.fsdp_params
 
     def _run(self, values_NxS: Tensor, kind: WeightGather, every: bool = False) -> None:
-        """Into values_NxS, of all ranks' parts. every: without regard to what is in fp32 all the same."""
+        """Gather all ranks' parts to values_NxS. If `every` is true, all parameters are gathered in the same way."""
         for full in (False, True):
             chosen = [i for i in range(len(self.names)) if (self.covers[i] and not every) == full]
             if chosen:
@@ -262,7 +276,7 @@ class AllGather(_fsdp_api.AllGather):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What everyone decoded last: whole, by name."""
+        """Return the latest decoded weights, whole and by name."""
         if self.decoded is None:
             return {}
         parts = zip(self.names, self.shapes, self.decoded.split(self.widths, dim=1), strict=True)
@@ -273,6 +287,7 @@ class AllGather(_fsdp_api.AllGather):
         return {"decoded": whole, "is_current": self._is_current()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state that `state_dict` returned."""
         if not state:
             return
         device = self._params[0]._sharded_param_data.device

@@ -1,15 +1,15 @@
-"""Local training in any script that torchrun starts (DiLoCo, local SGD: `local/outer.py`), without DDP:
+"""Local training (DiLoCo, local SGD) in any script that torchrun starts, without DDP.
 
     steps = cpdrun.comm.LocalSteps(model, "e4m3", aps=True, inner_steps=16)
-    for batch in mine:
+    for batch in batches:
         ...
         optimizer.step()
         steps.after_step()
     steps.finish()
 
-Each rank of the group is one worker, with its own optimizer and data. After every `inner_steps` steps what the ranks
-moved is exchanged, an outer optimizer steps by it, and all go on from the same weights. The same bits as the built-in
-loop's `sync=local`, and on every rank.
+Each rank of the group is one worker with its own optimizer and data. After every `inner_steps` steps, the ranks
+exchange the changes of their weights, an outer optimizer applies their mean, and all ranks continue with the same
+weights (see `sync/local.py`). The bits equal those of the built-in loop with `sync=local`, on every rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,18 +31,31 @@ from cpdrun.comm.sync.local import OuterStep, make_all_reduce_sync
 
 
 class LocalSteps:
-    """Outer steps of `model`'s parameters that require gradients. Collective: every rank of the group makes one.
+    """Outer steps of the model's parameters that require gradients. Every rank of the group must create one.
 
-    fmt_or_compressor: pseudo-gradients are summed in a format or by a `Sum`, with knobs as `Sum` has them, or travel as
-    a compressor's messages; compressor="top_k", "qsgd", "sign" ... names one, `compressing.py` says what it makes of a
-    format and further keywords. error_feedback is True unless it or a `Sum` is given, as in conf/sync: what rounding or
-    compression takes from a worker's movement is added to its next one. scaling: a rule of one's own instead of
-    aps=True. full_precision_layers: glob patterns of parameter names. group: of the ranks that train; None: all of
-    them. The defaults of the outer optimizer are DiLoCo's; outer_lr=1 and outer_momentum=0 average the weights.
+    At first, all ranks receive the weights and buffers of the group's first rank. After that, buffers (BatchNorm) are
+    separate. Agreed weights are stored in float32. Parameters may have fewer bits.
 
-    All ranks begin with the weights and buffers of the group's first one; buffers (BatchNorm) are each rank's own from
-    there on. Agreed weights are kept in float32, parameters may have fewer bits. Raises ValueError for settings that
-    are out of range or do not fit together, and for models that DDP or FSDP already keeps together.
+    Args:
+        model: The model, not wrapped in DDP or FSDP.
+        fmt_or_compressor: A format, its name, a `Sum`, or a `Compressor`. Pseudo-gradients are summed in a format or
+            sent as the messages of a compressor.
+        compressor: A compressor, or its name, such as "top_k", "qsgd" or "sign" (see conf/compressor).
+        inner_steps: The number of steps between two outer steps.
+        outer_lr: The learning rate of the outer optimizer. The defaults are those of DiLoCo. outer_lr=1 and
+            outer_momentum=0 average the weights.
+        outer_momentum: The momentum of the outer optimizer.
+        nesterov: Whether the momentum is of Nesterov's kind.
+        aps: Whether to scale each layer with auto-precision scaling (APS).
+        scaling: A scaling rule to use instead of APS.
+        full_precision_layers: Glob patterns of parameter names that stay in fp32.
+        seed: The seed of stochastic rounding.
+        group: The group of the ranks that train. None means all ranks.
+        knobs: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
+            rounding or compression error of a worker's change is added to its next one.
+
+    Raises:
+        ValueError: Settings are out of range or do not fit together, or DDP or FSDP already synchronizes the model.
     """
 
     @accepts_sum_options
@@ -98,18 +111,27 @@ class LocalSteps:
         self.outer.begin(self.parameters)
 
     def after_step(self) -> bool:
-        """After every step of the rank's optimizer; whether an outer step followed. Collective where it does."""
+        """Perform an outer step if it is due. Call this after every step of the rank's optimizer.
+
+        Collective if an outer step is due.
+
+        Returns:
+            Whether there was an outer step.
+        """
         self.step += 1
         return self._outer_step(last=False)
 
     def finish(self) -> None:
-        """After the last step: an outer step where there were steps since the one before. Collective."""
+        """Perform an outer step after the last step, unless there were no steps since the latest one. Collective."""
         if self.step % self.outer.inner_steps:
             self._outer_step(last=True)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Inside, the model has the agreed weights, those of the latest outer step: to be evaluated within a phase."""
+        """Give the model the agreed weights inside a `with` block, for evaluation.
+
+        The agreed weights are those of the latest outer step.
+        """
         own = [p.data for p in self.parameters]
         for p, weights in zip(self.parameters, self.outer.agreed, strict=True):
             p.data = weights.detach().to(p.dtype, copy=True)
@@ -120,14 +142,15 @@ class LocalSteps:
                 p.data = weights
 
     def wire_bytes(self) -> dict[str, int]:
-        """Of the latest step, 0 where no outer step followed; as `GradientSync.wire_bytes`."""
+        """Return the payload bytes of the latest step, as `GradientSync.wire_bytes` does; 0 without an outer step."""
         return self.outer.wire_bytes()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed script needs to continue bit for bit, every rank's weights in it; whole on the group's first
-        rank. Buffers and the optimizer, of each rank its own, are the script's to keep. Collective.
+        """Return the state that a resumed script needs to continue bit for bit. Collective.
 
-        Tensors, numbers, strings, lists and dicts only: `torch.load(weights_only=True)` reads them.
+        The whole state, including every rank's weights, is on the group's first rank. Buffers and the optimizer are
+        different on each rank and are not included. The state contains only tensors, numbers, strings, lists and
+        dictionaries, so `torch.load(weights_only=True)` can read it.
         """
         workers = self.outer.exchange.workers
         mine = {worker: [p.detach().clone() for p in self.parameters] for worker in workers.mine}
@@ -135,7 +158,10 @@ class LocalSteps:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on the first rank, on every rank of as many; sets the model's weights, too."""
+        """Load the state of the first rank on every rank, including the model's weights.
+
+        The number of ranks must be the same.
+        """
         if len(state["weights"]) != self.world_size:
             raise ValueError(
                 f"the state is of {len(state['weights'])} ranks, these are {self.world_size}: each has its own weights"
@@ -152,7 +178,10 @@ class LocalSteps:
 
 
 def _take_from(first: int, tensor: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Every rank's tensor becomes that of the rank `first`: as bytes, for backends refuse some dtypes and layouts."""
+    """Replace every rank's tensor by that of the rank `first`.
+
+    The tensor is sent as bytes, because some backends do not accept all dtypes and layouts.
+    """
     if tensor.numel():
         same = tensor.contiguous()
         dist.broadcast(same.view(-1).view(torch.uint8), src=first, group=group)
@@ -160,7 +189,11 @@ def _take_from(first: int, tensor: Tensor, group: dist.ProcessGroup | None) -> N
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By their names, without what torch.compile and activation checkpointing put in them. Raises ValueError."""
+    """Return the trainable parameters by name, without the parts that torch.compile and activation checkpointing add.
+
+    Raises:
+        ValueError: The model is not supported.
+    """
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(

@@ -1,7 +1,4 @@
-"""How N gradients become one: the order and rounding of a sum, its scaling, in one process and between ranks.
-
-Who forms a sum: every partial sum in the format (rounded.py), decoded and quantized again, or the platform.
-"""
+"""Sums of N gradients: order, rounding and scaling, in one process and between ranks."""
 
 from cpdrun.comm.sums.requantized import RequantizedSum
 from cpdrun.comm.sums.rounded import NativeSum, RoundedSum
@@ -14,8 +11,17 @@ from cpdrun.comm.workers import Workers
 def summation_of(
     what: Sum, workers: Workers, shifts: Shifts | None = None, agreeing: Workers | None = None
 ) -> Summation:
-    """What forms the sum of these workers' gradients. agreeing: whose largest magnitudes decide on shifts, where
-    they are not these workers' alone. Raises ValueError where it cannot."""
+    """Return the object that computes a sum of workers' gradients.
+
+    Args:
+        what: The sum.
+        workers: The workers whose gradients are added.
+        shifts: The scaling rule with its state. None means no scaling.
+        agreeing: The workers whose largest magnitudes determine the shifts, if they are not `workers`.
+
+    Raises:
+        ValueError: The settings do not fit together.
+    """
     if what.again:
         kind: type[Summation] = RequantizedSum
     else:

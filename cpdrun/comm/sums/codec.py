@@ -1,21 +1,21 @@
-"""Scaled rounding, packing and adding: the steps of a sum that touch every element, in terms of `custom_fp`.
+"""Elementwise steps of a sum: scaled rounding, packing and adding, in terms of `custom_fp`.
 
-The exchange between processes and the emulation share what is said here about numbers; only the exchange packs.
+The exchange between processes and the emulation in one process share this module. Only the exchange packs.
 
-`compat=cpd`: sums as the code of APS's authors forms them where it departs from ours: github.com/drcut/CPD, ddd9a67
+`compat=cpd` adds gradients as the code of the authors of APS does (github.com/drcut/CPD, ddd9a67). That code differs
+from ours in two ways. The steps are those of `rounded.py`.
 
-What it does otherwise, in the names of `summations/rounded.py`:
+    without APS   normal_sum_gradients and kahan_sum_gradients add the workers' unrounded values: acc = Q(acc + g_w),
+                  where the addition is in float32. Such values do not fit in k bits, so gradients travel in float32.
+                  Our definition rounds the values that are sent, q_w = Q(g_w). With two levels, the sums of the first
+                  level are already rounded.
+    Kahan         Only the second of two levels, between nodes, uses Kahan summation. A node adds its own workers
+                  plainly (example/ResNet18/tools/mix.py).
 
-    without APS   normal_sum_gradients and kahan_sum_gradients add what workers have, unrounded: acc = Q(acc + g_w), the
-                  addition in float32. Nothing that fits k bits could be sent: gradients travel in float32. Ours rounds
-                  what travels, q_w = Q(g_w). In two levels the sums of the first are rounded already.
-    Kahan         of two levels only the second, between nodes, knows it; a node adds its own workers plainly
-                  (example/ResNet18/tools/mix.py).
-
-What is not reproduced, for it is an error of theirs: E of APS from a float32 log2, too small by one just above some
-powers of two; an all-zero layer, which becomes NaN; shifts beyond 2^127; and three errors of its cast: ties of
-subnormals decided without the bits shifted away, values that round past the largest one left finite and outside the
-format, float32 subnormals flushed.
+The following errors of that code are not reproduced: E of APS is computed with a float32 log2, which is too small by
+one just above some powers of two. An all-zero layer becomes NaN. Shifts exceed 2^127. Its cast decides ties of
+subnormals without the bits that were shifted out, does not overflow values that are rounded past the largest one, and
+flushes float32 subnormals to zero.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from cpdrun.comm.sums.sum import RandomStream, Sum
 
 
 def _rounding_options(sum: Sum, stream: RandomStream | None) -> dict[str, Any]:
-    """How to round, as custom_fp's functions take it. A stochastic rounding needs a draw."""
+    """Return the rounding options of custom_fp's functions. Stochastic rounding needs a random stream."""
     rule: dict[str, Any] = {"rounding": sum.rounding, "overflow": sum.overflow}
     return rule if stream is None else rule | {"seed": stream.seed(), "offset": stream.start}
 
 
 def scale(x: Tensor, shift: int) -> Tensor:
-    """x * 2^shift in float32, rounded once, for any shift."""
+    """Return x * 2^shift in float32, rounded once, for any shift."""
     return x if shift == 0 else custom_fp.scale_pow2(x, shift)
 
 
 def quantize_scaled(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None = None) -> Tensor:
-    """Q(x * 2^shift), one rounding of the exact product.
+    """Return Q(x * 2^shift), with a single rounding of the exact product.
 
-    x: float32 of any shape.
+    x is a float32 tensor of any shape.
     """
     if shift and _float32_will_do(shift, sum):
         product = x * 2.0**shift
@@ -55,12 +55,13 @@ def quantize_scaled(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None
 
 
 def _float32_will_do(shift: int, sum: Sum) -> bool:
-    """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
+    """Return whether rounding x * 2^shift computed in float32 gives the same value as rounding the exact product.
 
-    2^shift must be a normal number. Upwards, only what overflows any format is inexact, which overflow=propagate tells
-    from infinity. Downwards, bits are lost below 2^-149 of products under 2^-126, which round to zero in a format whose
-    smallest value is above 2^-120. A double holds the product of any float32 and any shift. A format of another
-    kind (a posit) may know what is finite from infinity, and the smallest value from zero.
+    2^shift must be a normal number, and the rounding must be to nearest. If the shift is positive, only values that
+    overflow in any format are inexact; overflow=propagate distinguishes them from infinity. If it is negative, products
+    under 2^-126 lose bits below 2^-149. They are rounded to zero in a format whose smallest value is above 2^-120.
+    Otherwise, float64 is used, which represents the product of any float32 and any shift. Formats of other kinds, such
+    as posits, may distinguish finite values from infinity and the smallest value from zero, so they use float64, too.
     """
     if sum.fmt.exponent_bits is None:
         return False
@@ -70,31 +71,36 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
 
 
 def accumulate(values: Sequence[Tensor], sum: Sum, stream: RandomStream | None = None) -> Tensor:
-    """The sum of values of the format, in the order given, every partial sum rounded to the format; or of all at once,
-    rounded once, where the order of the sum says so."""
+    """Add values of the format in the given order, and round every partial sum to the format.
+
+    If the order of the sum adds all values at once, only the result is rounded.
+    """
     return custom_fp.accumulate(
         values, sum.fmt, kahan=sum.kahan, **sum.ordering.accumulate_options, **_rounding_options(sum, stream)
     )
 
 
-# ---- packed bytes, one-dimensional tensors
+# ---- packed bytes, in one-dimensional tensors
 
 
 def round_and_pack(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None, *, out: Tensor) -> None:
-    """pack(Q(x * 2^shift))."""
+    """Write pack(Q(x * 2^shift)) to `out`."""
     custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rounding_options(sum, stream))
 
 
 def add_packed(
     payloads: Sequence[Tensor], numel: int, sum: Sum, stream: RandomStream | None, *, out: Tensor
 ) -> None:
-    """pack(accumulate(unpacked payloads)), in the order given."""
+    """Write pack(accumulate(unpacked payloads)) to `out`, adding in the given order."""
     how = {"kahan": sum.kahan, **sum.ordering.accumulate_options, **_rounding_options(sum, stream)}
     custom_fp.accumulate_packed(payloads, sum.fmt, numel, out=out, **how)
 
 
 def add_unrounded(values: Sequence[Tensor], fmt: Format, *, kahan: bool) -> Tensor:
-    """Float32 values in the order given, each addition in float32 and then rounded to the format, nearest even."""
+    """Add float32 values in the given order.
+
+    Each addition is computed in float32 and then rounded to the format, to nearest even.
+    """
 
     def rounded(x: Tensor) -> Tensor:
         return custom_fp.quantize(x, fmt)
@@ -108,6 +114,6 @@ def add_unrounded(values: Sequence[Tensor], fmt: Format, *, kahan: bool) -> Tens
         corrected = rounded(value - lost)
         new_total = rounded(total + corrected)
         lost = rounded(rounded(new_total - total) - corrected)
-        lost = torch.where(torch.isfinite(new_total), lost, 0.0)  # as custom_fp.accumulate: inf stays inf
+        lost = torch.where(torch.isfinite(new_total), lost, 0.0)  # as in custom_fp.accumulate: inf stays inf
         total = new_total
     return total

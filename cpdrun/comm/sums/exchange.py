@@ -1,25 +1,22 @@
-"""The same sum between processes: direct reduce-scatter and all-gather of packed k-bit values.
+"""A rounded sum between processes: a direct reduce-scatter and all-gather of packed k-bit values.
 
-Each rank rounds, packs and sends shard r of each of its workers to rank r; rank r, the owner, unpacks the N
-payloads, adds them in the order of the sum, packs the sum and sends it to all; everyone, the owner too,
-unpacks the same bytes. With one worker a rank, each sends 2 (N-1)/N n k/8 bytes. `layout.py` says which
-bytes hold what.
+Each rank rounds and packs the gradients of its workers and sends shard r to rank r, its owner. The owner unpacks the N
+payloads, adds them in the order of the sum, packs the sum and sends it to all ranks. All ranks, including the owner,
+unpack the same bytes. With one worker per rank, each rank sends 2 (N-1)/N n k/8 bytes. `cpdrun.comm.wire.layout`
+defines the messages.
 
-A shard travels in segments, through three stages a few segments apart, so that rounding, packing and adding
-overlap with the wire: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
+A shard is sent in segments. They pass through three stages that are a few segments apart, so that rounding, packing and
+adding overlap with communication: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
 
-Where the sum stays in shards, that is the reduce-scatter alone: the owner unpacks what it has packed, and keeps it.
-Each rank sends (N-1)/N n k/8 bytes then, and an element has the bits that it has in the whole sum.
+If the sum stays in shards, only the reduce-scatter is done: the owner unpacks the sum that it packed, and keeps it.
+Each rank then sends (N-1)/N n k/8 bytes. Each element has the same bits as in the whole sum.
 
-Every order travels this way: it is the order in which the owner adds. In an order of several levels (groups, pairs)
-the owner adds up each group, then the groups' sums: see `levels.py`.
+All orders use the same messages. The order is the one in which the owner adds. With several levels (groups, pairs), the
+owner adds each group and then the groups' sums. Those have their own shifts, which depend on all of them. So the middle
+stage is divided at each level: the sums of a level are kept as float32 gradients until the ranks have agreed on the
+shifts of the next level.
 
-Legend: N workers, P ranks, L = N/P workers of mine, T segments, B bytes of a worker's segment.
-
-An exchange in an order of several levels: the owner adds up each group, then the groups' sums.
-
-These have shifts of their own, for which all of them must be known, so the middle stage of `exchange.py` is cut at each
-level: the sums of a level are held as float32 gradients until the next one has agreed on its shifts.
+Legend: N workers, P ranks, L = N/P workers of this rank, T segments, B bytes of a worker's segment.
 """
 
 from __future__ import annotations
@@ -43,15 +40,15 @@ from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.transport import Transport, transport_for
 
-SEGMENT_VALUES = 512 * 1024  # smaller: more messages; larger: a longer start and end without overlap
-LAG = 2  # segments between two stages
+SEGMENT_VALUES = 512 * 1024  # Smaller segments mean more messages; larger ones mean less overlap.
+LAG = 2  # number of segments between two stages
 
-layout_of = lru_cache(maxsize=512)(Layout)  # DDP has a layout for each bucket
+layout_of = lru_cache(maxsize=512)(Layout)  # DDP needs one layout per bucket.
 _transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]] = WeakKeyDictionary()
 
 
 def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """That of a process group, whose buffers all sums share: one at a time."""
+    """Return the transport of a process group. All sums share its buffers, one sum at a time."""
     of_group = _transports.setdefault(group or dist.group.WORLD, {})
     if device not in of_group:
         of_group[device] = transport_for(group, device)
@@ -59,7 +56,7 @@ def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Trans
 
 
 class Exchange:
-    """One sum under way, in an order of one level."""
+    """A running sum in an order of one level."""
 
     def __init__(self, summation: Summation, layers: Layers) -> None:
         self.summation, self.layers, self.workers = summation, layers, summation.workers
@@ -74,11 +71,15 @@ class Exchange:
         if self.stays:
             owned = layers.shards.sharding.by_rank(ranks)
             self.begins = [part.start for part in owned.owned_by(self.workers.rank, len(layers.names))]
-        self.my_pieces = self.layout.pieces[self.workers.rank]  # of each segment
-        self.agreed = 0  # magnitudes
+        self.my_pieces = self.layout.pieces[self.workers.rank]  # for each segment
+        self.agreed = 0  # number of exchanged magnitudes
 
     def run(self) -> SumReport:
-        """Collective. Raises RankLost where another rank is gone."""
+        """Compute the sums. Collective.
+
+        Raises:
+            RankLost: Another rank is lost.
+        """
         with naming_lost_ranks(self.workers.group):
             self._agree_first()
             self.transport.begin(self.layout, self.workers.share, gather=not self.stays)
@@ -90,7 +91,10 @@ class Exchange:
         return self.summation.report(self.layers, self.shifts, agreed=agreed, sent_bytes=sent_bytes)
 
     def _agree_first(self) -> None:
-        """Of the first level: here of the only one, as the segments come that need them."""
+        """Prepare the agreement on the first level's shifts.
+
+        With one level, the ranks agree when the segments need it.
+        """
         summation, nothing = self.summation, self.layers.stacks[0].new_zeros(())
 
         def local(p: int) -> Tensor:
@@ -114,14 +118,19 @@ class Exchange:
 
     @property
     def _to_all(self) -> list[Callable[[int], None]]:
-        """The last stage, where there is one."""
+        """The last stage, if there is one."""
         return [] if self.stays else [self._unpack]
 
     def _pipeline(self, *stages: Callable[[int], None]) -> None:
         pipeline(self.layout.segments, *stages)
 
     def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
-        """shifts[j][p] of the level's group j and layer p, from one agreement. mine: what this rank has of them."""
+        """Return shifts[j][p] for the level's group j and layer p, from one agreement.
+
+        Args:
+            level: The level.
+            mine: Returns this rank's values of a group and a layer.
+        """
         names, nothing = self.layers.names, self.layers.stacks[0].new_zeros(())
         shifts, agreed = self.summation.shifts.of_level(
             level,
@@ -166,7 +175,7 @@ class Exchange:
         self._pass_on(t)
 
     def _pass_on(self, t: int) -> None:
-        """The sum of my segment."""
+        """Send the sum of this rank's segment, or keep it if the sum stays in shards."""
         if not self.stays:
             self.transport.send_to_all(t)
             return
@@ -198,14 +207,17 @@ class Exchange:
     def _random_stream(
         self, level: Level, j: int, piece: PackedSlice, stage: str, index: int = 0, start: int | None = None
     ) -> RandomStream | None:
-        """start: in the layer; None: where the piece begins."""
+        """Return the random numbers of one rounding.
+
+        They begin at `start` in the layer, by default at the slice's first element.
+        """
         layer = self.layers.names[piece.layer] + level.marks[j]
         start = piece.start if start is None else start
         return self.sum.random_stream(*self.layers.key, layer, stage, index, start=start)
 
 
 def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
-    """Each stage of every segment, in their order, a stage `LAG` segments after the one before."""
+    """Run the stages of all segments in order. Each stage runs `LAG` segments after the stage before."""
     for i in range(segments + LAG * (len(stages) - 1)):
         for depth, stage in enumerate(stages):
             if 0 <= i - depth * LAG < segments:
@@ -214,8 +226,10 @@ def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
 
 @lru_cache(maxsize=512)
 def _of_one_order(shards: Shards, ordering: Order, n_workers: int, ranks: int) -> Sharding:
-    """What each rank owns, in slices of which all elements are added in one order: a piece need not begin on a byte of
-    its layer then, for nothing cuts it."""
+    """Divide each rank's slices so that all elements of a slice are added in one order.
+
+    Slices are not divided further, so they need not begin at a whole byte of their layer.
+    """
     owned = shards.sharding.by_rank(ranks).slices
     return Sharding(
         tuple(
@@ -230,12 +244,12 @@ def _of_one_order(shards: Shards, ordering: Order, n_workers: int, ranks: int) -
 
 
 def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:
-    """largest_magnitude over several tensors; 0 where there is none."""
+    """Return the largest magnitude of several tensors, or `nothing` if there are none."""
     return torch.stack([largest_magnitude(t) for t in tensors]).amax() if tensors else nothing
 
 
 class LevelsExchange(Exchange):
-    """One sum under way, in an order of several levels."""
+    """A running sum in an order of several levels."""
 
     def _agree_first(self) -> None:
         self.prefetched, mine = None, self.workers.mine
@@ -247,7 +261,7 @@ class LevelsExchange(Exchange):
         )
 
     def _add_up(self) -> None:
-        self.held: list[list[list[Tensor]]] = []  # float32 sums: segment, group, piece
+        self.held: list[list[list[Tensor]]] = []  # float32 sums by segment, group, slice
         self._pipeline(self._send_to_owners, self._add_workers)
         for level in self.above[:-1]:
             self._add_held(level, self._agree_on_held(level))
@@ -255,7 +269,7 @@ class LevelsExchange(Exchange):
         self._pipeline(self._add_last, *self._to_all)
 
     def _agree_on_held(self, level: Level) -> list[list[int]]:
-        """For a level whose groups add up what is held of the level below."""
+        """Return the shifts of a level whose groups add the kept sums of the level below."""
         held: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.held[0]]
         for pieces, sums_of_groups in zip(self.my_pieces, self.held, strict=True):
             for of_layers, sums in zip(held, sums_of_groups, strict=True):
@@ -264,7 +278,7 @@ class LevelsExchange(Exchange):
         return self._agree(level, lambda group, p: [total for i in group for total in held[i][p]])
 
     def _add_workers(self, t: int) -> None:
-        """The sum of each group of workers as a float32 gradient, kept."""
+        """Keep the sum of each group of workers as a float32 gradient."""
         payload_NxB = self.transport.wait_for_workers(t)
         how, sums_of_groups = self.sum.at(self.first), []
         for j, group in enumerate(self.first.groups):
@@ -279,7 +293,7 @@ class LevelsExchange(Exchange):
         self.held.append(sums_of_groups)
 
     def _add_held(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
-        """The sums of the level's groups take the place of those that they add up."""
+        """Replace the kept sums by the sums of the level's groups."""
         for t, below in enumerate(self.held):
             self.held[t] = [
                 below[group.start]
@@ -299,7 +313,7 @@ class LevelsExchange(Exchange):
         self._pass_on(t)
 
     def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
-        """The sum, in the format, of what the level's group j adds up of a segment's piece k."""
+        """Return the sum, in the format, of the values that the level's group j adds for slice k of a segment."""
         piece, below = self.my_pieces[t][k], self.held[t]
         values = [
             codec.quantize_scaled(

@@ -1,29 +1,30 @@
-"""Sums in formats with scales of their own (codebooks, MX): decoded, added in float32 and quantized again.
+"""Sums in formats with scales (codebooks, MX): values are decoded, added in float32 and quantized again.
 
 Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561), sends gradients as codes of a
-codebook, with their scale. Per layer, with the gradients g_w of N workers and Q the format's quantize, which takes
-scales from the values it is given:
+codebook with their scale. For each layer, with the gradients g_w of N workers and the format's quantization Q, which
+chooses scales from the values it rounds:
 
-    q_w = Q(g_w)                                       every worker encodes; codes and scales travel
+    q_w = Q(g_w)                                       every worker encodes its gradient; codes and scales are sent
     s_0 = +0 + q_0                                     decoded, and added in float32, in worker order:
-    s_w = Q(s_{w-1}) + q_w     requantise=hop          each partial sum is sent on in the format, as in a ring
+    s_w = Q(s_{w-1}) + q_w     requantise=hop          each partial sum is sent in the format, as in a ring
     s_w = s_{w-1} + q_w        requantise=once         one owner adds them all
     result = Q(s_{N-1})                                encoded once by its owner; everyone decodes these bytes
 
-so all ranks end with the same bits, those of one process that plays all workers. In the original every rank adds what
-the others sent to its own exact gradient, and each ends with different weights.
+So all ranks get the same bits, which equal those of one process that emulates all workers. In the original, every rank
+adds the gradients of the others to its own exact gradient, so each rank ends with different weights.
 
-Without scales (any `Format`) the same formulas hold; requantise=hop is then order=rank of `rounded.py`, bit for bit for
-up to 10 mantissa bits. A block or tensor with inf or NaN is NaN in the result (see custom_fp.scaled).
+The same formulas hold without scales (any `Format`). requantise=hop then equals order=rank of `rounded.py`, bit for
+bit, for up to 10 mantissa bits. A block or tensor that contains inf or NaN is NaN in the result (see custom_fp.scaled).
 
-Between ranks: a layer whose format has one scale for all of it goes to one owner, others are cut in pieces of whole
-blocks; pieces are dealt to owners by size. On average over N machines each sends 2 (N-1)/N of the packed gradient,
-scales included.
+Between ranks, a layer whose format has one scale for the whole layer goes to one owner. Other layers are divided into
+slices of whole blocks, which are distributed over the owners by size. On average over N machines, each machine sends
+2 (N-1)/N of the packed gradient, including scales.
 
-Where the sum stays in shards, an owner is sent what it owns, and the rest of the blocks that this cuts, of which it
-drops the sum: a block that two owners share goes to both, a layer with one scale to all that own any of it.
+If the sum stays in shards, an owner receives its part and the rest of the blocks that the part cuts. It discards the
+sums of that rest. So a block that two owners share is sent to both, and a layer with one scale to all owners of a part
+of it.
 
-Legend: N workers, P ranks, L = N/P workers of mine, n elements of a layer.
+Legend: N workers, P ranks, L = N/P workers of this rank, n elements of a layer.
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ from cpdrun.comm.wire import Tag
 from cpdrun.comm.wire.communicator import Communicator
 from cpdrun.comm.wire.layout import PackedSlice, Slice, assign_to_owners, ceil_div
 
-PIECE_VALUES = 1 << 16  # of a layer that may be cut: smaller pieces, evener shares
+PIECE_VALUES = 1 << 16  # per slice of a layer that may be divided; smaller slices are distributed more evenly
 
 
 class RequantizedSum(Summation):
-    """Raises ValueError for knobs that have no meaning here."""
+    """A sum that is decoded, added in float32 and quantized again.
+
+    Raises:
+        ValueError: A setting has no meaning for such sums.
+    """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -65,13 +70,13 @@ class RequantizedSum(Summation):
 
     @property
     def longest_chain(self) -> int:
-        """requantise=once rounds to the format once, after all additions."""
+        """The largest number of rounded additions. requantise=once rounds to the format once, after all additions."""
         return self.n_workers - 1 if self.sum.again == "hop" else min(1, self.n_workers - 1)
 
     def emulate(self, layers: Layers) -> SumReport:
         fmt = self.sum.fmt
         for stack_Nxn, target in zip(layers.stacks, layers.out, strict=True):
-            decoded_Nxn = custom_fp.quantize_rows(stack_Nxn, fmt)  # a worker has scales of its own
+            decoded_Nxn = custom_fp.quantize_rows(stack_Nxn, fmt)  # Each worker has its own scales.
             target.copy_(custom_fp.quantize(self._add(decoded_Nxn.unbind()), fmt))
         return self._report(layers)
 
@@ -82,7 +87,7 @@ class RequantizedSum(Summation):
         return self._report(layers, self._exchange(layers, dealt))
 
     def _add(self, rows: Sequence[Tensor]) -> Tensor:
-        """s_{N-1} of the definition, from the decoded q_w in worker order; a new float32 tensor."""
+        """Return s_{N-1} of the definition from the decoded q_w in worker order, as a new float32 tensor."""
         total = rows[0] + 0.0
         for row in rows[1:]:
             if self.sum.again == "hop":
@@ -100,7 +105,7 @@ class RequantizedSum(Summation):
         return SumReport([[0] * len(layers.names)], real_worker, sent_bytes)
 
     def _exchange(self, layers: Layers, dealt: Sequence[Sequence[PackedSlice]]) -> int:
-        """Returns the bytes sent to other ranks."""
+        """Compute the sums of all slices and return the number of bytes sent to other ranks."""
         workers, communicator = self.workers, Communicator(self.workers.group)
         sums, sent_bytes = self._sums(layers, dealt, communicator)
         own = torch.cat([_nothing(layers), *(custom_fp.pack(total, self.sum.fmt) for total in sums)])
@@ -112,7 +117,7 @@ class RequantizedSum(Summation):
         return sent_bytes + (workers.ranks - 1) * own.numel()
 
     def _scatter(self, layers: Layers) -> int:
-        """Every rank keeps what it owns. Returns the bytes sent to other ranks."""
+        """Compute the sums that this rank owns and return the number of bytes sent to other ranks."""
         ranks, rank = self.workers.ranks, self.workers.rank
         dealt = _in_whole_blocks(layers.shards, self.sum.fmt, ranks)
         sums, sent_bytes = self._sums(layers, dealt, Communicator(self.workers.group))
@@ -126,7 +131,7 @@ class RequantizedSum(Summation):
     def _sums(
         self, layers: Layers, dealt: Sequence[Sequence[PackedSlice]], communicator: Communicator
     ) -> tuple[list[Tensor], int]:
-        """s_{N-1} of each of my pieces, and the bytes sent to other ranks."""
+        """Return s_{N-1} of each of this rank's slices, and the number of bytes sent to other ranks."""
         fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
         mine = dealt[workers.rank]
 
@@ -156,7 +161,7 @@ def _nothing(layers: Layers) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _in_whole_blocks(shards: Shards, fmt: NumberFormat, ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
-    """Of each rank, the blocks that it owns any of, one after the other in a message."""
+    """Return, for each rank, the blocks of which it owns a part, one after the other in a message."""
 
     def pieces(owned: Sequence[Slice]) -> Iterator[PackedSlice]:
         byte = 0
@@ -173,7 +178,7 @@ def _in_whole_blocks(shards: Shards, fmt: NumberFormat, ranks: int) -> tuple[tup
 
 @lru_cache(maxsize=512)
 def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[PackedSlice, ...]:
-    """All layers in pieces; empty layers have none."""
+    """Divide all layers into slices. Empty layers have none."""
 
     def piece(layer: int, start: int, stop: int) -> PackedSlice:
         return PackedSlice(layer, start, stop, custom_fp.packed_size(stop - start, fmt))

@@ -1,19 +1,17 @@
-"""Every partial sum in the format: the definition of a low-precision gradient sum, and N workers in one process.
+"""Sums in which every partial sum is rounded to the format.
 
-Per layer (one parameter tensor of n elements), with the gradients g_w of N workers:
+This is the definition of a low-precision sum of gradients. For each layer (one parameter tensor of n elements), with
+the gradients g_w of N workers:
 
-    1. shift = rule(max|g|)            one power of two, agreed by all workers (`scaling.py`)
+    1. shift = rule(max|g|)            one power of two, agreed on by all workers (`scaling.py`)
     2. q_w = Q(g_w * 2^shift)          one rounding of the exact product
-    3. s = accumulate(q_0 .. q_{N-1})  each partial sum rounded to the format, in the order of the sum (`orders/`)
-    4. result = s * 2^-shift           float32, one rounding (none unless it leaves float32's range)
+    3. s = accumulate(q_0 .. q_{N-1})  each partial sum is rounded to the format, in the order of `orders.py`
+    4. result = s * 2^-shift           float32, rounded once (exact unless it leaves float32's range)
 
-NaN stays NaN where the format has one; inf, overflow, ties, subnormals and -0 are those of
-`custom_fp.quantize` and `custom_fp.accumulate`. A layer of zeros gives zeros.
+NaN stays NaN if the format has NaN. inf, overflow, ties, subnormals and -0 are those of `custom_fp.quantize` and
+`custom_fp.accumulate`. A layer of zeros gives zeros.
 
-What one process computes (`emulate`) packs nothing and sends nothing; `exchange.py` between processes equals it bit for
-bit.
-
-A sum left to the platform: its own float32 all_reduce (`orders/native.py`).
+One process that emulates all workers packs and sends nothing. `exchange.py` computes the same bits between processes.
 """
 
 from __future__ import annotations
@@ -60,7 +58,12 @@ class RoundedSum(Summation):
     def _add_level(
         self, stacks: Sequence[Tensor], layers: Layers, level: Level
     ) -> tuple[list[Tensor], list[list[int]], int]:
-        """Of the level's G groups: sums, (G, n_p) of each layer, and shifts; how many magnitudes were agreed on."""
+        """Add one level.
+
+        Returns:
+            For each layer, the sums (G, n) of the level's G groups; the groups' shifts; the number of exchanged
+            magnitudes.
+        """
         members = [[stack[group.start : group.stop] for stack in stacks] for group in level.groups]
         shifts, agreed = self.shifts.of_level(
             level,
@@ -83,7 +86,7 @@ class RoundedSum(Summation):
         return [torch.stack(of_layer) for of_layer in zip(*sums, strict=True)], shifts, agreed
 
     def _add(self, stack_Nxn: Tensor, shift: int, how: Sum, key: tuple) -> Tensor:
-        """The sum of one group of workers, of one layer."""
+        """Return the sum of one group of workers, for one layer."""
         n_workers, numel = stack_Nxn.shape
         if self.unrounded:
             rows = stack_Nxn.unbind()
@@ -103,7 +106,11 @@ class RoundedSum(Summation):
 
 
 class NativeSum(Summation):
-    """Raises ValueError for other formats than fp32, and for kahan."""
+    """A sum computed by the platform's own float32 all_reduce.
+
+    Raises:
+        ValueError: The format is not fp32, or Kahan summation is requested.
+    """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -119,7 +126,10 @@ class NativeSum(Summation):
         return self.report(layers)
 
     def between(self, layers: Layers) -> SumReport:
-        """Of the local sums, all layers at once; in shards, each rank keeps what it owns."""
+        """Add the workers of this rank, then all layers at once over the ranks.
+
+        With shards, each rank keeps the part that it owns.
+        """
         ranks, layers = self.workers.ranks, layers.together()
         total_M, *others = (
             torch.cat([stack_Lxn[i] for stack_Lxn in layers.stacks]) for i in range(self.workers.share)
@@ -136,7 +146,7 @@ class NativeSum(Summation):
         return self.report(layers, sent_bytes=2 * (ranks - 1) * total_M.numel() * 4 // ranks)
 
     def _scatter(self, layers: Layers, totals: Sequence[Tensor], communicator: Communicator) -> SumReport:
-        """totals[p]: (n_p,) of this rank's workers."""
+        """Add the local sums (n,) of each layer over the ranks, and keep the part that this rank owns."""
         sharding = layers.shards.sharding.by_rank(communicator.ranks)
         parts = [[totals[part.layer][part.start : part.stop] for part in owned] for owned in sharding.slices]
         longest = max(sum(part.numel() for part in owned) for owned in parts)

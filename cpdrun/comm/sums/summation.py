@@ -1,10 +1,9 @@
-"""A sum of N workers' gradients about to be formed: what its kinds have in common.
+"""The common interface of sums of N workers' gradients.
 
-    rounded.py          every partial sum in the format, in the order that was asked for
-    decoded.py          decoded, added in float32 and quantized again: formats with scales
-    platform.py         left to the platform
+    rounded.py       Rounds every partial sum to the format, or leaves the sum to the platform.
+    requantized.py   Decodes, adds in float32 and quantizes again, for formats with scales.
 
-Legend: N workers, L of them on this rank, n elements of a layer.
+Legend: N workers, L of them on this rank, n elements of a layer, P ranks.
 """
 
 from __future__ import annotations
@@ -26,10 +25,15 @@ from cpdrun.comm.workers import Workers
 
 @dataclass(frozen=True)
 class Shards:
-    """A sum that stays with its owners: each worker owns a part of every layer, a rank what its workers own.
+    """The division of a sum whose parts stay with their owners.
 
-    cut: what each of the N workers owns. numels: elements of each layer. apart: stacks[p] is (L, P, w), the parts of
-    the P ranks as `by_rows` cuts them, each filled up with zeros to w values.
+    Each worker owns a part of every layer. A rank owns the parts of its workers.
+
+    Attributes:
+        sharding: The parts that each of the N workers owns.
+        numels: The number of elements of each layer.
+        apart: Whether gradients have the shape (L, P, w): the parts of the P ranks as `shard_by_rows` divides them,
+            each padded with zeros to w values.
     """
 
     sharding: Sharding
@@ -37,7 +41,7 @@ class Shards:
     apart: bool = False
 
     def select(self, chosen: Sequence[int]) -> Shards:
-        """Of these layers alone."""
+        """Return the shards of the chosen layers."""
         if len(chosen) == len(self.numels):
             return self
         return replace(
@@ -47,11 +51,15 @@ class Shards:
 
 @dataclass(frozen=True)
 class Layers:
-    """What is summed: names[p]; stacks[p], the (L, n_p) float32 gradients of this rank's workers, contiguous; out[p],
-    (n_p,) float32, contiguous, where the sum goes: it may be stacks[p][0] itself. Not all are empty.
+    """The gradients of an exchange. Not all of them are empty.
 
-    key: what stochastic rounding depends on besides a layer's name, a worker and an element, such as (seed, step).
-    shards: where it is given, out[p] is what this rank owns of the layer, which may be nothing.
+    Attributes:
+        names: The name of each layer.
+        stacks: For each layer, the float32 gradients (L, n) of this rank's workers, contiguous.
+        out: For each layer, the memory (n,) for the sum, float32 and contiguous. It may be the first row of the stack.
+        key: The key of stochastic rounding, such as (seed, step). Random numbers also depend on the layer's name, the
+            worker, and the element.
+        shards: If given, `out` contains only the part of each layer that this rank owns, which may be empty.
     """
 
     names: Sequence[str]
@@ -62,12 +70,13 @@ class Layers:
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
+        """The number of elements of each layer."""
         if self.shards:
             return self.shards.numels
         return tuple(stack_Lxn.shape[1] for stack_Lxn in self.stacks)
 
     def source(self, i: int, piece: PackedSlice) -> Tensor:
-        """(numel,) of a piece, of this rank's i-th worker."""
+        """Return the elements of a slice of the gradient of this rank's i-th worker."""
         stack = self.stacks[piece.layer]
         if self.shards and self.shards.apart:
             owner, start = divmod(piece.start, stack.shape[2])
@@ -75,11 +84,11 @@ class Layers:
         return stack[i, piece.start : piece.stop]
 
     def parts(self, i: int, p: int) -> list[Tensor]:
-        """All of a layer, of this rank's i-th worker, in contiguous tensors; zeros may follow."""
+        """Return layer p of this rank's i-th worker as contiguous tensors, which may end with padding."""
         return list(self.stacks[p][i]) if self.shards and self.shards.apart else [self.stacks[p][i]]
 
     def together(self) -> Layers:
-        """The same with stacks (L, n_p)."""
+        """Return the same layers with stacks of shape (L, n)."""
         if not (self.shards and self.shards.apart):
             return self
         pairs = zip(self.stacks, self.numels, strict=True)
@@ -89,11 +98,12 @@ class Layers:
 
 @dataclass(frozen=True)
 class SumReport:
-    """What a sum took, besides its result.
+    """The shifts and the traffic of a sum.
 
-    shifts[j][p]: with which the gradients of layer p were rounded by the workers of the first level's group j.
-    real_worker_bytes: what each of N machines would send, on average; sent_bytes: what this rank sent to others. Both
-    with the agreement on shifts.
+    Attributes:
+        shifts: shifts[j][p] is the shift of layer p for the workers of group j of the first level.
+        real_worker_bytes: The bytes that each of N machines would send on average, including the agreement on shifts.
+        sent_bytes: The bytes that this rank sent to other ranks, including the agreement on shifts.
     """
 
     shifts: list[list[int]]
@@ -102,40 +112,60 @@ class SumReport:
 
 
 class Summation(ABC):
-    """Raises ValueError where the parts of the sum do not fit together, or the number of workers."""
+    """A sum for a given number of workers.
+
+    Args:
+        sum: The description of the sum.
+        workers: The workers whose gradients are added.
+        shifts: The scaling rule with its state.
+        agreeing: The workers that agree on magnitudes, by default `workers`.
+
+    Raises:
+        ValueError: The settings do not fit together or do not fit the number of workers.
+    """
 
     def __init__(self, sum: Sum, workers: Workers, shifts: Shifts, agreeing: Workers | None = None) -> None:
         self.sum, self.workers, self.shifts = sum, workers, shifts
-        self.agreeing = agreeing or workers  # on magnitudes
+        self.agreeing = agreeing or workers  # They agree on magnitudes.
         self.n_workers = workers.world_size
-        self.wire = sum  # how values travel
-        self.unrounded = False  # they travel and are added as they are (`compat.py`)
+        self.wire = sum  # The description of the values that are sent.
+        self.unrounded = False  # Whether values are sent and added without rounding (compat=cpd).
         self.levels = sum.ordering.levels(self.n_workers)
 
     @property
     def longest_chain(self) -> int | None:
-        """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
+        """The largest number of rounded additions in series that a worker's value passes, or None if unknown."""
         return self.sum.ordering.longest_chain(self.n_workers)
 
     def run(self, layers: Layers) -> SumReport:
-        """Collective. The same bits on every rank, those of one process that plays all workers, but in native order.
+        """Compute the sums. Collective.
 
-        Raises RankLost where another rank is gone.
+        All ranks get the same bits, which equal those of one process that emulates all workers, except in native order.
+
+        Raises:
+            RankLost: Another rank is lost.
         """
         return self.emulate(layers) if self.workers.ranks == 1 else self.between(layers)
 
     @abstractmethod
     def emulate(self, layers: Layers) -> SumReport:
-        """All workers are in this process."""
+        """Compute the sums of workers that are all in this process."""
 
     @abstractmethod
     def between(self, layers: Layers) -> SumReport:
-        """Ranks share the workers."""
+        """Compute the sums of workers on several ranks."""
 
     def report(
         self, layers: Layers, shifts: list[list[int]] | None = None, *, agreed: int = 0, sent_bytes: int = 0
     ) -> SumReport:
-        """agreed: magnitudes; sent_bytes: payloads. The agreement is counted here."""
+        """Return the report of a sum, including the traffic of the agreement.
+
+        Args:
+            layers: The gradients.
+            shifts: The shifts.
+            agreed: The number of exchanged magnitudes.
+            sent_bytes: The payload bytes that this rank sent.
+        """
         sharding = layers.shards.sharding if layers.shards else None
         layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1, sharding)
         payload = layout.scattered_bytes() if sharding else layout.sent_bytes()
@@ -146,26 +176,26 @@ class Summation(ABC):
         )
 
     def total(self, values: Sequence[Tensor], how: Sum, stream: RandomStream | None) -> Tensor:
-        """Values that have travelled, added in the order given, every partial sum rounded."""
+        """Add received values in the given order, and round every partial sum."""
         if self.unrounded:
             return add_unrounded(values, how.fmt, kahan=how.kahan)
         return accumulate(values, how, stream)
 
     def group_of(self, worker: int) -> int:
-        """Of the first level: whose shifts the worker has."""
+        """Return the group of the first level to which a worker belongs."""
         return self._place(worker)[0]
 
     def sent_by(self, worker: int, gradient_n: Tensor, layer: str, shift: int, key: tuple) -> Tensor:
-        """What the others see of a worker's gradient."""
+        """Return the values of a worker's gradient as the other workers receive them."""
         return scale(
             quantize_scaled(gradient_n, shift, self.sum, self.random_stream(worker, layer, key)), -shift
         )
 
     def random_stream(self, worker: int, layer: str, key: tuple, start: int = 0) -> RandomStream | None:
-        """For the rounding of a worker's gradient, from element `start` of the layer on."""
+        """Return the random numbers for rounding a worker's gradient, from element `start` of the layer on."""
         j, place = self._place(worker)
         return self.sum.random_stream(*key, layer + self.levels[0].marks[j], "worker", place, start=start)
 
     def _place(self, worker: int) -> tuple[int, int]:
-        """(group, place in it) of a worker in the first level."""
+        """Return a worker's group in the first level and its position in the group."""
         return divmod(worker, len(self.levels[0].groups[0]))

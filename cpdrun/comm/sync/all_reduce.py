@@ -1,4 +1,7 @@
-"""Gradient synchronisation in a number format: the training loop calls it once a step, DDP once a bucket."""
+"""All-reduce of gradients in a number format.
+
+The training loop calls it once per step, DDP once per bucket.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,13 +25,23 @@ from cpdrun.comm.workers import Workers
 
 
 class AllReduceSync(GradientSync):
-    """The mean gradient of N workers, summed in a format and a stated order.
+    """The mean gradient of N workers, summed in a format and a defined order.
 
-    The run gives: format (its name, or a `Sum`), scaling (a rule, None for none), world_size = N, seed,
-    parameter_names, full_precision ({layers, first_epochs, last_epochs}), epochs. The knobs of the sum are in
-    conf/sync/all_reduce.yaml, which says what each does. Raises ValueError where they do not fit together.
+    If torch.distributed is initialized, its ranks share the workers. Otherwise, this process emulates all of them.
 
-    With torch.distributed initialised, its ranks share the workers; otherwise this process plays all of them.
+    Args:
+        format: The name of the format, or a `Sum`.
+        world_size: The number of workers N.
+        parameter_names: The names of the parameters.
+        scaling: The scaling rule, or None.
+        seed: The seed of stochastic rounding.
+        full_precision: The settings of `FullPrecision`.
+        epochs: The number of epochs of the run.
+        group: The process group.
+        knobs: Settings of `Sum`. conf/sync/all_reduce.yaml describes them.
+
+    Raises:
+        ValueError: The settings do not fit together.
     """
 
     @accepts_sum_options
@@ -55,14 +68,17 @@ class AllReduceSync(GradientSync):
         self.seed, self.names = seed, list(parameter_names)
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.nothing_to_do = world_size == 1 and self.sum.is_plain and not self.shifts.scale
-        self._shapes: list[Tensor] | None = None  # of the parameters
+        self._shapes: list[Tensor] | None = None  # tensors with the shapes of the parameters
         self._step = -1
-        self._latest: dict[str, tuple[Summation, list[int]]] = {}  # how a layer went, each group's shift
+        self._latest: dict[
+            str, tuple[Summation, list[int]]
+        ] = {}  # the sum of each layer and the shifts of its groups
         self._real_worker_bytes = 0
         self._sent_bytes = 0
-        self._hidden = 0  # inf and NaN of this rank's workers that the format made numbers of
+        self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        """Reduce the gradients of all workers. Collective."""
         flat = self.workers.rows(stacks, len(self.names))
         if self.nothing_to_do and stacks:
             return self._own_gradient(stacks)
@@ -75,7 +91,7 @@ class AllReduceSync(GradientSync):
         return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
 
     def _own_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
-        """The definition's +0 + g, for all layers at once: a step of a small model is a matter of overhead."""
+        """Return +0 + g for all layers at once, because the overhead matters for small models."""
         if self._shapes is None:
             self._shapes = [torch.empty(stack.shape[1:], device="meta") for stack in stacks]
         flat_n = _flatten_dense_tensors(stacks).add_(0.0)
@@ -92,11 +108,15 @@ class AllReduceSync(GradientSync):
         out: Sequence[Tensor],
         shards: Shards | None = None,
     ) -> None:
-        """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
+        """Reduce some of the parameters, such as a bucket of DDP. Collective.
 
-        stacks[k]: (L, n) float32 gradients of this rank's L workers for parameter layers[k], contiguous.
-        out[k]: (n,) float32, contiguous, where the sum goes; it may be stacks[k][0] itself.
-        shards: of these parameters, where each rank is to have what it owns alone: see `Layers`.
+        Args:
+            layers: The indices of the parameters.
+            stacks: For each of them, the gradients (L, n) of this rank's L workers, float32, contiguous.
+            step: The number of the optimizer step.
+            epoch: The epoch.
+            out: For each of them, memory (n,) for the sum, float32, contiguous. It may be the first row of the stack.
+            shards: If each rank is to get only the part that it owns, the shards of these parameters (see `Layers`).
         """
         if step != self._step:
             self._step, self._real_worker_bytes, self._sent_bytes = step, 0, 0
@@ -127,7 +147,10 @@ class AllReduceSync(GradientSync):
             self.feedback.keep(name, i, sent_Lxn[i], self._sent(name, i, sent_Lxn[i], key))
 
     def sent_by(self, name: str, i: int, gradient_n: Tensor, step: int) -> Tensor:
-        """What the others saw of my i-th worker's gradient in the latest sum of this layer."""
+        """Return the gradient of this rank's i-th worker as other workers received it.
+
+        This refers to the latest sum of the layer.
+        """
         return self._sent(name, i, gradient_n, (self.seed, step))
 
     def _sent(self, name: str, i: int, gradient_n: Tensor, key: tuple) -> Tensor:
@@ -138,6 +161,7 @@ class AllReduceSync(GradientSync):
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
+        """Return statistics of the latest step. Collective."""
         rows = []
         for p, name in enumerate(self.names):
             summation, shifts = self._latest.get(name, (self.summation, [0] * self.workers.world_size))
@@ -148,27 +172,30 @@ class AllReduceSync(GradientSync):
         return rows
 
     def wire_bytes(self) -> dict[str, int]:
+        """Return the payload bytes of the latest step."""
         return {
             "bytes_per_step_sent": self._sent_bytes,
             "bytes_per_step_real_worker": self._real_worker_bytes,
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. Collective."""
         state = {"scaling": self.shifts.magnitudes.state_dict()}
         if self.feedback:
             state["residuals"] = self.feedback.state_dict(self.workers)
         return state
 
     def go_on_from(self, other: "AllReduceSync") -> None:
-        """What the other, of some of the same layers, remembers of them is this one's from here on."""
+        """Take over the state of another synchronization with some of the same layers."""
         self.shifts.magnitudes, self.feedback = other.shifts.magnitudes, other.feedback
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of a checkpoint."""
         self.shifts.magnitudes.load_state_dict(state["scaling"])
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)
 
 
 def decoded(*, requantise: str, error_feedback: bool, **given: Any) -> AllReduceSync:
-    """The sum of gradients that are decoded, added in float32 and quantized again: per hop or once."""
+    """Return a sum of gradients that are decoded, added in float32 and quantized again, per hop or once."""
     return AllReduceSync(requantise=requantise, error_feedback=error_feedback, **given)

@@ -1,8 +1,8 @@
-"""What every way of synchronising gradients looks like to the training loop.
+"""The interface of gradient synchronization, as the training loop sees it.
 
-N workers (`world_size`) each produce one gradient per parameter; `nproc` processes (ranks) share the work,
-rank r plays the workers [r N/nproc, (r+1) N/nproc). The result depends on the configuration and on N, never
-on nproc.
+Each of N workers (`world_size`) produces one gradient per parameter. The workers are divided among `nproc` processes
+(ranks): rank r emulates the workers r N/nproc to (r+1) N/nproc - 1. The result depends on the configuration and on N,
+never on nproc.
 """
 
 from abc import ABC, abstractmethod
@@ -13,59 +13,72 @@ from torch import Tensor
 
 
 class GradientSync(ABC):
-    """Turns the gradients of N workers into the one gradient that all of them apply.
+    """A method that turns the gradients of N workers into the one gradient that all of them apply.
 
     Implementations are built by `hydra.utils.instantiate(cfg.sync, ...)` with the arguments that
-    `cpdrun.comm.AllReduceSync` documents; those a class has no use for it must accept all the same.
+    `cpdrun.comm.AllReduceSync` documents. They must accept all of these arguments.
     """
 
     nonfinite: int = 0
-    """Elements of the latest result that are inf or NaN, and values of workers' gradients that were but that the format
-    made numbers of (one without inf and NaN, or overflow=saturate): equal on all ranks, and for any split."""
+    """The number of inf and NaN in the latest result and in workers' gradients.
+
+    Values of workers' gradients are counted if the format turns them into finite numbers (a format without inf and NaN,
+    or overflow=saturate). The number is equal on all ranks, for any assignment of workers to ranks.
+    """
 
     learner: str = "cpdrun.train.learners.shared.SharedWeights"
-    """The class of what learns in the training loop by this: by its name, for who sums knows nothing of who learns."""
+    """The class that trains with this synchronization. It is given by name, because comm does not import train."""
 
     longest_chain: int | None = None
-    """The most rounded additions in series that a worker's value may pass; None where nobody knows."""
+    """The largest number of rounded additions in series that a worker's value passes, or None if unknown."""
 
     @abstractmethod
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """One gradient per parameter, the same bits on every rank.
+        """Reduce the gradients of all workers. Collective.
 
-        stacks[p][i]: float32 gradient of this rank's i-th worker for parameter p, ALREADY divided by N (the sum is the
-        mean); never written. step: the number of the optimizer step; with the seed it keys stochastic rounding. epoch:
-        counted from 0. The returned tensors belong to the caller until the next call, which may reuse their memory.
-        Collective: every rank calls it with the same step and epoch.
+        All ranks call this method with the same step and epoch.
+
+        Args:
+            stacks: For each parameter, the float32 gradients of this rank's workers, with shape (L, ...). They must
+                already be divided by N, so that their sum is the mean. They are not modified.
+            step: The number of the optimizer step. Together with the seed, it determines stochastic rounding.
+            epoch: The epoch, counted from 0.
+
+        Returns:
+            One gradient per parameter, with the same bits on all ranks. The next call may reuse their memory.
         """
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
-        """What the latest `reduce_stacked` did to each parameter: a row each, for every so many steps.
+        """Return statistics of the latest `reduce_stacked` call, with one row per parameter. Collective.
 
-        The arguments are those of that call, and its result. Collective.
+        Args:
+            stacks: The gradients that were passed to that call.
+            mean_gradient: The result of that call.
         """
         return []
 
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
-        """Payload bytes of the latest `reduce_stacked`, without the transport's own headers.
+        """Return the payload bytes of the latest `reduce_stacked` call, without the headers of the transport.
 
-        bytes_per_step_real_worker: what each worker would send if all N were machines of their own.
-        bytes_per_step_sent: what this rank sent to other ranks, the payloads of all the workers it plays.
-        Both with what the agreement on a scaling rule's shifts takes: 4 bytes a layer and group, as a ring sends them.
+        Returns:
+            bytes_per_step_real_worker: The bytes that each worker would send if all N workers were separate machines.
+            bytes_per_step_sent: The bytes that this rank sent to other ranks, for all workers that it emulates.
+
+            Both include the agreement on a scaling rule's shifts, with 4 bytes per layer and group, as in a ring.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep so that a resumed run continues bit for bit, for any later nproc.
+        """Return the state that a resumed run needs to continue bit for bit, with any number of processes.
 
-        Collective where ranks hold parts of it; rank 0 gets the whole. Tensors, numbers, strings, lists and
-        dicts only (`torch.load(weights_only=True)` reads them).
+        Collective if the ranks have parts of it. Rank 0 gets the whole state. It contains only tensors, numbers,
+        strings, lists and dictionaries, so `torch.load(weights_only=True)` can read it.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, on every rank."""
+        """Load the state that `state_dict` returned, on every rank."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")

@@ -1,25 +1,25 @@
-"""The mean gradient of workers that send theirs compressed: sparsified, in few levels, or rounded.
+"""The mean gradient of workers that send compressed gradients: sparse, in few levels, or rounded.
 
-Per layer, with the gradients g_w of N workers, already divided by N, and a compressor C (`compressors/`):
+For each layer, with the gradients g_w of N workers, already divided by N, and a compressor C (`compressors/`):
 
     c_w = g_w + e_w                    e_w = 0 without error feedback
     m_w = C(c_w)                       sent to all others
-    result = +0 + D(m_0) + D(m_1) ...  everyone decodes the same messages and adds in float32, in worker order
-    e_w = c_w - D(m_w)                 0 at first, and where not finite
+    result = +0 + D(m_0) + D(m_1) ...  all decode the same messages and add in float32, in worker order
+    e_w = c_w - D(m_w)                 initially 0, and 0 if not finite
 
-With top_k or random_k and error feedback it is sparsified SGD with memory (Stich, Cordonnier and Jaggi, arXiv
-1809.07599, algorithm 1), with qsgd and without feedback QSGD (Alistarh et al., arXiv 1610.02132, algorithm 1). What
-differs: the memory is of gradients that the learning rate has not touched, as in `sums/feedback.py`. Nothing is rounded
-after the sum, so that there is no chain of rounded additions; but a message goes to N - 1 others whole, where sums
-travel in shards:
+With top_k or random_k and error feedback, this is sparsified SGD with memory (Stich, Cordonnier and Jaggi, arXiv
+1809.07599, algorithm 1). With qsgd and no feedback, it is QSGD (Alistarh et al., arXiv 1610.02132, algorithm 1). A
+difference from the papers: error feedback applies to gradients before they are multiplied by the learning rate, as in
+`sums/error_feedback.py`. Nothing is rounded after the sum, so there is no chain of rounded additions. But a message is
+sent to N - 1 workers as a whole, whereas sums travel in shards:
 
-    whole messages, of n values in k bits     (N - 1) n k / 8 bytes a worker
-    their slices to owners, float32 sums back  (N - 1) / N * n (k + 32) / 8
+    whole messages of n values in k bits       (N - 1) n k / 8 bytes per worker
+    slices to owners, float32 sums back        (N - 1) / N * n (k + 32) / 8
     a sum in a format of k bits                2 (N - 1) / N * n k / 8
 
-Sparse messages (top_k, random_k) have no slices of one length. Dense ones are shorter whole than in slices up to
-N = 1 + 32 / k workers: 33 with sign, 9 with 4 bits, 5 with 8. Beyond, a `format` of sync=all_reduce, the third line,
-takes fewer bytes than either with as many bits a value: so slices are not built.
+Sparse messages (top_k, random_k) have no slices of equal length. Whole dense messages are shorter than slices for up to
+N = 1 + 32 / k workers: 33 with sign, 9 with 4 bits, 5 with 8. With more workers, a `format` of sync=all_reduce (the
+third line) takes fewer bytes than both for the same bits per value. Slices are therefore not implemented.
 
 Legend: N workers, L of them on this rank, n values of a layer, M bytes of a message.
 """
@@ -41,9 +41,18 @@ from cpdrun.comm.workers import Workers
 
 
 class CompressedSync(GradientSync):
-    """The run gives what it gives `AllReduceSync` (given: see `Compression`); conf/sync/compressed.yaml the rest.
+    """The mean of compressed gradients. Layers in full precision are sent as fp32.
 
-    Layers of full_precision travel as fp32. Raises ValueError where format or scaling do not fit the compressor.
+    Args:
+        compressor: The compressor.
+        error_feedback: Whether compression errors are added to the next gradients.
+        world_size: The number of workers N.
+        seed: The seed of random numbers.
+        group: The process group.
+        run_settings: Further settings of the run, see `LayerCompression`.
+
+    Raises:
+        ValueError: The format or the scaling rule does not fit the compressor.
     """
 
     def __init__(
@@ -62,10 +71,11 @@ class CompressedSync(GradientSync):
         self.messages = MessageExchange([range(world_size)] * world_size, self.workers)
         self.feedback = ErrorFeedback() if error_feedback else None
         self._step = -1
-        self._message_bytes = 0  # of each worker, in the latest step
-        self._hidden = 0  # inf and NaN of this rank's workers that came out as numbers
+        self._message_bytes = 0  # per worker, in the latest step
+        self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        """Reduce the gradients of all workers. Collective."""
         self.workers.rows(stacks, len(self.names))
         sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
         self._step, self._hidden = -1, 0
@@ -77,10 +87,14 @@ class CompressedSync(GradientSync):
     def reduce_layers(
         self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
     ) -> None:
-        """`reduce_stacked` for some of the parameters, as DDP's buckets hold them.
+        """Reduce some of the parameters, such as a bucket of DDP. Collective.
 
-        stacks[k]: (L, ...) float32 gradients of this rank's L workers for parameter layers[k], in its shape.
-        out[k]: where the sum goes, in that shape; it may be stacks[k][0] itself.
+        Args:
+            layers: The indices of the parameters.
+            stacks: For each of them, the float32 gradients (L, ...) of this rank's L workers, in the parameter's shape.
+            step: The number of the optimizer step.
+            epoch: The epoch.
+            out: For each of them, memory for the sum, in the parameter's shape. It may be the first row of the stack.
         """
         if step != self._step:
             self._step, self._message_bytes = step, 0
@@ -103,7 +117,7 @@ class CompressedSync(GradientSync):
             out[k].copy_(total_n.view(out[k].shape))
 
     def _account_for(self, name: str, sent_Lxn: Tensor, decoded_Lxn: Tensor) -> None:
-        """What my workers' layer lost on its way is kept, and how many inf and NaN came out as numbers is counted."""
+        """Store the compression errors of this rank's workers, and count inf and NaN that became finite numbers."""
         if self.feedback:
             for i, (sent_n, decoded_n) in enumerate(zip(sent_Lxn, decoded_Lxn, strict=True)):
                 self.feedback.keep(name, i, sent_n, decoded_n)
@@ -111,14 +125,17 @@ class CompressedSync(GradientSync):
             self._hidden += int((torch.isfinite(decoded_Lxn) & ~torch.isfinite(sent_Lxn)).sum())
 
     def wire_bytes(self) -> dict[str, int]:
+        """Return the payload bytes of the latest step."""
         return {
             "bytes_per_step_sent": self._message_bytes * self.messages.copies_sent,
             "bytes_per_step_real_worker": self._message_bytes * (self.workers.world_size - 1),
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. Collective."""
         return {"residuals": self.feedback.state_dict(self.workers)} if self.feedback else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of a checkpoint."""
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)

@@ -1,23 +1,23 @@
-"""Outer steps: workers train on their own, then what they moved is averaged and an outer optimizer steps by it.
+"""Local training with outer steps.
 
-DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1), per parameter, with N workers, H inner steps, the weights x
-that all agreed on last and x_w, where worker w went from there by H steps of an optimizer of its own:
+Workers train separately. After a number of steps, their changes are averaged, and an outer optimizer applies the
+average. DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1). For each parameter, with N workers, H inner steps,
+the agreed weights x of the last outer step, and the weights x_w that worker w reached from there by H steps of its own
+optimizer:
 
-    d_w = (x - x_w) / N                  its pseudo-gradient
-    d = the exchange's sum of d_w        a Sum in a format, or compressed messages, with error feedback or without
-    v = momentum * v + d                 v = 0 at first
-    x = x - lr * (d + momentum * v)      nesterov; x - lr * v without it
+    d_w = (x - x_w) / N                  the pseudo-gradient of worker w
+    d = the exchange's sum of d_w        a sum in a format, or compressed messages, with or without error feedback
+    v = momentum * v + d                 v = 0 initially
+    x = x - lr * (d + momentum * v)      with nesterov; x - lr * v without it
 
-and every x_w goes on from x; the state of its inner optimizer, and its buffers (BatchNorm), stay its own. lr = 1 and no
-momentum: x is the mean of x_w, local SGD (Stich, arXiv 1805.09767, algorithm 1).
+Then every x_w continues from x. The state of its inner optimizer and its buffers (BatchNorm) remain separate. With lr =
+1 and no momentum, x is the mean of x_w: local SGD (Stich, arXiv 1805.09767, algorithm 1).
 
-What differs: d_w is divided by N before it is rounded or compressed, as gradients are in data parallelism; after the
-run's last step there is an outer step whatever H is.
+Differences from the papers: d_w is divided by N before it is rounded or compressed, as gradients are in data
+parallelism. After the last step of a run, there is always an outer step.
 
-Legend: N workers, W of them on this rank, P parameters. inf and NaN of a worker's weights spread to all at the outer
-step, as far as the exchange's format has them; those that it makes numbers of are counted.
-
-Outer steps (`local/outer.py`) with the run's exchange: a sum in its format, or a compressor's messages.
+Legend: N workers, W of them on this rank, P parameters. inf and NaN in a worker's weights spread to all workers at the
+outer step if the exchange's format has them. Those that the format turns into finite numbers are counted.
 """
 
 import copy
@@ -40,10 +40,18 @@ from cpdrun.comm.sync.compressed import CompressedSync
 
 
 class OuterStep:
-    """The weights that all workers agree on, and what moves them.
+    """The weights that all workers agree on, and the outer optimizer.
 
-    exchange: forms the sum of pseudo-gradients; its `world_size` workers are those that train. Raises ValueError for
-    settings out of range. `learner`: as `GradientSync.learner`.
+    Args:
+        exchange: Sums the pseudo-gradients of the workers.
+        world_size: The number of workers.
+        inner_steps: The number of inner steps H.
+        outer_lr: The learning rate of the outer optimizer.
+        outer_momentum: The momentum of the outer optimizer.
+        nesterov: Whether the momentum is of Nesterov's kind.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     learner = "cpdrun.train.learners.local.LocalWeights"
@@ -69,37 +77,40 @@ class OuterStep:
         if not isinstance(nesterov, bool):
             raise ValueError(f"nesterov={nesterov}: choose true or false")
         self.exchange, self.world_size, self.inner_steps = exchange, world_size, inner_steps
-        # torch's SGD has no nesterov without momentum, where both are the same step
+        # torch's SGD does not accept nesterov without momentum, where it has no effect.
         self._settings = {
             "lr": outer_lr,
             "momentum": outer_momentum,
             "nesterov": nesterov and outer_momentum > 0,
         }
-        self.exchanged = False  # whether the latest step was an outer one
+        self.exchanged = False  # whether an outer step followed the latest step
 
     @property
     def longest_chain(self) -> int | None:
+        """The largest number of rounded additions in series, or None if unknown."""
         return self.exchange.longest_chain
 
     @property
     def nonfinite(self) -> int:
-        """As `GradientSync.nonfinite`, of the pseudo-gradients; 0 after a step without an exchange."""
+        """The number of inf and NaN in pseudo-gradients, as in `GradientSync`; 0 after a step without an exchange."""
         return self.exchange.nonfinite if self.exchanged else 0
 
     def begin(self, start_P: Sequence[Tensor]) -> None:
-        """Before the first step, with the weights that all workers start from, the same on every rank: copied."""
+        """Copy the initial weights, which are equal on all ranks, before the first step."""
         weights = [x.detach().to(torch.float32, copy=True).contiguous() for x in start_P]
         self.agreed = [nn.Parameter(x, requires_grad=False) for x in weights]
         self.optimizer = torch.optim.SGD(self.agreed, **self._settings)
 
     def is_due(self, step: int) -> bool:
-        """Whether inner step `step`, counted from 0, is followed by an outer one."""
+        """Return whether an outer step follows an inner step, counted from 0."""
         return (step + 1) % self.inner_steps == 0
 
     def pseudo_gradients(self, x_PxW: Sequence[Tensor]) -> list[Tensor]:
-        """d_w as it is before the exchange: (W, ...) float32 of each parameter; x_PxW: (W, ...) of any float dtype.
+        """Return d_w before the exchange, (W, ...) float32, for each parameter.
 
-        Weights of fewer bits started from agreed weights that were rounded to them, and are compared with those.
+        Args:
+            x_PxW: The weights (W, ...) of each parameter, with any floating-point dtype. Weights with fewer bits than
+                float32 began at agreed weights rounded to that dtype, so they are compared with rounded weights.
         """
         return [
             (agreed.to(x_W.dtype).float() - x_W.detach().float()).div_(self.world_size)
@@ -110,8 +121,18 @@ class OuterStep:
     def after_step(
         self, x_PxW: Sequence[Tensor], *, step: int, epoch: int, last: bool = False
     ) -> tuple[list[Tensor], list[Tensor]] | None:
-        """After inner step `step`: where an outer step is due, or it is the run's `last`, every x_w becomes the new
-        agreed weights, in place. Returns what was exchanged, pseudo-gradients and their sum; None without. Collective.
+        """Perform an outer step if it is due after inner step `step`. Collective.
+
+        Every x_w then becomes the new agreed weights, in place.
+
+        Args:
+            x_PxW: The weights (W, ...) of each parameter.
+            step: The number of the inner step.
+            epoch: The epoch.
+            last: Whether this is the last step of the run, after which an outer step is always due.
+
+        Returns:
+            The pseudo-gradients and their sum, or None if no outer step was due.
         """
         self.exchanged = last or self.is_due(step)
         if not self.exchanged:
@@ -122,23 +143,25 @@ class OuterStep:
             agreed.grad = d
         self.optimizer.step()
         for agreed, x_W in zip(self.agreed, x_PxW, strict=True):
-            agreed.grad = None  # the exchange may reuse its memory
+            agreed.grad = None  # The exchange may reuse its memory.
             x_W.copy_(agreed)
         return stacks, mean
 
     def wire_bytes(self) -> dict[str, int]:
-        """As `GradientSync.wire_bytes`: of the latest step, 0 where it was no outer one. The mean over all steps is an
-        outer step's bytes / H."""
+        """Return the payload bytes of the latest step, which are 0 without an outer step.
+
+        The mean over all steps is the bytes of an outer step divided by H.
+        """
         of_exchange = self.exchange.wire_bytes()
         return of_exchange if self.exchanged else dict.fromkeys(of_exchange, 0)
 
     def memory_bytes(self) -> int:
-        """What a worker keeps beside its weights: the agreed ones, and outer momentum."""
+        """Return the bytes that a worker stores in addition to its weights: agreed weights and outer momentum."""
         momentum = 4 if self._settings["momentum"] else 0
         return (4 + momentum) * sum(agreed.numel() for agreed in self.agreed)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next outer steps depend on, beside the workers' weights; whole on rank 0. Collective."""
+        """Return the state of outer steps, except the workers' weights, on rank 0. Collective."""
         return {
             "agreed": [agreed.detach().clone() for agreed in self.agreed],
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -147,7 +170,7 @@ class OuterStep:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on rank 0, on every rank; after `begin`."""
+        """Load the state that `state_dict` returned on rank 0, on every rank, after `begin`."""
         for agreed, kept in zip(self.agreed, state["agreed"], strict=True):
             agreed.copy_(kept)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -162,11 +185,25 @@ KNOBS = tuple(knob.name for knob in fields(Sum)[1:])
 
 
 class LocalSync(OuterStep):
-    """The run gives what it gives `AllReduceSync`; conf/sync/local.yaml says what its own knobs do.
+    """Outer steps in a run, with a sum in the run's format or with compressed messages.
 
-    compressor: None, or Rounded, which is but the run's format: pseudo-gradients go through the `Sum` of the knobs;
-    any other one's messages are added in float32, and of the knobs error_feedback alone plays a part. Raises
-    ValueError where settings are out of range or do not fit together.
+    conf/sync/local.yaml describes the settings. The other arguments are those of `AllReduceSync`.
+
+    Args:
+        inner_steps: The number of inner steps.
+        outer_lr: The learning rate of the outer optimizer.
+        outer_momentum: The momentum of the outer optimizer.
+        nesterov: Whether the momentum is of Nesterov's kind.
+        world_size: The number of workers.
+        format: The format of the sum.
+        compressor: The compressor of messages. With None or `Rounded`, pseudo-gradients are summed in the format.
+            Messages of other compressors are added in float32, and of the settings of a sum only error_feedback has an
+            effect.
+        group: The process group.
+        given: Further settings of the run and of the sum.
+
+    Raises:
+        ValueError: Settings are out of range or do not fit together.
     """
 
     @accepts_sum_options
@@ -195,10 +232,10 @@ class LocalSync(OuterStep):
 
 
 def make_all_reduce_sync(*, format: str | NumberFormat | Sum, **given: Any) -> AllReduceSync:
-    """given: what the run gives, and knobs of the sum."""
+    """Return an all-reduce from settings of the run and of the sum."""
     how = Sum.of(format, **{knob: given.pop(knob) for knob in KNOBS if knob in given})
     if how.fmt.is_fp32:
-        how = Sum.of(how, error_feedback=False)  # nothing is taken, and a residual a worker would be kept
+        how = Sum.of(how, error_feedback=False)  # fp32 has no rounding errors to store
     return AllReduceSync(format=how, **given)
 
 

@@ -1,26 +1,26 @@
-"""The mean gradient of workers that send two thin factors of each matrix: PowerSGD (Vogels, Karimireddy and Jaggi,
-"PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv 1905.13727, algorithms 1 and 2).
+"""PowerSGD: the mean gradient of workers that send two thin factors of each matrix.
 
-Per layer, a matrix of R rows and C columns (a parameter's first axis, and all others), with the gradients g_w of N
-workers, already divided by N, and a Q (C, r) that all workers have:
+Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
+1905.13727, algorithms 1 and 2. Each layer is a matrix of R rows (the parameter's first axis) and C columns (all other
+axes). With the gradients g_w of N workers, already divided by N, and a Q (C, r) that all workers have:
 
-    M_w = g_w + e_w                      e_w = 0 at first, and without error feedback
+    M_w = g_w + e_w                      e_w = 0 initially, and without error feedback
     P   = orthonormal(sum of M_w Q)      (R, r)
-    Q_w = M_w^T P                        (C, r), what each worker sends; Q = sum of Q_w
+    Q_w = M_w^T P                        (C, r), sent by each worker; Q = sum of Q_w
     result = P Q^T
-    e_w = M_w - P Q_w^T                  0 where not finite; of Q_w as it was sent, so that a format's rounding counts
+    e_w = M_w - P Q_w^T                  0 if not finite; Q_w includes the rounding of the format
 
-The two sums are the run's: its format, scaling, order and rounding, fp32 and worker order by default. The next step
-begins with orthonormal(Q) (warm start, one step of the power iteration a step of training). Vectors, scalars and
-matrices of which too little would be saved (min_compression_rate) are summed whole, in the run's format; layers of
-full_precision whole in fp32. Nothing but sums between workers: a byte that is sent does not grow with N, as messages of
-`compressed_sync.py` do.
+The two sums use the run's format, scaling, order and rounding, by default fp32 and worker order. The next step begins
+with orthonormal(Q) (warm start: one step of power iteration per training step). Vectors, scalars, and matrices that
+would be compressed too little (min_compression_rate) are summed as a whole in the run's format. Layers in full
+precision are summed in fp32. Workers only exchange sums, so the bytes that each sends do not grow with N, unlike the
+messages of `compressed.py`.
 
-What differs: both factors are made orthonormal by Householder's QR in float64, where the paper has Gram-Schmidt on P
-alone. The columns span the same space; but QR completes a P or Q that lacks full rank, as a layer of zeros does, with
-columns that add nothing, where a division by their length would give NaN. torch's own hook (powerSGD_hook) keeps
-e_w = M_w - result, in which each worker's deviation from the mean piles up; their sum is the same, and so, but for
-float32's rounding, is the result.
+Differences from the paper: both factors are made orthonormal with Householder's QR in float64, whereas the paper uses
+Gram-Schmidt for P only. The columns span the same space. But if a P or Q lacks full rank (a layer of zeros), QR
+completes it with columns that add nothing, whereas a division by their length would give NaN. torch's own hook
+(powerSGD_hook) uses e_w = M_w - result, in which each worker's deviation from the mean accumulates. The sum of the e_w
+is the same, and so is the result, except for float32 rounding.
 
 Legend: N workers, L of them on this rank, n = R C values of a layer, r its rank.
 """
@@ -42,14 +42,17 @@ from cpdrun.comm.sync.base import GradientSync
 from cpdrun.comm.sync.statistics import count_nonfinite
 
 MOST = 2**15
-ALIGNED = 64  # bytes: as torch allocates
+ALIGNED = 64  # bytes, as torch allocates memory
 
 
 class PowerSGDSync(GradientSync):
-    """The run gives what it gives `AllReduceSync`; conf/sync/power_sgd.yaml the rest, the knobs of both sums with it.
+    """The mean gradient, computed from two factors of each matrix.
 
-    A layer with inf or NaN in it comes out as NaN throughout, and begins anew with the next step. Subnormals are those
-    of float32 products; -0 may become +0. Raises ValueError for a rank or a rate out of range, and as AllReduceSync.
+    A layer with inf or NaN becomes NaN throughout and starts anew in the next step. Subnormals are those of float32
+    products. -0 may become +0. The settings are those of `AllReduceSync` and of conf/sync/power_sgd.yaml.
+
+    Raises:
+        ValueError: A setting is out of range, or the settings do not fit together.
     """
 
     @accepts_sum_options
@@ -83,7 +86,7 @@ class PowerSGDSync(GradientSync):
             "epochs": epochs,
             "group": group,
         }
-        remember = error_feedback and not how.fmt.is_fp32  # else there is nothing to
+        remember = error_feedback and not how.fmt.is_fp32  # fp32 makes no errors
         self.whole = AllReduceSync(
             format=how,
             error_feedback=remember,
@@ -95,9 +98,10 @@ class PowerSGDSync(GradientSync):
         self.factors = AllReduceSync(format=how, parameter_names=factors, **shared)
         self.workers, self.longest_chain = self.whole.workers, self.whole.longest_chain
         self.feedback = ErrorFeedback() if error_feedback else None
-        self._right: dict[str, Tensor] = {}  # Q of each layer, as the latest step left it
+        self._right: dict[str, Tensor] = {}  # Q of each layer after the latest step
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        """Reduce the gradients of all workers. Collective."""
         flat = self.workers.rows(stacks, len(self.names))
         sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
         self.reduce_layers(range(len(self.names)), stacks, step=step, epoch=epoch, out=sums)
@@ -109,7 +113,7 @@ class PowerSGDSync(GradientSync):
     def reduce_layers(
         self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
     ) -> None:
-        """`reduce_stacked` for some of the parameters, as `CompressedSync` has it."""
+        """Reduce some of the parameters, as `CompressedSync.reduce_layers` does. Collective."""
         thin = [k for k, p in enumerate(layers) if self._factored(p, out[k].shape, epoch)]
         rest = [k for k in range(len(layers)) if k not in thin]
         flat = [self._with_what_is_owed(layers[k], stacks[k].detach()) for k in rest]
@@ -120,13 +124,13 @@ class PowerSGDSync(GradientSync):
             out[k].copy_(total.view(out[k].shape))
 
     def _with_what_is_owed(self, p: int, stack: Tensor) -> Tensor:
-        """(L, n) gradients that go whole, with what an earlier epoch's factors left of them."""
+        """Return gradients (L, n) that are summed as a whole, plus the residuals of an earlier epoch's factors."""
         rows_Lxn = stack.reshape(self.workers.share, -1)
         owed_Lxn = self.feedback.take(self.names[p]) if self.feedback else None
         return rows_Lxn if owed_Lxn is None else rows_Lxn + owed_Lxn.to(rows_Lxn.device)
 
     def rank_of(self, rows: int, columns: int) -> int:
-        """r of a matrix; 0 where it goes whole."""
+        """Return the rank r of a matrix's factors, or 0 if it is summed as a whole."""
         r = min(rows, columns, self.rank)
         return r if (rows + columns) * r * self.min_compression_rate < rows * columns else 0
 
@@ -136,7 +140,7 @@ class PowerSGDSync(GradientSync):
         return self.rank_of(shape[0], shape[1:].numel()) > 0
 
     def _factor(self, layers: Sequence[int], stacks: Sequence[Tensor], step: int) -> list[Tensor]:
-        """P Q^T of each layer, (R, C) float32. stacks[k]: (L, R, ...)."""
+        """Return P Q^T, (R, C) float32, of each layer. The stacks have shape (L, R, ...)."""
         names = [self.names[p] for p in layers]
         matrices = [self._matrices(name, stack) for name, stack in zip(names, stacks, strict=True)]
         right = [
@@ -154,8 +158,11 @@ class PowerSGDSync(GradientSync):
         return [P @ Q.T for P, Q in zip(left, right, strict=True)]
 
     def _matrices(self, name: str, stack: Tensor) -> list[Tensor]:
-        """M_w (R, C) of my workers, each where memory is as if it were its own: how a factor is aligned may change a
-        product's last bits, and how many workers this process plays must not."""
+        """Return M_w (R, C) of this rank's workers, each aligned as if it had its own memory.
+
+        The alignment of a factor may change the last bits of a product, and the number of workers in a process must
+        not.
+        """
         rows_Lxn = stack.reshape(len(stack), -1)
         if self.feedback:
             rows_Lxn = self.feedback.compensate(name, rows_Lxn)
@@ -163,7 +170,7 @@ class PowerSGDSync(GradientSync):
         return [row_n.view(stack.shape[1], -1) for row_n in rows]
 
     def _start(self, name: str, matrix_RxC: Tensor, step: int) -> Tensor:
-        """(C, r): the latest Q, or one drawn at random, the same on all ranks."""
+        """Return Q (C, r): the latest one, or a random one, which is equal on all ranks."""
         R, C = matrix_RxC.shape
         if name in self._right:
             return self._right[name].to(matrix_RxC.device)
@@ -177,7 +184,7 @@ class PowerSGDSync(GradientSync):
             self._right[name] = right_Cxr
 
     def _sum(self, layers: Sequence[int], of_workers: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
-        """Of each layer's factors, one from each of my workers. Collective."""
+        """Sum each layer's factors over all workers. Collective."""
         stacks = [torch.stack([factor.reshape(-1) for factor in factors]) for factors in of_workers]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in stacks]
         self.factors.reduce_layers(layers, stacks, step=step, epoch=0, out=sums)
@@ -191,10 +198,12 @@ class PowerSGDSync(GradientSync):
             self.feedback.keep(name, i, M.view(-1), (left @ seen.T).view(-1))
 
     def wire_bytes(self) -> dict[str, int]:
+        """Return the payload bytes of the latest step."""
         of_factors = self.factors.wire_bytes()
         return {key: n + of_factors[key] for key, n in self.whole.wire_bytes().items()}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. Collective."""
         state = {"whole": self.whole.state_dict(), "factors": self.factors.state_dict()}
         state["right"] = {name: right_Cxr.clone() for name, right_Cxr in self._right.items()}
         if self.feedback:
@@ -202,6 +211,7 @@ class PowerSGDSync(GradientSync):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of a checkpoint."""
         self.whole.load_state_dict(state["whole"])
         self.factors.load_state_dict(state["factors"])
         self._right = dict(state["right"])
@@ -210,9 +220,10 @@ class PowerSGDSync(GradientSync):
 
 
 def orthonormal(factor: Tensor) -> Tensor:
-    """Columns of length 1 at right angles that span those given and, where these depend on each other, more.
+    """Return orthonormal columns that span the given columns and, if those are dependent, more.
 
-    (n, r) float32 with r <= n; QR in float64, rounded once. NaN throughout where inf or NaN is among the values.
+    The factor is (n, r), float32, with r <= n. QR is computed in float64 and rounded once. If any value is inf or NaN,
+    the result is NaN throughout.
     """
     if not torch.isfinite(factor).all():
         return torch.full_like(factor, torch.nan)
@@ -220,7 +231,7 @@ def orthonormal(factor: Tensor) -> Tensor:
 
 
 def _hidden(total: Tensor, gradients_Lxn: Tensor) -> int:
-    """How many inf and NaN came out as numbers."""
+    """Return the number of inf and NaN that became finite numbers."""
     if not count_nonfinite([gradients_Lxn]):
         return 0
     return int((torch.isfinite(total).view(-1) & ~torch.isfinite(gradients_Lxn)).sum())

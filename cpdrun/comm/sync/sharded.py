@@ -1,35 +1,32 @@
-"""Weights on their way from their owners to all: rounded to a format of their own, packed, sent, decoded by everyone.
-
-Per layer (one parameter tensor) with the float32 weights m that its owners keep:
-
-    w = Q(m)                                     a format of 8 exponent bits, or no scaling rule
-    w = Q(m 2^s) 2^-s                            with a rule: s = emax - ceil(log2(max|m|)) of the whole layer (APS's)
-    w += Q((m - w) 2^s) 2^-s                     differences=true: s of max|m - w|, w what everyone decoded last
-
-All decode the same bytes, the owner too. With differences what rounding takes is in the next difference again, as error
-feedback has it: the owner's copy of w is everyone's (CHOCO-SGD, Koloskova et al., arXiv 1902.00340, and its hat x).
-
-Rounding is to nearest even; NaN and inf stay where the format has them, -0 and subnormals are the format's, a weight
-beyond the format's largest overflows as `custom_fp.quantize` has it, to infinity where the format has one.
-
-An owner sends its shard to N-1 others: (N-1)/N n k/8 bytes a worker, and 4 a layer for the agreement on s.
-
-Legend: P ranks, n elements of a layer.
-
-Gradients that stay with their owners, and the weights that these make of them: ZeRO's stages 1 and 2.
+"""Sharded data parallelism: gradients are reduced to their owners, and weights are gathered. ZeRO stages 1 and 2.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020,
-arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules (`wire/cut.py`), of a rank's
-workers one after the other:
+arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules (`wire/layout.py`). The
+shards of a rank's workers are adjacent.
 
-    scatter   g_own = the sum of the workers' gradients in the run's format and order, the bits of `AllReduceSync`
-    (the owner's optimizer makes new float32 weights of it: `cpdrun.train.learners.sharded`)
-    gather    everyone's w = those weights in a format of their own (`gather.py`)
+    scatter   g_own = the sum of the workers' gradients in the run's format and order, with the bits of `AllReduceSync`
+    (the owner's optimizer computes new float32 weights: `cpdrun.train.learners.sharded`)
+    gather    all workers' w = these weights, in a format of their own
 
-A worker sends (N-1)/N n k/8 bytes of gradients and (N-1)/N n k'/8 of weights. What differs from ZeRO: sums have an
-order and a format, and are the same for any number of processes that play the workers.
+The gather rounds, packs and sends each layer (one parameter tensor) of the owners' float32 weights m; all workers
+decode it:
 
-Legend: N workers, L of them on this rank, n elements of a layer.
+    w = Q(m)                                     for a format of 8 exponent bits, or without a scaling rule
+    w = Q(m 2^s) 2^-s                            with a rule: s = emax - ceil(log2(max|m|)) of the whole layer (as in
+                                                 APS)
+    w += Q((m - w) 2^s) 2^-s                     with differences=true: s of max|m - w|, w the latest decoded weights
+
+All workers, including the owner, decode the same bytes. With differences, rounding errors are part of the next
+difference, as in error feedback, and the owner's copy of w equals that of all workers (CHOCO-SGD, Koloskova et al.,
+arXiv 1902.00340, hat x).
+
+Weights are rounded to nearest even. NaN and inf are kept if the format has them. -0 and subnormals are those of the
+format. A weight beyond the largest value overflows as in `custom_fp.quantize`, to infinity if the format has one.
+
+A worker sends (N-1)/N n k/8 bytes of gradients and (N-1)/N n k'/8 bytes of weights, plus 4 bytes per layer for the
+agreement on s. A difference from ZeRO: sums have a defined order and format, and are equal for any number of processes.
+
+Legend: N workers, L of them on this rank, P ranks, n elements of a layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,16 +53,20 @@ from cpdrun.comm.wire.layout import GRANULE, Layout, PackedSlice, Sharding, shar
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.workers import Workers
 
-KEEPS_RANGE = 8  # exponent bits of float32: nothing that a format of as many could gain by a scale
+KEEPS_RANGE = 8  # exponent bits of float32; a format with this range does not need a scale
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What is gathered: names[p]; mine[p], the part of layer p that this rank owns, (n_own,) float32, contiguous; the
-    whole layers' numels; cut, what each worker owns.
+    """The weights of a gather.
 
-    place(owner, piece): where the elements of a piece go, that rank `owner` owns; (numel,) float32, contiguous. With
-    differences they are added to what is there.
+    Attributes:
+        names: The name of each layer.
+        mine: For each layer, the part that this rank owns, (n_own,) float32, contiguous.
+        numels: The number of elements of each whole layer.
+        sharding: The parts that each worker owns.
+        place: place(owner, piece) returns the memory (numel,) for the elements of a slice that rank `owner` owns,
+            float32, contiguous. With differences, the elements are added to the memory's contents.
     """
 
     names: Sequence[str]
@@ -77,7 +78,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What it took: payload bytes with the agreement on scales, as `Summed` counts them."""
+    """Payload bytes, including the agreement on scales, counted as in `SumReport`."""
 
     real_worker_bytes: int = 0
     sent_bytes: int = 0
@@ -87,7 +88,11 @@ class Traffic:
 
 
 class WeightGather:
-    """Of weights of these workers, or of their differences. Raises ValueError for a format with scales of its own."""
+    """A gather of weights, or of their differences.
+
+    Raises:
+        ValueError: The format has its own scales.
+    """
 
     def __init__(self, fmt: NumberFormat | str, workers: Workers, *, scaled: bool, differences: bool = False):
         self.fmt, self.workers, self.differences = gather_format(fmt), workers, differences
@@ -95,14 +100,18 @@ class WeightGather:
         self.shifts = Shifts(APS() if scaled and not _keeps_range(self.fmt) else None)
 
     def run(self, weights: Weights) -> Traffic:
-        """Collective. Raises RankLost where another rank is gone."""
+        """Gather the weights. Collective.
+
+        Raises:
+            RankLost: Another rank is lost.
+        """
         if not any(weights.numels):
             return Traffic()
         with naming_lost_ranks(self.workers.group):
             N, ranks = self.workers.world_size, self.workers.ranks
             sharding = weights.sharding.by_rank(ranks)
             layout = layout_of(weights.numels, self.fmt.bits, ranks, SEGMENT_VALUES, sharding)
-            (level,) = self.how.ordering.levels(1)  # nothing is added: a layer is its own largest summand
+            (level,) = self.how.ordering.levels(1)  # Nothing is added, so there is one summand.
             prefetched = PrefetchedShifts(
                 self.shifts,
                 level,
@@ -122,7 +131,7 @@ class WeightGather:
         return Traffic(of_worker + agreement_bytes(agreed, N), sent + agreement_bytes(agreed, ranks))
 
     def _emulate(self, weights: Weights, prefetched: PrefetchedShifts) -> int:
-        """This rank owns all there is, and sends nothing."""
+        """Round the weights. This rank owns all of them and sends nothing."""
         for t in range(len(prefetched.last)):
             prefetched.settle(t)
         for p, (m, shift) in enumerate(zip(weights.mine, prefetched.shifts, strict=True)):
@@ -133,7 +142,7 @@ class WeightGather:
         return 0
 
     def _exchange(self, weights: Weights, prefetched: PrefetchedShifts, layout: Layout) -> int:
-        """Returns the bytes sent to other ranks."""
+        """Exchange the weights and return the number of bytes sent to other ranks."""
         rank, shifts = self.workers.rank, prefetched.shifts
         begins = [part.start for part in layout.sharding.owned_by(rank, len(weights.names))]
         device = weights.mine[0].device
@@ -172,7 +181,11 @@ def _keeps_range(fmt: NumberFormat) -> bool:
 
 
 def gather_format(fmt: NumberFormat | str) -> NumberFormat:
-    """Raises ValueError for a name that is none, and for formats with scales of their own."""
+    """Return the format with this name.
+
+    Raises:
+        ValueError: The name is unknown, or the format has its own scales.
+    """
     found = parse(fmt)
     if found.has_scales:
         raise ValueError(
@@ -183,8 +196,18 @@ def gather_format(fmt: NumberFormat | str) -> NumberFormat:
 
 
 class ShardedSync(GradientSync):
-    """The run gives what it gives `AllReduceSync`; conf/sync/sharded.yaml the rest. Layers of full_precision are
-    gathered in fp32 too. Raises ValueError where the parts do not fit together."""
+    """Sharded data parallelism in a run. Layers in full precision are gathered in fp32.
+
+    conf/sync/sharded.yaml describes the settings. The other arguments are those of `AllReduceSync`.
+
+    Args:
+        gather: The format of the gathered weights.
+        differences: Whether differences from the latest decoded weights are gathered.
+        given: The arguments of `AllReduceSync`.
+
+    Raises:
+        ValueError: The settings do not fit together.
+    """
 
     learner = "cpdrun.train.learners.sharded.ShardedWeights"
 
@@ -201,7 +224,7 @@ class ShardedSync(GradientSync):
         self._gathered = Traffic()
 
     def begin(self, weights: Sequence[Tensor]) -> list[slice]:
-        """Before the first step: of each layer what this rank owns."""
+        """Divide the weights before the first step, and return the slice of each layer that this rank owns."""
         numels = tuple(w.numel() for w in weights)
         self.shards = Shards(shard_evenly(numels, self.workers.world_size, GRANULE), numels)
         self.owned = self.shards.sharding.by_rank(self.workers.ranks).owned_by(self.workers.rank, len(numels))
@@ -209,12 +232,17 @@ class ShardedSync(GradientSync):
 
     @property
     def shards_of_mine(self) -> list[list[slice]]:
-        """Of each worker of this rank, what it owns of each layer."""
+        """For each worker of this rank, the slice of each layer that it owns."""
         return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.mine]
 
     def scatter(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """(n_own,) of each layer: this rank's part of what `reduce_stacked` gives. Arguments and `nonfinite` as there.
-        Collective."""
+        """Reduce gradients to their owners. Collective.
+
+        The arguments and the attribute `nonfinite` are those of `reduce_stacked`.
+
+        Returns:
+            This rank's part (n_own,) of each layer of the result.
+        """
         flat = self.workers.rows(stacks, len(self.names))
         sums = [g_Lxn.new_empty(own.stop - own.start) for g_Lxn, own in zip(flat, self.owned, strict=True)]
         layers = range(len(self.names))
@@ -224,8 +252,14 @@ class ShardedSync(GradientSync):
         return sums
 
     def gather_(self, mine: Sequence[Tensor], weights: Sequence[Tensor], *, epoch: int) -> None:
-        """weights[p], float32 and contiguous, becomes what everyone decodes of the owners' parts. mine[p]: (n_own,).
-        With differences, what is in weights is what everyone decoded last. Collective."""
+        """Replace the weights by the decoded weights of their owners. Collective.
+
+        Args:
+            mine: For each layer, this rank's part (n_own,).
+            weights: For each layer, the weights, float32 and contiguous, which are replaced. With differences, they
+                must contain the latest decoded weights.
+            epoch: The epoch.
+        """
         self._gathered = Traffic()
         flat = [w.detach().view(-1) for w in weights]
         with torch.no_grad():
@@ -235,7 +269,7 @@ class ShardedSync(GradientSync):
                     self._gathered += kind.run(self._weights(chosen, mine, flat, kind.differences))
 
     def whole(self, mine: Sequence[Tensor]) -> list[Tensor]:
-        """(n,) of each layer, of the parts that ranks own: to look at, not counted. Collective."""
+        """Return each layer (n,) from the parts of all ranks, for inspection. The bytes are not counted. Collective."""
         flat = [part.new_zeros(numel) for part, numel in zip(mine, self.shards.numels, strict=True)]
         self.in_full.run(self._weights(range(len(flat)), mine, flat, False))
         return flat
@@ -254,20 +288,22 @@ class ShardedSync(GradientSync):
         return Weights([self.names[p] for p in chosen], parts, shards.numels, shards.sharding, place)
 
     def _sum_of(self, p: int, epoch: int) -> Any:
-        """How layer p is summed."""
+        """Return the sum that is used for layer p."""
         full = self.hybrid.covers(p, epoch)
         return (self.gradients.in_full_precision if full else self.gradients.summation).sum
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
+        """Reduce the gradients of all workers. Collective."""
         return self.gradients.reduce_stacked(stacks, step=step, epoch=epoch)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
+        """Return statistics of the latest step. Collective."""
         return self.gradients.statistics(stacks, mean_gradient)
 
     def wire_bytes(self) -> dict[str, int]:
-        """Of the latest `scatter` and `gather_`."""
+        """Return the payload bytes of the latest `scatter` and `gather_`."""
         of_gradients = self.gradients.wire_bytes()
         return {
             "bytes_per_step_sent": of_gradients["bytes_per_step_sent"] + self._gathered.sent_bytes,
@@ -276,7 +312,9 @@ class ShardedSync(GradientSync):
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. Collective."""
         return self.gradients.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of a checkpoint."""
         self.gradients.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a format does to a layer's gradients in one step: cheap enough to look at every so many steps."""
+"""Statistics of the effect of a format on the gradients of a layer in one step."""
 
 import functools
 import math
@@ -16,11 +16,14 @@ from cpdrun.comm.sums.codec import quantize_scaled
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.workers import Workers
 
-_NO_EXPONENT = -1000  # below that of any float32
+_NO_EXPONENT = -1000  # less than the exponent of any float32 number
 
 
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:
-    """How many elements are inf or NaN; waits for a GPU once. Nearly always none are, and then no sum is."""
+    """Return the number of elements that are inf or NaN.
+
+    A GPU is synchronized once. In the usual case without such elements, only sums are computed.
+    """
     if not tensors or math.isfinite(functools.reduce(torch.add, [tensor.sum() for tensor in tensors])):
         return 0
     return sum(int(torch.count_nonzero(~torch.isfinite(tensor))) for tensor in tensors)
@@ -28,15 +31,15 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 @lru_cache(maxsize=64)
 def hides_nonfinite(how: Sum) -> tuple[bool, bool]:
-    """Whether the format makes a number of inf, and of NaN."""
+    """Return whether the format turns inf, and NaN, into finite numbers."""
     values = torch.tensor([math.inf, math.nan])
-    for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and that the largest value
+    for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and then the largest value.
         values = custom_fp.quantize(values, how.fmt, overflow=how.overflow)
     return tuple(torch.isfinite(values).tolist())
 
 
 def count_hidden(tensors: Sequence[Tensor], how: Sum) -> int:
-    """How many elements are inf or NaN that the format makes numbers of."""
+    """Return the number of inf and NaN that the format turns into finite numbers."""
     if not any(hides_nonfinite(how)) or not count_nonfinite(tensors):
         return 0
     kinds = zip(hides_nonfinite(how), (torch.isinf, torch.isnan), strict=True)
@@ -46,21 +49,25 @@ def count_hidden(tensors: Sequence[Tensor], how: Sum) -> int:
 def layer_statistics(
     gradients: Tensor, total: Tensor, shifts: Sequence[int], how: Sum, workers: Workers
 ) -> dict[str, Any]:
-    """Statistics over all N workers; equal on all ranks, and for every split. Collective.
+    """Return statistics over all N workers, equal on all ranks and for every assignment of workers. Collective.
 
-    gradients: (L, ...) float32 of this rank's workers; shifts: L, as they were rounded with; total: what
-    came out.
+        exponent_min, exponent_max  floor(log2|g|) of the finite non-zero values; None if there are none
+        underflow                   fraction of the finite non-zero values that the format rounds to zero
+        overflow                    fraction of the finite values that the format rounds to inf or NaN
+        nonfinite                   number of values that are inf or NaN, whatever the format turns them into
+        sum_error                   ||total - S|| / ||S|| with the float64 sum S; None if S is zero or not finite
 
-    exponent_min, exponent_max  floor(log2|g|) of the finite values but zeros; None where there are none
-    underflow                   share of the finite values but zeros that the format rounds to zero
-    overflow                    share of the finite values that it rounds to inf or NaN
-    nonfinite                   number of values that are inf or NaN, whatever the format makes of them
-    sum_error                   ||total - S|| / ||S||, S the float64 sum; None where S is zero or not finite
+    With error feedback, the workers send gradients plus residuals. These are the statistics of the gradients.
 
-    With error feedback the workers sent gradients and residuals; these are the statistics of the gradients.
+    Args:
+        gradients: The gradients of this rank's L workers, (L, ...), float32.
+        total: The result.
+        shifts: The shift of each of the L workers.
+        how: The sum.
+        workers: The assignment of workers to ranks.
     """
     stack_Lxn = gradients.reshape(len(shifts), -1)
-    if how.is_stochastic:  # shares of the expected kind, without drawing again
+    if how.is_stochastic:  # statistics of the expected rounding, without new random numbers
         how = replace(how, rounding="nearest_even")
     rounded_Lxn = torch.stack([quantize_scaled(g, s, how) for g, s in zip(stack_Lxn, shifts, strict=True)])
     finite, nonzero = torch.isfinite(stack_Lxn), stack_Lxn != 0
@@ -93,5 +100,5 @@ def _relative_error(total_n: Tensor, exact_n: Tensor) -> float | None:
     if not 0 < norm < float("inf"):
         return None
     error = torch.linalg.vector_norm(total_n.to(torch.float64) - exact_n).item() / norm
-    # the ranks' share of the float64 sum has no stated order; six digits do not see it
+    # The order in which ranks add the float64 sum is unknown. It does not affect six digits.
     return float(f"{error:.6g}") if error < float("inf") else None

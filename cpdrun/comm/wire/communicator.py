@@ -1,11 +1,6 @@
-"""Moves payloads between the ranks of a process group: as bytes, or reduced by the platform itself.
+"""Exchange of tensors between the ranks of a process group, as bytes or reduced by the platform.
 
-Workers' messages to their neighbours, between ranks where they are played by several.
-
-A worker's message goes once to each rank that plays one of its neighbours; receives are posted before sends. The two
-ends of a pair match by order, which is that of the workers' numbers.
-
-Legend: N workers, W of them on this rank, X those whose messages it needs, M bytes of a message.
+Legend: N workers, W of them on this rank, X workers whose messages this rank needs, M bytes of a message, P ranks.
 """
 
 from collections.abc import Sequence
@@ -19,34 +14,47 @@ from cpdrun.comm.wire.lost_ranks import hang_up, naming_lost_ranks
 from cpdrun.comm.workers import Workers
 
 Transfer = tuple[int, Tensor]
-"""A rank of the group, and the bytes to send to it, or memory for those that it sends."""
+"""A rank of the group, and the bytes to send to it or the memory for the bytes that it sends."""
 
 
 def checked_work(work: dist.Work | None) -> dist.Work:
-    """torch gives None to a rank that is not of the group: it exchanges nothing."""
+    """Return the handle of an operation.
+
+    torch returns None on a rank that does not belong to the group. Such a rank must not take part in an exchange.
+    """
     assert work is not None
     return work
 
 
 class Communicator:
-    """Ranks are counted within the group; receives are to be posted before sends."""
+    """The ranks of a process group. Ranks are numbered within the group.
+
+    Receives must be posted before sends.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.others = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]  # not all to rank 0 first
+        self.others = [
+            (self.rank + i) % self.ranks for i in range(1, self.ranks)
+        ]  # staggered, so that not all ranks send to rank 0 first
         self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
 
     def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
+        """Start to receive a tensor from a rank."""
         return checked_work(dist.irecv(into, self._address[rank], self.group, tag))
 
     def send(self, rank: int, data: Tensor, tag: Tag) -> dist.Work:
+        """Start to send a tensor to a rank."""
         return checked_work(dist.isend(data, self._address[rank], self.group, tag))
 
     def exchange(self, receives: Sequence[Transfer], sends: Sequence[Transfer], tag: Tag) -> None:
-        """All of them, then waits. Of two ranks' letters to each other the first meets the first; none may be empty.
+        """Receive and send all tensors, and wait until this is done.
 
-        Raises RankLost where another rank is gone.
+        If two ranks exchange several tensors, they are matched in order. Tensors must not be empty.
+
+        Raises:
+            RankLost: Another rank is lost.
         """
         kinds = ((dist.irecv, receives), (dist.isend, sends))
         posted = [
@@ -63,7 +71,16 @@ class Communicator:
                 raise
 
     def swap(self, outgoing: Sequence[Tensor], sizes: Sequence[int], tag: Tag) -> list[Tensor]:
-        """outgoing[r] goes to rank r; returns what came from each, sizes[r] bytes. Empty letters are not sent."""
+        """Send one tensor of bytes to each rank and receive one from each.
+
+        Args:
+            outgoing: For each rank, the bytes to send to it. Empty tensors are not sent.
+            sizes: For each rank, the number of bytes to receive from it.
+            tag: The tag of the messages.
+
+        Returns:
+            For each rank, the bytes received from it.
+        """
         incoming = [torch.empty(size, dtype=torch.uint8, device=outgoing[0].device) for size in sizes]
         incoming[self.rank] = outgoing[self.rank]
         receives = [(r, incoming[r]) for r in self.others if sizes[r]]
@@ -71,22 +88,30 @@ class Communicator:
         return incoming
 
     def add_(self, x: Tensor) -> dist.Work:
-        """Begins to sum it over the ranks in place, in an order that nobody states."""
+        """Start to sum a tensor over the ranks in place, in the platform's order."""
         return dist.all_reduce(x, group=self.group, async_op=True)
 
     def add_in_shards(self, rows_PxM: Tensor) -> Tensor:
-        """(M,) the sum over the ranks of the row of this rank, in an order that nobody states."""
+        """Return this rank's row of the sum over ranks, with shape (M,), in the platform's order."""
         mine_M = torch.empty_like(rows_PxM[0])
         dist.reduce_scatter_tensor(mine_M, rows_PxM.view(-1), group=self.group)
         return mine_M
 
     def maximum_(self, x: Tensor) -> dist.Work:
-        """Begins to take the largest of the ranks' values in place."""
+        """Start to compute the maximum over the ranks in place."""
         return dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group, async_op=True)
 
 
 class MessageExchange:
-    """neighbours[i]: the workers whose messages worker i of `workers` receives."""
+    """An exchange of messages between neighboring workers.
+
+    The message of a worker is sent once to each rank that emulates one of its neighbors. Messages between two ranks are
+    matched in the order of the workers' numbers.
+
+    Args:
+        neighbours: For each worker, the workers whose messages it receives.
+        workers: The assignment of workers to ranks.
+    """
 
     def __init__(self, neighbours: Sequence[Sequence[int]], workers: Workers):
         self.workers, self.mine = workers, workers.mine
@@ -101,13 +126,20 @@ class MessageExchange:
 
     @property
     def copies_sent(self) -> int:
-        """Messages that this rank sends to others."""
+        """The number of messages that this rank sends to other ranks."""
         return len(self.sends)
 
     def exchange(self, mine_WxM: Tensor) -> tuple[list[int], Tensor]:
-        """The workers X, ascending, and their messages (X, M) uint8. Collective; M is the same everywhere, not 0.
+        """Exchange one message per worker. Collective.
 
-        Raises RankLost where another rank is gone.
+        Args:
+            mine_WxM: The messages of this rank's workers, uint8. M > 0 is the same on all ranks.
+
+        Returns:
+            The X workers whose messages this rank needs, in ascending order, and their messages with shape (X, M).
+
+        Raises:
+            RankLost: Another rank is lost.
         """
         if self.communicator is None:
             return self.needed, mine_WxM

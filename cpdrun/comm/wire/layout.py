@@ -1,20 +1,16 @@
-"""Elements of a layer in a row, and where they lie in a message.
+"""The layout of messages: which bytes of which message contain which elements.
 
-Who owns which elements: layers cut in shards, for sums that stay with their owners and for the messages of others.
+A `Sharding` defines which rank owns which slices of the layers. There are two kinds:
 
-    even      all layers in one row, cut in shards of equal size, each layer between granules of so many values
-    by_rows   each layer along its first dimension, as FSDP2 cuts parameters (torch.chunk): the last shards of one may
-              be smaller or empty
+    shard_evenly    All layers form one sequence, which is divided into shards of equal size. A layer is divided only
+                    between granules of a fixed number of values.
+    shard_by_rows   Each layer is divided along its first dimension, as in FSDP2 (torch.chunk). The last shards of a
+                    layer may be smaller or empty.
 
-An owner's slices are in the order of layers, and of each layer it has at most one.
-
-Which bytes of which message hold which elements: shards -> segments -> pieces.
-
-A slice that a rank owns is packed by itself, 8 k-bit codes in k bytes, its last block filled up; a shard is a rank's
-slices one after the other, and is cut in segments, the unit of a message. A piece is what a segment holds of one layer.
-Shards that are shorter than the longest are padded: messages of one size, none empty, for any number of values.
-
-Where nobody keeps a shard, all layers' blocks in a row are cut in shards of equal size.
+A `Layout` divides shards into messages. Each slice is packed separately, with 8 k-bit codes in k bytes, and its last
+block is padded. A shard is the sequence of a rank's slices. It is divided into segments, and each segment is one
+message. A segment contains `PackedSlice` objects, at most one per slice. Shorter shards are padded, so that all ranks'
+messages have the same size and no message is empty, for any number of values.
 """
 
 from bisect import bisect_right
@@ -34,7 +30,15 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class PackedSlice:
-    """Elements [start, stop) of a layer, packed by themselves to `size` bytes, at `byte` of the message."""
+    """Consecutive elements of a layer, and their position in a message.
+
+    Attributes:
+        layer: The index of the layer.
+        start: The first element.
+        stop: The end of the elements.
+        size: The number of bytes of the packed elements.
+        byte: The position of the first byte in the message.
+    """
 
     layer: int
     start: int
@@ -47,19 +51,24 @@ class PackedSlice:
         return self.stop - self.start
 
     def of(self, message: Tensor) -> Tensor:
-        """The piece's bytes in a (B,) message."""
+        """Return the slice's bytes in a message of shape (B,)."""
         return message[self.byte : self.byte + self.size]
 
     def part(self, start: int, stop: int) -> slice:
-        """Where elements [start, stop) of the layer lie in the piece's bytes, of a format without scales; start is a
-        multiple of 8."""
+        """Return the bytes, relative to the slice, that contain the layer's elements [start, stop).
+
+        The format must not have scales, and `start` must be a multiple of 8.
+        """
         bits = self.size // ceil_div(self.numel, 8)
         return slice((start - self.start) // 8 * bits, ceil_div(stop - self.start, 8) * bits)
 
 
 def assign_to_owners(pieces: Iterable[PackedSlice], ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
-    """The pieces of each owner, one after the other in a message to it: the largest is dealt first, each to the owner
-    with the least so far."""
+    """Distribute slices evenly over owners.
+
+    The largest slice is assigned first. Each slice goes to the owner with the fewest elements so far. The slices of an
+    owner are placed one after the other in its message.
+    """
     loads = [0] * ranks
     dealt: list[list[PackedSlice]] = [[] for _ in range(ranks)]
     for piece in sorted(pieces, key=lambda piece: -piece.numel):
@@ -77,15 +86,18 @@ def _in_a_row(pieces: Iterable[PackedSlice]) -> Iterable[PackedSlice]:
 
 
 BLOCK = 8
-"""Values that begin and end on a byte in any format."""
+"""Number of values that fill whole bytes in any format."""
 
 GRANULE = 64
-"""Values of a granule that a processor's elementwise loops treat alike, wherever in its layer it begins: whole vectors.
-So what an optimizer makes of an element does not depend on the shard that it lies in."""
+"""Number of values in a granule: whole vectors of the processor's elementwise loops.
+
+All elements of a granule are processed in the same way, wherever the granule begins. So an optimizer's result for an
+element does not depend on the shard that contains the element.
+"""
 
 
 class Slice(NamedTuple):
-    """Elements [start, stop) of a layer in a row; not empty."""
+    """The elements [start, stop) of a flattened layer. A slice is not empty."""
 
     layer: int
     start: int
@@ -94,7 +106,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharding:
-    """The slices of each owner."""
+    """The slices of each owner, in the order of layers. An owner has at most one slice of a layer."""
 
     slices: tuple[tuple[Slice, ...], ...]
 
@@ -103,7 +115,10 @@ class Sharding:
         return len(self.slices)
 
     def by_rank(self, ranks: int) -> "Sharding":
-        """What the owners that each rank plays own: consecutive ones, so of a layer one slice again."""
+        """Return the sharding among ranks, each with an equal number of consecutive owners.
+
+        The slices of consecutive owners are adjacent, so a rank has at most one slice of a layer.
+        """
         share = self.owners // ranks
         if share == 1:
             return self
@@ -118,12 +133,12 @@ class Sharding:
         return Sharding(tuple(merged))
 
     def owned_by(self, owner: int, layers: int) -> list[slice]:
-        """Of each of so many layers what the owner has, an empty slice where it has nothing."""
+        """Return an owner's slice of each layer. A slice is empty if the owner has no element of the layer."""
         owned = {part.layer: slice(part.start, part.stop) for part in self.slices[owner]}
         return [owned.get(layer, slice(0, 0)) for layer in range(layers)]
 
     def select(self, chosen: Collection[int]) -> "Sharding":
-        """Of these layers alone, which are numbered anew from 0."""
+        """Return the sharding of the chosen layers, which are numbered from 0."""
         number = {layer: k for k, layer in enumerate(chosen)}
         return Sharding(
             tuple(
@@ -134,7 +149,16 @@ class Sharding:
 
 
 def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
-    """Shards of as many bytes as whole granules allow; the last may be smaller or empty. granule: a multiple of 8."""
+    """Divide layers into shards of nearly equal size.
+
+    Args:
+        numels: The number of elements of each layer.
+        owners: The number of shards.
+        granule: Layers are divided only at multiples of this number of elements, a multiple of 8.
+
+    Returns:
+        The sharding. The last shards may be smaller or empty.
+    """
     firsts = [0, *accumulate(ceil_div(numel, BLOCK) for numel in numels)]
     shard = ceil_div(firsts[-1], owners)
     ends = [_nearest(firsts, min(owner * shard, firsts[-1]), granule // BLOCK) for owner in range(owners + 1)]
@@ -149,8 +173,11 @@ def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
 
 
 def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
-    """To a block of all layers in a row, where a layer may be cut: at its ends and between granules of so many blocks.
-    firsts: where layers begin, and the last one ends."""
+    """Return the allowed boundary nearest to a block.
+
+    Boundaries are the ends of layers and the granules inside layers, in units of blocks. `firsts` contains the first
+    block of each layer, and the end of the last layer.
+    """
     layer = min(bisect_right(firsts, block), len(firsts) - 1) - 1
     before = (block - firsts[layer]) // granule * granule + firsts[layer]
     after = min(before + granule, firsts[layer + 1])
@@ -158,13 +185,13 @@ def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
 
 
 def padded_numel(shape: Sequence[int], owners: int) -> int:
-    """Elements of one owner's rows, the last rows filled up; a scalar is a row."""
+    """Return the number of elements of one owner's rows, with padding. A scalar is one row."""
     rows, rest = (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
     return ceil_div(rows, owners) * rest
 
 
 def shard_by_rows(shapes: Sequence[Sequence[int]], owners: int) -> Sharding:
-    """As FSDP2 cuts: ceil(rows / owners) rows each, until there are no more."""
+    """Divide each layer as FSDP2 does, in ceil(rows / owners) rows per owner until none is left."""
 
     def owned(owner: int) -> tuple[Slice, ...]:
         spans = ((layer, padded_numel(shape, owners), prod(shape)) for layer, shape in enumerate(shapes))
@@ -179,8 +206,15 @@ def shard_by_rows(shapes: Sequence[Sequence[int]], owners: int) -> Sharding:
 
 @dataclass(frozen=True)
 class Layout:
-    """numels: elements of each layer, not all 0; ranks: P; segment_values: the most values in a message; cut: what each
-    rank owns, None: equal shards."""
+    """The positions of all elements in the messages of an exchange.
+
+    Attributes:
+        numels: The number of elements of each layer. Not all are 0.
+        bits: The bits per value.
+        ranks: The number of ranks.
+        segment_values: The largest number of values in a message.
+        sharding: The slices that each rank owns. None means equal shards.
+    """
 
     numels: tuple[int, ...]
     bits: int
@@ -190,12 +224,12 @@ class Layout:
 
     @cached_property
     def slices(self) -> tuple[tuple[Slice, ...], ...]:
-        """Of each rank."""
+        """The slices of each rank."""
         return (self.sharding or shard_evenly(self.numels, self.ranks, BLOCK)).slices
 
     @cached_property
     def shard_blocks(self) -> int:
-        """Of the longest."""
+        """The number of blocks of the longest shard."""
         return max(sum(_blocks(part) for part in owned) for owned in self.slices)
 
     @cached_property
@@ -207,7 +241,7 @@ class Layout:
         return ceil_div(self.shard_blocks, self.segment_blocks)
 
     def segment_bytes(self, segment: int) -> int:
-        """Length of the message that holds a segment for one worker."""
+        """Return the length of the message that contains one worker's segment."""
         first = segment * self.segment_blocks
         return (min(first + self.segment_blocks, self.shard_blocks) - first) * self.bits
 
@@ -216,26 +250,26 @@ class Layout:
         return self.shard_blocks * self.bits
 
     def scattered_bytes(self, local_workers: int = 1) -> int:
-        """What a rank sends of its workers' payloads, to the other owners."""
+        """Return the bytes of gradients that a rank sends to the other owners."""
         return (self.ranks - 1) * self.shard_bytes * local_workers
 
     @property
     def gathered_bytes(self) -> int:
-        """What a rank sends of its own shard, to the other ranks."""
+        """The bytes of its own shard that a rank sends to the other ranks."""
         return (self.ranks - 1) * self.shard_bytes
 
     def sent_bytes(self, local_workers: int = 1) -> int:
-        """Both."""
+        """Return the bytes that a rank sends in a reduce-scatter and an all-gather."""
         return self.scattered_bytes(local_workers) + self.gathered_bytes
 
     @cached_property
     def pieces(self) -> list[list[list[PackedSlice]]]:
-        """Of each segment of each shard."""
+        """The packed slices of each segment of each shard."""
         return [self._cut(owned) for owned in self.slices]
 
     @cached_property
     def last_layers(self) -> list[int]:
-        """Of each segment, the last layer that it or one before holds a piece of, of any shard."""
+        """For each segment, the last layer that this segment or an earlier one contains, in any shard."""
         found, last = [], 0
         for t in range(self.segments):
             last = max([last, *(piece.layer for shard in self.pieces for piece in shard[t])])

@@ -1,11 +1,12 @@
-"""Says which rank is gone, or hangs, when a collective fails: gloo knows only that some address closed the
-connection, or that something took too long.
+"""Detection of the rank that is lost or hangs when a collective operation fails.
 
-A rank that is killed closes its connections at once, so every rank that waits for it, or comes to wait, gets
-an error. gloo then closes that rank's other connections as well, so a closed connection alone proves
-nothing: a rank that gets an error first signs the process group's store. Whoever is cut off and has not
-signed is gone; where somebody's error was that its patience was over, it hangs instead, for a dead rank's
-connections would have closed before.
+gloo reports only that some address closed the connection or that an operation took too long.
+
+The connections of a killed rank close at once, so every rank that waits for it gets an error. gloo then closes the
+other connections of that rank, too. A closed connection alone therefore does not identify the lost rank. For this
+reason, a rank that gets an error first signs the store of the process group. A rank that is disconnected and has not
+signed is lost. If the error of a signed rank was a timeout, the missing rank hangs: the connections of a dead rank
+would have closed earlier.
 """
 
 import re
@@ -20,20 +21,20 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from cpdrun.comm.wire import Tag
 
-SETTLE_S = 1.0  # until all who are alive have had their error and signed
-SETTLE_LATE_S = 3.0  # the same where patience is over: ranks did not begin to wait at the same time
-LINGER_S = 2.0  # the store may be in this process, and others still ask it
+SETTLE_S = 1.0  # time until all remaining ranks have got their error and signed
+SETTLE_LATE_S = 3.0  # the same after a timeout, because ranks do not begin to wait at the same time
+LINGER_S = 2.0  # The store may be in this process, and other ranks still need it.
 SIGNATURE = "cpdrun/alive after an error/"
 LATE = "late"
 
 
 class RankLost(RuntimeError):
-    """Another rank's process ended, hangs or cannot be reached, while this one waited for it."""
+    """Another rank's process ended, hangs, or cannot be reached while this rank waited for it."""
 
 
 @contextmanager
 def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Turns the process group's errors in the block into RankLost, which names the ranks that are gone."""
+    """Turn the process group's errors in the block into `RankLost`, which names the lost ranks."""
     try:
         yield
     except RuntimeError as error:
@@ -43,7 +44,7 @@ def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
-    # gloo begins with its source file and ends with advice
+    # gloo's message begins with its source file and ends with advice.
     cause = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).split(". This is")[0]
     me = dist.get_rank()
     missing, late = _missing_ranks(me, group, late=cause.startswith("Timed out"))
@@ -55,9 +56,15 @@ def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
 
 
 def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> tuple[list[int], bool]:
-    """The global ranks that are gone, [] where the backend cannot tell; and whether they hang instead.
+    """Return the lost ranks, and whether they hang instead.
 
-    `late` says that this rank's own patience is over.
+    Args:
+        me: This rank.
+        group: The process group.
+        late: Whether this rank's own wait timed out.
+
+    Returns:
+        The global ranks, or an empty list if the backend cannot tell; and whether they hang.
     """
     if dist.get_backend(group) != "gloo":
         return [], late
@@ -71,12 +78,12 @@ def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> t
         hang_up([peer for peer in ranks if peer != me], group)
         time.sleep(LINGER_S)
         return missing, LATE.encode() in signed.values()
-    except RuntimeError:  # the store is gone, and without a launcher that keeps it, it was in rank 0
+    except RuntimeError:  # The store is lost. Without a launcher, it was in rank 0.
         return [0], False
 
 
 def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
-    """The ranks to which the connection is closed: to post a receive from them fails at once."""
+    """Return the ranks to which the connection is closed. Posting a receive from them fails at once."""
     closed = []
     for peer in dist.get_process_group_ranks(group or dist.group.WORLD):
         if peer != me:
@@ -88,15 +95,15 @@ def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
 
 
 def hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
-    """Closes the connections to other ranks after an error: one of them may wait for this rank alone, which will not
-    send again, and have nothing under way with the rank that is gone.
+    """Close the connections to other ranks after an error.
 
-    gloo closes all of a rank's connections when a wait of its own runs out of time.
+    One of them may be waiting for this rank, which will not send again, and may have no connection to the lost rank.
+    gloo closes all connections of a rank when one of its own waits times out.
     """
     if dist.get_backend(group) != "gloo":
         return
     for peer in peers:
-        with suppress(RuntimeError):  # that is what it is for, or the connection is closed already
+        with suppress(RuntimeError):  # The timeout is intended, or the connection is already closed.
             work = dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.HANG_UP)
-            assert work is not None  # this rank is of the group
+            assert work is not None  # This rank belongs to the group.
             work.wait(timedelta(milliseconds=1))
