@@ -1,6 +1,7 @@
 """Rounding of every value to a format of custom_fp. fp32 sends all values unchanged."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import custom_fp
 import torch
@@ -33,7 +34,8 @@ class Rounded(Compressor):
 
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding, tuple(Rounding))
-        self.format, self.aps, self.rounding = parse(format), aps, rounding
+        self.format: Any = parse(format)  # with emin and emax if it is a floating-point format
+        self.aps, self.rounding = aps, rounding
         self.format.check_flat()
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:

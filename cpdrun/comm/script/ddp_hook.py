@@ -35,6 +35,7 @@ from cpdrun.comm.script.compressor_names import (
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, accepts_sum_options
 from cpdrun.comm.sync.all_reduce import AllReduceSync
+from cpdrun.comm.wire.communicator import checked_group, new_group_like
 
 TensorFuture = torch.futures.Future[Tensor]
 DENSE = "make the embedding with sparse=False"
@@ -216,22 +217,13 @@ def _check_kind(model: nn.Module) -> None:
 def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the given group, or a new group of the same ranks in the same order as DDP's."""
     if not isinstance(model, DistributedDataParallel):
-        return given or _joined(dist.new_group())
+        return given or checked_group(dist.new_group())
     ranks = dist.get_process_group_ranks(model.process_group)
     if given is not None:
         if (others := dist.get_process_group_ranks(given)) != ranks:
             raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
         return given
-    backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
-    # Versions of torch that have unsorted groups accept this argument.
-    unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    return _joined(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
-
-
-def _joined(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
-    """Return the group. torch returns a number on a rank that does not belong to the group."""
-    assert not isinstance(group, int)
-    return group
+    return new_group_like(model.process_group)
 
 
 def _exchange_bucket(state: HookState, bucket: dist.GradBucket) -> TensorFuture:

@@ -78,7 +78,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
             raise ValueError(without_gradient(params))
         return params
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate memory for the input or the output."""
         is_input, self._input_is_next = self._input_is_next, False
         if is_input and device.type == "cpu":
@@ -179,7 +179,7 @@ class AllGather(_fsdp_api.AllGather):
         self.decoded: Tensor | None = None  # (N, S) the latest decoded weights, with differences
         self._seen: Tensor | None = None  # (S,) this rank's part of the weights that were gathered
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate memory for the output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
@@ -195,6 +195,7 @@ class AllGather(_fsdp_api.AllGather):
             self.since += Traffic(sent, sent)
         elif self.in_format.differences:
             self._follow(output_tensor.device)
+            assert self.decoded is not None
             output_tensor.copy_(self.decoded.view(-1))
         else:
             plain = output_tensor.dtype == torch.float32

@@ -36,6 +36,7 @@ from cpdrun.comm.sums.orders import Level, Order
 from cpdrun.comm.sums.scaling import PrefetchedShifts
 from cpdrun.comm.sums.sum import RandomStream
 from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
+from cpdrun.comm.wire.communicator import checked_group
 from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.transport import Transport, transport_for
@@ -49,7 +50,7 @@ _transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]]
 
 def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
     """Return the transport of a process group. All sums share its buffers, one sum at a time."""
-    of_group = _transports.setdefault(group or dist.group.WORLD, {})
+    of_group = _transports.setdefault(group or checked_group(dist.group.WORLD), {})
     if device not in of_group:
         of_group[device] = transport_for(group, device)
     return of_group[device]
@@ -65,10 +66,10 @@ class Exchange:
         self.transport = transport_of(self.workers.group, layers.stacks[0].device)
         self.stays = layers.shards is not None
         ranks, sharding = self.workers.ranks, None
-        if self.stays:
+        if layers.shards:
             sharding = _of_one_order(layers.shards, self.sum.ordering, self.workers.world_size, ranks)
         self.layout = layout_of(layers.numels, self.wire.fmt.bits, ranks, SEGMENT_VALUES, sharding)
-        if self.stays:
+        if layers.shards:
             owned = layers.shards.sharding.by_rank(ranks)
             self.begins = [part.start for part in owned.owned_by(self.workers.rank, len(layers.names))]
         self.my_pieces = self.layout.pieces[self.workers.rank]  # for each segment

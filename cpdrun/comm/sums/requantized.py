@@ -118,6 +118,7 @@ class RequantizedSum(Summation):
 
     def _scatter(self, layers: Layers) -> int:
         """Compute the sums that this rank owns and return the number of bytes sent to other ranks."""
+        assert layers.shards is not None
         ranks, rank = self.workers.ranks, self.workers.rank
         dealt = _in_whole_blocks(layers.shards, self.sum.fmt, ranks)
         sums, sent_bytes = self._sums(layers, dealt, Communicator(self.workers.group))

@@ -86,7 +86,7 @@ class Sum:
     @classmethod
     def of(cls, what: "Sum | NumberFormat | str", **knobs: Any) -> "Sum":
         """Return a sum in a format, or a copy of a sum with some settings replaced."""
-        return replace(what, **knobs) if isinstance(what, Sum) else cls(what, **knobs)
+        return replace(what, **knobs) if isinstance(what, Sum) else cls(parse(what), **knobs)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fmt", parse(self.fmt))
@@ -170,5 +170,5 @@ def accepts_sum_options(function: Callable[..., Any]) -> Callable[..., Any]:
         for knob in fields(Sum)[1:]
         if knob.name not in signature.parameters
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *knobs])
+    function.__signature__ = signature.replace(parameters=[*own, *knobs])  # type: ignore[attr-defined]
     return function

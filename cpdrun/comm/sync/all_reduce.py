@@ -143,6 +143,7 @@ class AllReduceSync(GradientSync):
                 self._keep_residual(name, layers.stacks[p], layers.key)
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
+        assert self.feedback is not None
         for i in range(self.workers.share):
             self.feedback.keep(name, i, sent_Lxn[i], self._sent(name, i, sent_Lxn[i], key))
 

@@ -78,7 +78,7 @@ class OuterStep:
             raise ValueError(f"nesterov={nesterov}: choose true or false")
         self.exchange, self.world_size, self.inner_steps = exchange, world_size, inner_steps
         # torch's SGD does not accept nesterov without momentum, where it has no effect.
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "lr": outer_lr,
             "momentum": outer_momentum,
             "nesterov": nesterov and outer_momentum > 0,
@@ -242,6 +242,7 @@ def make_all_reduce_sync(*, format: str | NumberFormat | Sum, **given: Any) -> A
 def _exchange(format: str | NumberFormat | Sum, compressor: Compressor | None, **given: Any) -> GradientSync:
     if compressor is None or isinstance(compressor, Rounded):
         return make_all_reduce_sync(format=format, **given)
+    fmt = format.fmt if isinstance(format, Sum) else parse(format)
     feedback = given.get("error_feedback", False)
     rest = {key: value for key, value in given.items() if key not in KNOBS}
-    return CompressedSync(compressor=compressor, error_feedback=feedback, format=parse(format).name, **rest)
+    return CompressedSync(compressor=compressor, error_feedback=feedback, format=fmt.name, **rest)

@@ -147,8 +147,8 @@ class PowerSGDSync(GradientSync):
             orthonormal(self._start(name, of_workers[0], step))
             for name, of_workers in zip(names, matrices, strict=True)
         ]
-        left = [[M @ Q for M in of_workers] for of_workers, Q in zip(matrices, right, strict=True)]
-        left = list(map(orthonormal, self._sum(layers, left, step)))
+        products = [[M @ Q for M in of_workers] for of_workers, Q in zip(matrices, right, strict=True)]
+        left = list(map(orthonormal, self._sum(layers, products, step)))
         sent = [[M.T @ P for M in of_workers] for of_workers, P in zip(matrices, left, strict=True)]
         right = self._sum([len(self.names) + p for p in layers], sent, step)
         for k, name in enumerate(names):
@@ -193,6 +193,7 @@ class PowerSGDSync(GradientSync):
     def _keep_residuals(
         self, name: str, matrices: Sequence[Tensor], left: Tensor, sent: Sequence[Tensor], step: int
     ) -> None:
+        assert self.feedback is not None
         for i, (M, Q_w) in enumerate(zip(matrices, sent, strict=True)):
             seen = self.factors.sent_by(f"{name} Q", i, Q_w.reshape(-1), step).view(Q_w.shape)
             self.feedback.keep(name, i, M.view(-1), (left @ seen.T).view(-1))

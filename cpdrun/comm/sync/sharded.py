@@ -127,7 +127,7 @@ class WeightGather:
                 else self._exchange(weights, prefetched, layout)
             )
             agreed = prefetched.agreed
-        of_worker = Layout(weights.numels, self.fmt.bits, N, 1, weights.sharding).gathered_bytes
+        of_worker = Layout(weights.numels, self.fmt.code_bits, N, 1, weights.sharding).gathered_bytes
         return Traffic(of_worker + agreement_bytes(agreed, N), sent + agreement_bytes(agreed, ranks))
 
     def _emulate(self, weights: Weights, prefetched: PrefetchedShifts) -> int:
@@ -144,6 +144,7 @@ class WeightGather:
     def _exchange(self, weights: Weights, prefetched: PrefetchedShifts, layout: Layout) -> int:
         """Exchange the weights and return the number of bytes sent to other ranks."""
         rank, shifts = self.workers.rank, prefetched.shifts
+        assert layout.sharding is not None
         begins = [part.start for part in layout.sharding.owned_by(rank, len(weights.names))]
         device = weights.mine[0].device
         transport = transport_of(self.workers.group, device)
