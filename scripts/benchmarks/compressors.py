@@ -15,7 +15,7 @@ import torch
 from numerics import time_in_turns
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.script.compressor_names import make_compressed_sync, named
+from cpdrun.comm.script.compressor_names import compressor_by_name, make_compressed_sync
 from cpdrun.comm.workers import Workers
 
 KINDS = {
@@ -53,7 +53,7 @@ def main() -> None:
         "| compressor | bits a value | compress ms | copies | decompress ms | copies |\n|---|---|---|---|---|---|"
     )
     for label, (name, fmt, knobs) in KINDS.items():
-        c = named(name, fmt, aps=fmt != "fp32", **knobs)
+        c = compressor_by_name(name, fmt, aps=fmt != "fp32", **knobs)
         times = of_compressor(c, x_1xn, asked.device, asked.repeats)
         cells = [f"{s * 1e3:.1f} | {s / copy_s:.0f}" for s in times]
         bits = 8 * c.message_bytes(asked.values) / asked.values
@@ -77,7 +77,7 @@ def of_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) -> t
     stack = x_1xn[:, : side * side].view(1, side, side)
     out = torch.empty_like(stack[0])
     sync = make_compressed_sync(
-        "power_sgd", None, names=["layer"], world_size=1, knobs={"rank": rank}, group=Workers(1)
+        "power_sgd", None, names=["layer"], world_size=1, options={"rank": rank}, group=Workers(1)
     )
 
     def step() -> None:

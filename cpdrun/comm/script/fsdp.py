@@ -290,7 +290,7 @@ def fsdp_comm(
     differences: bool = False,
     full_precision_layers: Sequence[str] = (),
     seed: int = 0,
-    **knobs: Any,
+    **options: Any,
 ) -> FsdpComm:
     """Sum gradients and gather weights in number formats in a model that uses fully_shard. Collective.
 
@@ -307,7 +307,7 @@ def fsdp_comm(
         differences: Whether to send the scaled difference from the latest gather.
         full_precision_layers: Glob patterns of parameter names whose gradients and weights stay in fp32.
         seed: The seed of stochastic rounding.
-        knobs: Settings of `Sum`.
+        options: Settings of `Sum`.
 
     Raises:
         ValueError: Options do not fit together, the model does not use fully_shard or runs in one process, the mesh is
@@ -322,7 +322,7 @@ def fsdp_comm(
         for param_group in module._get_fsdp_state()._fsdp_param_groups
     ]
     mesh = mesh_of(param_groups)
-    how = mesh.sum_of(Sum.of(fmt, **knobs))
+    how = mesh.sum_of(Sum.of(fmt, **options))
     names = {id(p): name for group in param_groups for p, name in _names(model, group)}
     layers = [p for group in param_groups for p in group.fsdp_params if p.sharded_param.requires_grad]
     rule = scaling or (APS() if aps else None)

@@ -56,7 +56,7 @@ class LocalSteps:
         full_precision_layers: Glob patterns of parameter names that stay in fp32.
         seed: The seed of stochastic rounding.
         group: The group of the ranks that train. None means all ranks.
-        knobs: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
+        options: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
             rounding or compression error of a worker's change is added to its next one.
 
     Raises:
@@ -79,7 +79,7 @@ class LocalSteps:
         full_precision_layers: Sequence[str] = (),
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
-        **knobs: Any,
+        **options: Any,
     ) -> None:
         parameters = _trained(model)
         fmt: Any = fmt_or_compressor
@@ -97,13 +97,13 @@ class LocalSteps:
         names, layers = list(parameters), tuple(full_precision_layers)
         if compressor is not None:
             exchange: AllReduceSync | CompressorSync = make_compressed_sync(
-                compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
+                compressor, fmt, names=names, options=options, full_precision_layers=layers, **shared
             )
         else:
-            knobs = knobs if isinstance(fmt, Sum) else {"error_feedback": True, **knobs}
+            options = options if isinstance(fmt, Sum) else {"error_feedback": True, **options}
             hybrid = {"layers": layers}
             exchange = make_all_reduce_sync(
-                format=fmt, parameter_names=names, full_precision=hybrid, **shared, **knobs
+                format=fmt, parameter_names=names, full_precision=hybrid, **shared, **options
             )
         self.workers = exchange.workers
         self.outer = OuterStep(

@@ -110,7 +110,6 @@ class Magnitudes(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} remembers nothing, the checkpoint has {sorted(state)}")
 

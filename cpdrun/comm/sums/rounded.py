@@ -35,8 +35,8 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 class RoundedSum(Summation):
     """A sum in a format without scales."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         one_level = len(self.levels) == 1
         self.unrounded = self.sum.compat == "cpd" and not self.shifts.scale and one_level
         if self.unrounded:
@@ -50,9 +50,9 @@ class RoundedSum(Summation):
         stacks, agreed = layers.stacks, 0
         shifts_of_workers: list[list[int]] = []
         for level in self.levels:
-            stacks, shifts, asked = self._add_level(stacks, layers, level)
+            stacks, shifts, exchanged = self._add_level(stacks, layers, level)
             shifts_of_workers = shifts_of_workers or shifts
-            agreed += asked
+            agreed += exchanged
         torch._foreach_copy_(list(layers.out), [stack[0] for stack in stacks])
         return self.report(layers, shifts_of_workers, agreed=agreed)
 
@@ -113,8 +113,8 @@ class NativeSum(Summation):
         ValueError: The format is not fp32, or Kahan summation is requested.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         if not self.sum.fmt.is_fp32 or self.sum.kahan:
             found = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
             raise ValueError(

@@ -204,7 +204,7 @@ class ShardedSync(GradientSync):
     Args:
         gather: The format of the gathered weights.
         differences: Whether differences from the latest decoded weights are gathered.
-        given: The arguments of `AllReduceSync`.
+        run_settings: The arguments of `AllReduceSync`.
 
     Raises:
         ValueError: The settings do not fit together.
@@ -213,8 +213,8 @@ class ShardedSync(GradientSync):
     learner = "cpdrun.train.learners.sharded.ShardedWeights"
 
     @accepts_sum_options
-    def __init__(self, *, gather: str = "fp32", differences: bool = False, **given: Any) -> None:
-        self.gradients = AllReduceSync(**given)
+    def __init__(self, *, gather: str = "fp32", differences: bool = False, **run_settings: Any) -> None:
+        self.gradients = AllReduceSync(**run_settings)
         self.workers, self.hybrid = self.gradients.workers, self.gradients.hybrid
         self.names, self.longest_chain = self.gradients.names, self.gradients.longest_chain
         scaled = self.gradients.shifts.scale
@@ -294,13 +294,11 @@ class ShardedSync(GradientSync):
         return (self.gradients.in_full_precision if full else self.gradients.summation).sum
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """Reduce the gradients of all workers. Collective."""
         return self.gradients.reduce_stacked(stacks, step=step, epoch=epoch)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
-        """Return statistics of the latest step. Collective."""
         return self.gradients.statistics(stacks, mean_gradient)
 
     def wire_bytes(self) -> dict[str, int]:
@@ -313,9 +311,7 @@ class ShardedSync(GradientSync):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Collective."""
         return self.gradients.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
         self.gradients.load_state_dict(state)
