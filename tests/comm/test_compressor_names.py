@@ -244,16 +244,20 @@ def test_without_compression_it_is_the_float32_sum():
         (
             {"compressor": "sign", "fmt": "e4m3"},
             ValueError,
-            "fmt=e4m3: compressor=sign sends values of its own",
+            "fmt=e4m3: compressor=sign does not send values in a number format",
         ),
-        ({"compressor": "qsgd", "aps": True}, ValueError, "aps=True: compressor=qsgd has a scale of its own"),
+        ({"compressor": "qsgd", "aps": True}, ValueError, "aps=True: compressor=qsgd has its own scale"),
         (
             {"compressor": Sign(1), "fmt": "e4m3"},
             ValueError,
-            r"fmt beside a compressor.*: give it to Sign\(...\)",
+            r"fmt cannot be combined with a Compressor object: pass it to Sign\(...\)",
         ),
-        ({"compressor": Sign(1), "aps": True}, ValueError, "aps or scaling beside a compressor"),
-        ({"compressor": Sign(1), "bits": 1}, ValueError, "bits beside a compressor"),
+        (
+            {"compressor": Sign(1), "aps": True},
+            ValueError,
+            "aps or scaling cannot be combined with a Compressor",
+        ),
+        ({"compressor": Sign(1), "bits": 1}, ValueError, "bits cannot be combined with a Compressor"),
         (
             {"compressor": "top_k", "fmt": Sum("e4m3")},
             ValueError,

@@ -42,7 +42,7 @@ class Rounded(Compressor):
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
         if rounding != "nearest_even" and not self.format.takes_rounding:
             raise ValueError(
-                f"compressor: {format} rounds to nearest only: it takes compressor.rounding=nearest_even"
+                f"compressor: {format} only rounds to nearest: set compressor.rounding=nearest_even"
             )
 
     def message_bytes(self, n: int) -> int:

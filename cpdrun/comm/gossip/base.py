@@ -187,7 +187,7 @@ class Gossip(ABC):
         **run_settings: Any,
     ) -> None:
         if nesterov and quasi_global_momentum is None:
-            raise ValueError("sync.nesterov=true: of which momentum? type sync.quasi_global_momentum=0.9")
+            raise ValueError("sync.nesterov=true needs a momentum: set sync.quasi_global_momentum=0.9")
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")

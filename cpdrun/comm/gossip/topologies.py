@@ -127,7 +127,7 @@ class Topology:
         for _ in range(N.bit_length()):
             reached = reached.astype(float) @ reached > 0
         if not reached.all():
-            raise ValueError("topology: no way leads along its links from each worker to every other")
+            raise ValueError("topology: its links do not form a path from each worker to every other")
         return [link / link.sum(axis=0) for link in links]
 
     def _mixed(self, neighbours: list[list[int]]) -> np.ndarray:
@@ -251,7 +251,7 @@ class Arrows(Topology):
 def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
     pair = list(link) if isinstance(link, Sequence) else [link]
     if len(pair) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in pair):
-        raise ValueError(f"{key}: {pair} is no pair of workers below world_size={N}")
+        raise ValueError(f"{key}: {pair} is not a pair of workers below world_size={N}")
     return pair[0], pair[1]
 
 

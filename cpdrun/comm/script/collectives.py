@@ -152,7 +152,7 @@ class _SumRequest:
             check_float(tensor)
             if tensor.device != tensors[0].device:
                 raise ValueError(
-                    f"tensors on {tensors[0].device} and {tensor.device}: one exchange takes one device"
+                    f"tensors on {tensors[0].device} and {tensor.device}: all tensors must be on one device"
                 )
         workers = Workers.of_group(dist.get_world_size(group), group)
         stacks = [tensor.detach().to(torch.float32)[None] for tensor in tensors]
@@ -188,6 +188,4 @@ class _SumRequest:
 
 def _check_forgets(error_feedback: bool) -> None:
     if error_feedback:
-        raise ValueError(
-            "error_feedback=true adds up over steps: take ddp_hook or AllReduceSync, which remember"
-        )
+        raise ValueError("error_feedback=true needs state between steps: use ddp_hook or AllReduceSync")

@@ -100,16 +100,16 @@ def compressor_by_name(name: str, fmt: Sum | NumberFormat | str, aps: bool, **op
         raise ValueError(f"compressor={name!r}: choose one of {known}, or give a Compressor")
     if isinstance(fmt, Sum):
         raise ValueError(
-            f"compressor={name} adds up in float32, fmt is a Sum: give a format, such as {fmt.fmt.name}"
+            f"compressor={name} adds in float32, but fmt is a Sum: pass a format, such as {fmt.fmt.name}"
         )
     defaults = _defaults("compressor", name)
     of_run = {
         key: {"format": fmt, "aps": aps}[key] for key, value in defaults.items() if value == f"${{{key}}}"
     }
     if "format" not in of_run and not parse(fmt).is_fp32:
-        raise ValueError(f"fmt={fmt}: compressor={name} sends values of its own kind: leave fmt out")
+        raise ValueError(f"fmt={fmt}: compressor={name} does not send values in a number format: omit fmt")
     if "aps" not in of_run and aps:
-        raise ValueError(f"aps=True: compressor={name} has a scale of its own: leave aps out")
+        raise ValueError(f"aps=True: compressor={name} has its own scale: omit aps")
     settings = _settled(name, {key: value for key, value in defaults.items() if key not in of_run}, options)
     return _class_of("compressor", name)(**settings, **of_run)
 
@@ -119,7 +119,7 @@ def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, options: dict
     beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(options, True)}
     for key, value in beside.items():
         if value is not None:
-            raise ValueError(f"{key} beside a compressor that is made already: give it to {kind}(...)")
+            raise ValueError(f"{key} cannot be combined with a Compressor object: pass it to {kind}(...)")
 
 
 def _settled(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

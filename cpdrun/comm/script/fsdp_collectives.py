@@ -136,8 +136,9 @@ def rows_of(shapes: tuple[tuple[int, ...], ...], ranks: int) -> Sharding:
 def without_gradient(params: Sequence[Any]) -> str:
     """Return the error message for parameters without gradients."""
     return (
-        f"fully_shard: one beside {name_of(params[0])} ... has no gradient in this step, so that it cannot be told "
-        "which are there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
+        f"fully_shard: a parameter in the same call as {name_of(params[0])} has no gradient in this step, so the "
+        "parameters with gradients are unknown: use all parameters, freeze the others, or call "
+        "set_reduce_scatter_unused_params(True)"
     )
 
 

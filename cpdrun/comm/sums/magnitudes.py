@@ -111,7 +111,7 @@ class Magnitudes(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            raise ValueError(f"{type(self).__name__} remembers nothing, the checkpoint has {sorted(state)}")
+            raise ValueError(f"{type(self).__name__} has no state, but the checkpoint has {sorted(state)}")
 
 
 class NoMagnitudes(Magnitudes):

@@ -118,7 +118,7 @@ class NativeSum(Summation):
         if not self.sum.fmt.is_fp32 or self.sum.kahan:
             found = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
             raise ValueError(
-                f"order=native leaves the sum to the platform: only fp32 without kahan, not {found}"
+                f"order=native uses the platform's sum, which supports only fp32 without kahan, not {found}"
             )
 
     def emulate(self, layers: Layers) -> SumReport:

@@ -101,7 +101,7 @@ class Sum:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
         if order_named(self.order, self.group_size).accumulate_options and self.kahan:
             raise ValueError(
-                f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
+                f"kahan=true with order={self.order}: this order rounds only once, so there are no errors to carry"
             )
         if self.group_size is None:
             object.__setattr__(
