@@ -261,7 +261,7 @@ def test_without_compression_it_is_the_float32_sum():
         (
             {"compressor": "top_k", "fmt": Sum("e4m3")},
             ValueError,
-            "fmt is a Sum: give a format, such as e4m3",
+            "fmt is a Sum: pass a format, such as e4m3",
         ),
         ({"compressor": "power_sgd", "keep": 1}, ValueError, "keep: compressor=power_sgd takes rank"),
         ({"compressor": "top_k", "error_feedback": True}, ValueError, "take ddp_hook or AllReduceSync"),
