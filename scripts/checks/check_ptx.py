@@ -80,7 +80,9 @@ NEAREST = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--architecture", default="compute_90")
     parser.add_argument(
         "--rounds", type=int, default=1, help="times that everything runs, on other values and sizes"

@@ -17,7 +17,7 @@ def bench(monkeypatch):
     import cost_model
 
     yield cost_model
-    for name in ("cost_model", "slow_links"):
+    for name in ("cost_model", "slow_links", "harness"):
         sys.modules.pop(name, None)
 
 
