@@ -73,21 +73,8 @@ MACHINES = {
 }
 UNITS = {  # machine instructions by their first letters; all others work on integers
     "other": (
-        "FADD",
-        "FMUL",
-        "FFMA",
-        "IMAD",
-        "U",
-        "R2U",
-        "S2",
-        "CS2",
-        "B",
-        "EXIT",
-        "CALL",
-        "RET",
-        "WARP",
-        "NOP",
-        "D",
+        *("FADD", "FMUL", "FFMA", "IMAD", "U", "R2U", "S2", "CS2", "B", "EXIT", "CALL", "RET", "WARP"),
+        *("NOP", "D"),
     ),
     "memory": ("LD", "ST", "ATOM", "RED", "SHFL"),
     "special": ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV"),

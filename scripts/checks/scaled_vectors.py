@@ -3,8 +3,8 @@
     python scripts/checks/scaled_vectors.py kernels/tests/scaled_vectors.json
 
 It runs torchao's eager code on the CPU and gfloat's block functions, but no code of custom_fp, and takes seconds.
-Blocks are normal values of several magnitudes, midpoints of two elements, zeros, and one block with a single value. Codes and
-scales are one hexadecimal string for each format. Values are the bits of float32, so that nothing is rounded.
+Blocks are normal values of several magnitudes, midpoints of two elements, zeros, and one block with a single value.
+Codes and scales are one hexadecimal string for each format. Values are the bits of float32, so that nothing is rounded.
 """
 
 import argparse
