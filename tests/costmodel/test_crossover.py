@@ -22,7 +22,7 @@ def bench(monkeypatch):
 
 
 def found(bench, rate: float, codec_s: float) -> dict:
-    """As a rank prints it: measured is what the model predicts, so that both must cross at the same rate."""
+    """Return what a rank prints. Measured times equal the predictions, so both must cross at the same rate."""
     bits = {"fp32": 32, "bf16": 16, "e4m3": 8, "e2m1": 4, "top-k": 0.5}
     codecs = {
         name: {"bits": k, "add_s": codec_s, "sum_s": codec_s, "pack_s": codec_s, "unpack_s": codec_s}

@@ -1,4 +1,4 @@
-"""The committed measurements against today's model: a change of a formula cannot leave them unnoticed."""
+"""Compare the committed measurements with the present model, so that no change of a formula goes unnoticed."""
 
 import sys
 from pathlib import Path
