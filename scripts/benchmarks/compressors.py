@@ -11,8 +11,8 @@ factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. It takes a
 import torch
 from harness import Report, describe_machine, make_parser, make_table, time_fastest
 
-from cpdrun.comm.compressing import compressing, named
 from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.script.compressor_names import make_compressed_sync, named
 from cpdrun.comm.workers import Workers
 
 HEADS = ("compressor", "bits a value", "compress ms", "copies", "decompress ms", "copies")
@@ -45,7 +45,7 @@ def time_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) ->
     side = int(x_1xn.shape[1] ** 0.5)
     stack = x_1xn[:, : side * side].view(1, side, side)
     out = torch.empty_like(stack[0])
-    sync = compressing(
+    sync = make_compressed_sync(
         "power_sgd", None, names=["layer"], world_size=1, knobs={"rank": rank}, group=Workers(1)
     )
 
