@@ -2,8 +2,7 @@ import importlib
 
 import pytest
 
-from cpdrun.config.identity import cell_name, identity_hash, run_name
-from cpdrun.config.moved import FIRST_NAME
+from cpdrun.config.identity import FIRST_NAME, cell_name, identity_hash, run_name
 from cpdrun.sweep import plan
 
 
