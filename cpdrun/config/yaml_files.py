@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpdrun.config.class_names import PRESENT_NAME
+
 if TYPE_CHECKING:
     from custom_fp.formats.protocol import NumberFormat
 
@@ -149,7 +151,7 @@ def _foreign(section: str, value: Any, key: object) -> Iterator[str]:
         for item in value:
             yield from _foreign(section, item, key)
     elif key == _TARGET:
-        if value not in registered_classes(section):
+        if PRESENT_NAME.get(value, value) not in registered_classes(section):
             yield str(value)
     elif isinstance(value, str) and ("${" in value or (key != _PATTERNS and is_own(value))):
         yield value

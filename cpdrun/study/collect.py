@@ -37,7 +37,8 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.config.identity import NOT_IDENTITY_OF_SCRIPTS, as_now, belongs_to_identity, identity_hash
+from cpdrun.config.class_names import as_now
+from cpdrun.config.identity import NOT_IDENTITY_OF_SCRIPTS, belongs_to_identity, identity_hash
 from cpdrun.config.overrides import INGREDIENTS
 from cpdrun.record import (
     RunDir,
