@@ -1,5 +1,7 @@
 """The reference of scaled formats, in PyTorch on any device. formats/scaled.py defines what is computed.
 
+Elements are rounded by compiled code if there is any (elements.py), so formats without a kernel of their own are fast.
+
 The compiled backends give the same bits. They inherit from `ScaledReference` and override what they compute faster.
 Inputs are rounded to float32 first. A tensor without elements has no blocks, except for a scale of the whole tensor.
 
@@ -17,7 +19,7 @@ from torch.nn.functional import pad
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.operators.checks import scale_dtype
-from custom_fp.reference import random_words, write
+from custom_fp.reference import write
 from custom_fp.rounding import Rule
 from custom_fp.scaled import elements, scales
 from custom_fp.scaled.blocks import from_blocks, join_codes, single, split_codes, to_blocks
@@ -149,12 +151,9 @@ def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Ro
     tensor_scale = scales.tensor_scale(fmt, x.reshape(-1)) if fmt.has_tensor_scale else None
     x_BxK = to_blocks(x, layout) if x.numel() else x.new_zeros(layout.scales, 1)
     rule = rule if x.numel() else NEAREST
-    random_BxK = None
-    if rule.is_stochastic:
-        random_BxK = to_blocks(random_words(x.numel(), 0, rule.seed, x.device, rule.offset), layout)
 
     def under(scaled: scales.Scaled) -> Rounded:
-        elements_BxK = elements.round_elements(fmt.element, scaled.q, rule, random_BxK)
+        elements_BxK = elements.round_elements(fmt.element, scaled.q, layout, rule)
         others = [] if tensor_scale is None else [tensor_scale]
         if scaled.zeros is not None:
             others = [scaled.zeros]

@@ -15,7 +15,6 @@ from custom_fp.formats.scaled import ScaledFormat
 from custom_fp.rounding import Rule
 from custom_fp.scaled.arithmetic import NEAREST
 from custom_fp.scaled.blocks import single
-from custom_fp.scaled.elements import tables_of
 from custom_fp.scaled.halves_native import NativeHalves
 from custom_fp.scaled.search import search_of
 
@@ -119,9 +118,16 @@ def _encode(x: Tensor, fmt: ScaledFormat, codes: Tensor, scales: Tensor, layout:
 
 
 def _decode(codes: Tensor, scales: Tensor, fmt: ScaledFormat, out: Tensor, layout: Layout) -> None:
-    values = tables_of(fmt.element, "cpu").by_code
     addresses = codes.data_ptr(), scales.data_ptr(), out.data_ptr()
-    _native.codebook_decode(*addresses, *_rows(layout), values.data_ptr(), get_num_threads())
+    values = _values(fmt.element).data_ptr()
+    _native.codebook_decode(*addresses, *_rows(layout), values, get_num_threads())
+
+
+@cache
+def _values(table: ValueTable) -> Tensor:
+    """Return the value of each byte. Bytes that are no code are NaN."""
+    rest = [math.nan] * (256 - len(table.values))
+    return torch.tensor([*table.values, *rest], dtype=torch.float32)
 
 
 @cache
