@@ -1,7 +1,7 @@
 """The compiled CPU backend of formats with scales (csrc/tiles/ and csrc/scaled/).
 
-Codebooks along another axis than the last one are transposed first. Codebooks in tiles, and integers with zero points
-that are not rounded to nearest even, have no kernel.
+Codebooks and integers with zero points are transposed before they are encoded along another axis than the last one.
+Codebooks in tiles, and integers with zero points that are not rounded to nearest even, have no kernel.
 """
 
 from __future__ import annotations
@@ -46,11 +46,22 @@ class NativeScaled(ScaledReference):
         return None
 
     def join(self, codes_n: Tensor, bits: int, out: Tensor) -> None:
-        _native.join_codes(codes_n.data_ptr(), out.data_ptr(), codes_n.numel(), bits, get_num_threads())
+        addresses, n = (codes_n.data_ptr(), out.data_ptr()), codes_n.numel()
+        if bits == 4:
+            _native.join_halves(*addresses, n, get_num_threads())
+            out[(n + 1) // 2 :].zero_()
+        else:
+            _native.join_codes(*addresses, n, bits, get_num_threads())
 
     def split(self, data: Tensor, n: int, bits: int) -> Tensor:
+        if bits == 8:
+            return data[:n]
         codes_n = torch.empty(n, dtype=torch.uint8)
-        _native.split_codes(data.data_ptr(), codes_n.data_ptr(), n, bits, get_num_threads())
+        addresses = data.data_ptr(), codes_n.data_ptr()
+        if bits == 4:
+            _native.split_halves(*addresses, n, get_num_threads())
+        else:
+            _native.split_codes(*addresses, n, bits, get_num_threads())
         return codes_n
 
 
@@ -62,6 +73,23 @@ def _call(function: Callable[..., None], *rest: object) -> Callable[..., None]:
 def _rows(layout: Layout) -> tuple[int, int, int]:
     """Return the number of rows, their length, and how much of one shares a scale, for blocks along rows."""
     return layout.planes * layout.rows, layout.columns, layout.width
+
+
+def _by_rows(operator: str, fmt: ScaledFormat, layout: Layout, *tensors: Tensor) -> None:
+    """Encode or decode blocks along columns, which are the rows of the transposed matrices."""
+    planes, rows, columns = layout.planes, layout.rows, layout.columns
+    blocks = -(-rows // layout.height)
+    across = Layout(planes, columns, rows, 1, layout.height, (planes, columns, blocks))
+    kernel = backend.kernel(operator, fmt, across)
+    assert kernel is not None
+    sizes = [blocks if x.numel() < layout.numel else rows for x in tensors]
+    # squeeze(0) because torch transposes single matrices faster
+    transposed = [x.view(planes, n, columns).squeeze(0).mT for x, n in zip(tensors, sizes, strict=True)]
+    inputs = 1 if operator == "encode" else len(tensors) - 1
+    results = [torch.empty(x.shape, dtype=x.dtype) for x in transposed[inputs:]]
+    kernel(*(x.contiguous() for x in transposed[:inputs]), *results)
+    for to, result in zip(transposed[inputs:], results, strict=True):
+        to.copy_(result)
 
 
 # ---- scalar elements and integers in blocks and tiles
@@ -135,6 +163,8 @@ def _affine_kernel(operator: str, fmt: ScaledFormat, layout: Layout) -> Callable
             return _call(_native.affine_columns, *tiles[:4], largest)
         case "quantize", False:
             return _call(lambda x, out, *rest: _native.affine_tiles(x, out, 0, 0, 0, *rest), *tiles, largest)
+        case "encode" | "decode", False if layout.width == 1:
+            return partial(_by_rows, operator, fmt, layout)
         case "encode", True:
             return _call(_native.affine_encode, *_rows(layout), largest)
         case "encode", False:
@@ -175,21 +205,6 @@ def _codebook_kernel(operator: str, fmt: ScaledFormat, layout: Layout) -> Callab
                 halves = _call(_native.codebook_pack_halves, layout.numel, layout.width, tables)
                 return partial(_pack_bytes, halves)
     return None
-
-
-def _by_rows(operator: str, fmt: ScaledFormat, layout: Layout, *tensors: Tensor) -> None:
-    """Encode or decode blocks along columns, which are the rows of the transposed matrices."""
-    planes, rows, columns = layout.planes, layout.rows, layout.columns
-    blocks = -(-rows // layout.height)
-    across = Layout(planes, columns, rows, 1, layout.height, (planes, columns, blocks))
-    kernel = _codebook_kernel(operator, fmt, across)
-    assert kernel is not None
-    sizes = [blocks if x.numel() < layout.numel else rows for x in tensors]
-    transposed = [x.view(planes, n, columns).mT for x, n in zip(tensors, sizes, strict=True)]
-    given = [x.contiguous() for x in transposed]
-    kernel(*given)
-    for to, found in zip(transposed, given, strict=True):
-        to.copy_(found)
 
 
 def _pack_bytes(kernel: Callable[..., None], x: Tensor, body: Tensor, scales: Tensor) -> None:
