@@ -80,17 +80,17 @@ UNITS = {  # machine instructions by their first letters; all others work on int
     "special": ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV"),
 }
 HEAD = """
-`instructions an element` is an estimate: what the kernel's PTX (compute_90) executes for one, run on the CPU on normal
-numbers with as many elements a thread as of 2^26, times its machine instructions by its PTX instructions, as they
-stand in both. A warp whose threads part ways takes the instructions of all of them, which is not in it. Of products
-and dots an element is a term of a sum. `of` says which call; where a format has a scale of the whole tensor torch
-finds it, which is not counted.
+`instructions an element` is an estimate. The kernel's PTX (compute_90) runs on the CPU on normal numbers, with as many
+elements in each thread as for 2^26 elements. The number of executed PTX instructions for each element is multiplied by
+the number of the kernel's machine instructions and divided by the number of its PTX instructions. A warp whose threads
+diverge executes the instructions of all of them, which is not included. For products and dot products, an element is a
+term of a sum. `of` names the call. If a format has a scale for the whole tensor, torch finds it, which is not counted.
 
-`share of a copy`: the time in which memory moves the call's bytes (inputs and results once each), divided by the time
-in which the machine issues its instructions: 1 and more where memory is what it waits for, so that a copy of as many
-bytes is no faster. Products have no such bytes. Assumed: {machines}. An SM takes 128 instructions a clock, of whole
-numbers, comparisons and logic 64, of accesses and shuffles 32, of conversions and reciprocals 16; nothing else is
-waited for. No GPU has shown these figures.
+`share of a copy` is the time in which memory moves the bytes of the call (inputs and results once each), divided by the
+time in which the machine issues its instructions. It is 1 or more if the kernel waits for memory, so that a copy of as
+many bytes is not faster. Products have no such bytes. Assumed: {machines}. In each clock, an SM issues 128
+instructions: at most 64 on integers, comparisons and logic, 32 accesses and shuffles, and 16 conversions and
+reciprocals. Nothing else is waited for. These figures were not measured on a GPU.
 """
 REGISTERS, THREADS, MOST_THREADS = 65536, 256, {80: 2048, 86: 1536, 89: 1536, 120: 1536}
 

@@ -47,7 +47,7 @@ def test_formats_without_sign_or_negative_zero_are_rejected(name):
         (multiply, (fmt, fmt, fp32)),
         (add, (fmt,)),
     ):
-        with pytest.raises(ValueError, match="units are of formats with a sign and a -0"):
+        with pytest.raises(ValueError, match="only formats with a sign and a -0 have units"):
             unit(*operands)
 
 
