@@ -14,7 +14,7 @@ from research.claims.judgement import ClaimVerdict, Judgement, judge
 from research.claims.page import describe_verdict, page, tally
 from research.claims.values import FAILED, Values, read_values, write_values
 
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
 from cpdrun.sweep import plan
 
 ROOT = Path(__file__).parents[2]

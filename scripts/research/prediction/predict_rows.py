@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.config.keys import get_key, has_key
+from cpdrun.config.overrides import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.search.initial_width import subject_ladder
 from cpdrun.search.question import Question, ask
