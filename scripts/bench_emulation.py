@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
+from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
-from cpdrun.train.learners.played import SharedModel
 
 CPU = torch.device("cpu")
 

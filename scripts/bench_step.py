@@ -33,6 +33,7 @@ from cpdrun.record import RunDir
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.loop import train
+from cpdrun.train.ranks.consensus import Request
 from cpdrun.train.state.journal import Journal
 
 LIMIT, FIXED_S = 1.03, 2e-4
@@ -85,7 +86,7 @@ class TakingTurns(Journal):
         self._began: float | None = None
         self._between_epochs = False
 
-    def stop_requested(self) -> bool:
+    def request(self) -> Request:
         ended = self._now()
         next(self.plain)
         now = self._now()
@@ -97,13 +98,13 @@ class TakingTurns(Journal):
             raise Enough
         self._began = None if self._between_epochs else now
         self._between_epochs = False
-        return False
+        return Request.CONTINUE
 
     def epoch_done(self, *_: Any) -> None:
         """Evaluation is no step, nor is the checkpoint after it."""
         self._began, self._between_epochs = None, True
 
-    def restart_at(self, epoch: int) -> None:
+    def drop_rows_after(self, epoch: int) -> None:
         """Nothing is kept, so nothing is dropped."""
 
     def _now(self) -> float:

@@ -287,7 +287,7 @@ def test_words_may_follow_options(cpdrun):
         (("sync=gossip_choco", "compressor=qsgd", "format=fp32,e4m3", "aps=false"), "format=e4m3: QSGD"),
         (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
-        (("model=resnet50", "epochs=1"), "ResNet50 does not take the samples of data Digits"),
+        (("model=resnet50", "epochs=1"), "ResNet50 does not accept the samples of data Digits"),
         (("+data.size=3",), "unknown key 'data.size'"),
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),

@@ -23,7 +23,7 @@ class GradientSync(ABC):
     """Elements of the latest result that are inf or NaN, and values of workers' gradients that were but that the format
     made numbers of (one without inf and NaN, or overflow=saturate): equal on all ranks, and for any split."""
 
-    learner: str = "cpdrun.train.learners.shared.SharedWeights"
+    learner: str = "cpdrun.train.learners.shared_weights.SharedWeights"
     """The class of what learns in the training loop by this: by its name, for who sums knows nothing of who learns."""
 
     longest_chain: int | None = None

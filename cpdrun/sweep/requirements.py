@@ -1,6 +1,6 @@
 """Find missing data folders, and suggest smaller experiments that do not need them.
 
-No code of the run is executed. train/preflight/look.py checks the contents of the folders before the start.
+No code of the run is executed. train/preflight/check.py checks the contents of the folders before the start.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ from torch import nn
 
 from cpdrun.models.normed.norms import RangeEvoNorm, Sum
 from cpdrun.record import read_json
-from cpdrun.train.precision.activations import activation_bytes
+from cpdrun.train.precision.base import activation_bytes
 from cpdrun.train.precision.int8 import Int8, min_max_quantize
 
 BITS = {

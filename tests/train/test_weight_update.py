@@ -7,7 +7,7 @@ from torch import nn
 
 from cpdrun.record import read_json
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.precision.weight_update import WeightUpdate
+from cpdrun.train.precision.optimizer_steps import WeightUpdate
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),

@@ -63,7 +63,7 @@ class Gossip(ABC):
     conf/sync/*.yaml the rest. Raises ValueError where they do not fit together. `learner`: as `GradientSync.learner`.
     """
 
-    learner = "cpdrun.train.learners.own.OwnWeights"
+    learner = "cpdrun.train.learners.separate_weights.GossipWeights"
 
     def __init__(
         self,

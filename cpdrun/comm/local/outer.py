@@ -35,7 +35,7 @@ class OuterStep:
     settings out of range. `learner`: as `GradientSync.learner`.
     """
 
-    learner = "cpdrun.train.learners.local.LocalWeights"
+    learner = "cpdrun.train.learners.separate_weights.LocalWeights"
 
     def __init__(
         self,

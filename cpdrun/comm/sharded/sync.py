@@ -5,7 +5,7 @@ arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whol
 workers one after the other:
 
     scatter   g_own = the sum of the workers' gradients in the run's format and order, the bits of `AllReduceSync`
-    (the owner's optimizer makes new float32 weights of it: `cpdrun.train.learners.sharded`)
+    (the owner's optimizer makes new float32 weights of it: `cpdrun.train.learners.shared_weights`)
     gather    everyone's w = those weights in a format of their own (`gather.py`)
 
 A worker sends (N-1)/N n k/8 bytes of gradients and (N-1)/N n k'/8 of weights. What differs from ZeRO: sums have an
@@ -34,7 +34,7 @@ class ShardedSync(GradientSync):
     """The run gives what it gives `AllReduceSync`; conf/sync/sharded.yaml the rest. Layers of full_precision are
     gathered in fp32 too. Raises ValueError where the parts do not fit together."""
 
-    learner = "cpdrun.train.learners.sharded.ShardedWeights"
+    learner = "cpdrun.train.learners.shared_weights.ShardedWeights"
 
     @takes_knobs
     def __init__(self, *, gather: str = "fp32", differences: bool = False, **given: Any) -> None:
