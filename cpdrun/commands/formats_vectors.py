@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
@@ -234,10 +234,8 @@ def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["Numb
             raise UserError(
                 f"--operands {','.join(asked)}: the name {accumulator} says what its operands are"
             )
-        return list(
-            cast("tuple[NumberFormat, NumberFormat]", accumulator.operands)
-        )  # Accumulator.parse has set them.
-    names = asked or [str(fmt) for fmt in accumulator.operands or (accumulator.sum,)]
+        return list(accumulator.operand_formats)
+    names = asked or [str(fmt) for fmt in accumulator.operand_formats or (accumulator.sum,)]
     if len(names) > 2:
         raise UserError(f"--operands {','.join(names)}: one format is needed, or two")
     formats = [named(name) for name in (names * 2)[:2]]

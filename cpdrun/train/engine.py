@@ -5,9 +5,9 @@
     python -m cpdrun.train.engine --task JSON  serve one request as a task of srun, and print the answer
 
 `torchrun` takes three seconds per run, nearly all of it for `import torch`. After that import, it calls
-`torch.distributed.launcher.api.elastic_launch`. The engine calls the same function with start_method="fork" in a process
-that has imported torch but has run no operator. A fork after an OpenMP region hangs, and a fork after the initialization
-of CUDA breaks CUDA in the child.
+`torch.distributed.launcher.api.elastic_launch`. The engine calls the same function with start_method="fork" in a
+process that has imported torch but has run no operator. A fork after an OpenMP region hangs, and a fork after the
+initialization of CUDA breaks CUDA in the child.
 
 A connection is a Unix stream socket to an agent (cpdrun.launch.attempt.agent). The agent sends one request, a line of
 JSON, with the file descriptors of the run's lock and of the attempt's log:
@@ -16,11 +16,10 @@ JSON, with the file descriptors of the run's lock and of the attempt's log:
      "elastic": false, "environ": {}}
     {"do": "check", "by": MODULE, "configs": [...]}
 
-The engine replies with its process ID, `{"pid": 4711}`, and with one answer, which is
-`{"exit_code": 0, "rank": null, "note": ""}` or `{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so
-the agent reads its end of file when every process of the run is gone. When the agent closes its side, the engine kills
-its ranks and itself. No rank outlives its engine, no engine its warm process, and no warm process its launcher
-(PR_SET_PDEATHSIG).
+The engine replies with its process ID, `{"pid": 4711}`, and with one answer, which is `{"exit_code": 0, "rank": null,
+"note": ""}` or `{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so the agent reads its end of
+file when every process of the run is gone. When the agent closes its side, the engine kills its ranks and itself. No
+rank outlives its engine, no engine its warm process, and no warm process its launcher (PR_SET_PDEATHSIG).
 """
 
 import argparse
@@ -137,8 +136,8 @@ def _serve(connection: socket.socket) -> None:
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     """Run the ranks until they have ended.
 
-    If a signal kills a rank of an elastic run on one node, all ranks are restarted, as torchrun does, and resume from the
-    memory checkpoint of their last agreed step. An error does not restart them, because it would occur again.
+    If a signal kills a rank of an elastic run on one node, all ranks are restarted, as torchrun does, and resume from
+    the memory checkpoint of their last agreed step. An error does not restart them, because it would occur again.
 
     Returns:
         A dictionary with "exit_code" (0, or that of the first rank that failed; -n for signal n), "rank" (the rank that

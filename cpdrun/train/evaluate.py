@@ -74,7 +74,7 @@ def _outcomes(metric: str, examples_nx2: Tensor) -> ExampleOutcomes:
 
 
 class Totals:
-    """Sums over batches. Floats are kept in one float64 row per batch and added in order; integers are added directly."""
+    """Sums over batches. Floats are stored in one row per batch and added in order; integers are added directly."""
 
     def __init__(self, batches: int):
         self.batches = batches

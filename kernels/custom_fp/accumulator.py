@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from custom_fp.accumulators import block_scales, words
 from custom_fp.accumulators.machines import MACHINES
@@ -35,6 +35,7 @@ from custom_fp.suggestions import did_you_mean
 EXACT, FP32 = words.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: its sums fit in 64-bit integers
 _WORD = re.compile(r"-(?=[a-z])")  # a hyphen before digits belongs to a format, as its bias
+Operand = Format | ScaledFormat
 LOOKS_LIKE = "a machine (h100_fp8, a100_bf16), a format and how it sums (fp32-fused, e8m13-block_32-width_13)"
 
 
@@ -111,7 +112,7 @@ class Accumulator:
 
     sum: Format | Tabulated | str = "fp32"
     product: Format | Tabulated | str | None = None
-    operands: tuple[Format, Format] | tuple[str, str] | str | None = None
+    operands: tuple[Operand | str, Operand | str] | Operand | str | None = None
     block: int = 1
     width: int | None = None
     join: tuple[int, int] | None = None
@@ -131,7 +132,7 @@ class Accumulator:
         fix("sum", _scalar("sum", self.sum))
         fix("total", _scalar("total", self.total))
         fix("order", _order(self.order))
-        fix("rule", Rule(self.rounding, self.overflow))
+        fix("rule", Rule(cast(Rounding, self.rounding), cast(Overflow, self.overflow)))  # it reads names, too
         fix("rounding", str(self.rounding))
         fix("overflow", str(self.rule.overflow))
         self._check_numbers()
@@ -142,11 +143,11 @@ class Accumulator:
         elif self.product != EXACT:
             fix("product", _scalar("product", self.product))
         if self.operands is not None:
-            one = isinstance(self.operands, str | NumberFormat)
-            given = (self.operands,) * 2 if one else tuple(self.operands)
+            operands: Any = self.operands
+            given = (operands,) * 2 if isinstance(operands, str | NumberFormat) else tuple(operands)
             if len(given) != 2:
                 raise ValueError(f"operands is {self.operands!r}; allowed: one format, or two")
-            fix("operands", tuple(_scalar("operands", name, kinds=Format | ScaledFormat) for name in given))
+            fix("operands", tuple(_scalar("operands", name, kinds=Operand) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -182,7 +183,7 @@ class Accumulator:
         if self.split > 1 and (self.join is None or self.block % self.split):
             raise ValueError(f"split={self.split} goes with join, and must divide block={self.block}")
         aligned = self.width is not None and self.join is None
-        if problem := block_scales.problem(self.operands or (), self.group, self.block, aligned):
+        if problem := block_scales.problem(self.operand_formats, self.group, self.block, aligned):
             raise ValueError(problem)
         if self.flush:
             self._check_flush()
@@ -193,7 +194,7 @@ class Accumulator:
             raise ValueError("kahan goes with terms that are added one by one, without chunk")
         if self.chunk is not None and self.chunk % self.block:
             raise ValueError(f"chunk={self.chunk} must be a multiple of block={self.block}")
-        if self.chunk is None and not self.total.is_fp32:
+        if self.chunk is None and not self.total_format.is_fp32:
             raise ValueError(f"total={self.total} goes with chunk")
 
     def _check_flush(self) -> None:
@@ -201,7 +202,7 @@ class Accumulator:
             raise ValueError(
                 "flush goes with terms that are added one by one, in trees or in blocks, without width"
             )
-        for fmt in (self.sum, self.product, *(self.operands or ())):
+        for fmt in (self.sum, self.product, *self.operand_formats):
             if fmt != EXACT and (not isinstance(fmt, Format) or fmt.smallest_normal is None):
                 raise ValueError(
                     f"flush needs binary floating-point formats with normal values; {fmt} is not one"
@@ -230,12 +231,12 @@ class Accumulator:
 
         It has no character with a special meaning on a command line or in a file name.
         """
-        said = [self.sum.name]
+        said = [self.sum_format.name]
         default = replace(self, product=None).product
         if self.product != default:
             said.append("fused" if self.product == EXACT else f"product_{self.product}")
         if self.operands:
-            said.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operands)]))
+            said.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operand_formats)]))
         said += [f"block_{self.block}"] if self.block > 1 else []
         said += [f"width_{self.width}"] if self.width is not None else []
         said += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
@@ -247,7 +248,7 @@ class Accumulator:
         said += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
         said += ["kahan"] if self.kahan else []
         if self.chunk is not None:
-            said.append(f"chunk_{self.chunk}" + ("" if self.total.is_fp32 else f"_{self.total}"))
+            said.append(f"chunk_{self.chunk}" + ("" if self.total_format.is_fp32 else f"_{self.total}"))
         return "-".join(said)
 
     @cached_property
@@ -267,14 +268,14 @@ class Accumulator:
     @cached_property
     def elements(self) -> tuple[Format, Format]:
         """The formats of the two factors. For a format with scales, it is the format of its elements."""
-        a, b = self.operands or (FP32, FP32)
+        a, b = self.operand_formats or (FP32, FP32)
         return block_scales.elements_of(a), block_scales.elements_of(b)
 
     @cached_property
     def scales(self) -> int:
         """The number of terms under one scale; 0 if there are no scales."""
-        first = (self.operands or (FP32,))[0]
-        return block_scales.size_of(first) if first.has_scales else 0
+        first = next(iter(self.operand_formats), FP32)
+        return block_scales.size_of(first) or 0 if isinstance(first, ScaledFormat) else 0
 
     @cached_property
     def flat(self) -> tuple[int, ...]:
@@ -283,14 +284,34 @@ class Accumulator:
         specs = [getattr(fmt, "spec", FP32.spec) for fmt in self.roundings]
         specs[1] *= self.product != EXACT
         width, chunk = -1 if self.width is None else self.width, self.chunk or 0
-        order, join = list(Order).index(self.order), self.join or (0, 0)
-        ways = order, self.block, width, *emins, self.kahan, chunk
-        return (*specs, *ways, self.flush, *join, self.split, self.group, self.scales)
+        order, join = list(Order).index(Order(self.order)), self.join or (0, 0)
+        summation = order, self.block, width, *emins, self.kahan, chunk
+        return (*specs, *summation, self.flush, *join, self.split, self.group, self.scales)
+
+    # The constructor also accepts names in these attributes, and replaces them by formats.
+
+    @property
+    def sum_format(self) -> Format | Tabulated:
+        return cast(Format | Tabulated, self.sum)
+
+    @property
+    def total_format(self) -> Format | Tabulated:
+        return cast(Format | Tabulated, self.total)
+
+    @property
+    def product_format(self) -> Format | Tabulated | None:
+        """The format to which products are rounded; None if they are exact."""
+        return None if self.product == EXACT else cast(Format | Tabulated, self.product)
+
+    @property
+    def operand_formats(self) -> tuple[Operand, ...]:
+        """The formats of the two factors; empty if none are given."""
+        return cast(tuple[Operand, ...], self.operands or ())
 
     @property
     def roundings(self) -> tuple[Format | Tabulated, ...]:
         """The formats of sums, products and the total. For exact products it is fp32, which is not used."""
-        return self.sum, FP32 if self.product == EXACT else self.product, self.total
+        return self.sum_format, self.product_format or FP32, self.total_format
 
     def __str__(self) -> str:
         return self.name
@@ -314,7 +335,7 @@ def read(
     """
     if isinstance(how, str) and not is_name(how):
         try:
-            how = read_format(how)
+            return read_format(how), kahan
         except ValueError as error:
             raise ValueError(f"{error}; or {LOOKS_LIKE}{near(how)}") from None
     if isinstance(how, NumberFormat):
@@ -322,7 +343,7 @@ def read(
     how = Accumulator.parse(how)
     if kahan and not how.kahan:
         how = replace(how, kahan=True)
-    return (how.sum, how.kahan) if how.is_plain else (how, False)
+    return (how.sum_format, how.kahan) if how.is_plain else (how, False)
 
 
 def is_name(name: str) -> bool:
@@ -342,7 +363,7 @@ def near(name: str) -> str:
     return did_you_mean(name, MACHINES)
 
 
-def _scalar(what: str, fmt: Any, kinds: type = Format | Tabulated) -> Format | Tabulated:
+def _scalar(what: str, fmt: Any, kinds: Any = Format | Tabulated) -> NumberFormat:
     try:
         found = read_format(fmt)
     except ValueError as error:

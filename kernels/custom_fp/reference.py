@@ -31,7 +31,9 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
-def round_to_format(x: Tensor, fmt: Format, rule: Rule = NEAREST, random: Tensor | None = None) -> Tensor:
+def round_to_format(
+    x: Tensor, fmt: Format | Tabulated, rule: Rule = NEAREST, random: Tensor | None = None
+) -> Tensor:
     """Round float64 values to a format, as float64.
 
     Args:
@@ -89,14 +91,15 @@ def write(value: Tensor, out: Tensor) -> None:
     out.masked_fill_(out.isnan(), float("nan"))
 
 
-def quantize(x: Tensor, fmt: Format, rule: Rule, out: Tensor) -> None:
+def quantize(x: Tensor, fmt: Format | Tabulated, rule: Rule, out: Tensor) -> None:
     write(_round(x.double(), fmt, rule), out)
 
 
-def _round(x: Tensor, fmt: Format, rule: Rule, stream: int = 0) -> Tensor:
+def _round(x: Tensor, fmt: Format | Tabulated, rule: Rule, stream: int = 0) -> Tensor:
     """Round to a format, with the random words rule.offset, rule.offset + 1 ... of a stream."""
     random = None
     if rule.is_stochastic:
+        assert rule.seed is not None
         random = random_words(x.numel(), stream, rule.seed, x.device, rule.offset).view(x.shape)
     return round_to_format(x, fmt, rule, random)
 
@@ -159,7 +162,9 @@ def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
     return (bits | inexact.long()).view(torch.float64)
 
 
-def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, out: Tensor) -> None:
+def accumulate(
+    tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule, out: Tensor
+) -> None:
     """Compute acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan summation also keeps the lost part c.
 
     Stochastic rounding reads stream 4 r + j for the j-th rounding of step r.
@@ -184,7 +189,7 @@ def accumulate(tensors: Sequence[Tensor], fmt: Format, kahan: bool, rule: Rule, 
     write(acc, out)
 
 
-def matmul(a: Tensor, b: Tensor, fmt: Format, kahan: bool, out: Tensor) -> None:
+def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tensor) -> None:
     """Multiply (B or 1) x M x K by (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for ascending k."""
 
     def rounded_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -269,12 +274,12 @@ def max_exponent(x: Tensor) -> int | None:
 # ---- codes -------------------------------------------------------------------------------------------------
 
 
-def encode(x: Tensor, fmt: Format, out: Tensor) -> None:
+def encode(x: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
     """Write the codes of x, rounded to nearest: sign, exponent field, mantissa field."""
     _encode_values(round_to_format(x.double(), fmt), fmt, out)
 
 
-def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
+def _encode_values(value: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
     if isinstance(fmt, Tabulated):
         out.copy_(codes_of_values(value, fmt))
         return
@@ -282,18 +287,18 @@ def _encode_values(value: Tensor, fmt: Format, out: Tensor) -> None:
     exponent = _exponent(magnitude, fmt)
     digits = (magnitude / power_of_two(exponent - fmt.mantissa_bits)).nan_to_num(0, 0).long()
     code = ((exponent - fmt.emin) << fmt.mantissa_bits) + digits
-    if fmt.has_inf:
+    if fmt.inf_code is not None:
         code = torch.where(magnitude == INFINITY, fmt.inf_code, code)
-    if fmt.has_nan:
+    if fmt.nan_code is not None:
         code = torch.where(value.isnan(), fmt.nan_code, code)
     if fmt.is_signed:
         code = code | torch.signbit(value).long() << (fmt.bits - 1)
     out.copy_(code)
 
 
-def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
+def decode(codes: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
     """Write the values of codes, of which the low `bits` bits are read."""
-    code = codes.long() & (1 << fmt.bits) - 1
+    code = codes.long() & (1 << fmt.code_bits) - 1
     if isinstance(fmt, Tabulated):
         write(values_of_codes(code, fmt), out)
         return
@@ -302,12 +307,12 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     field = magnitude >> m
     digits = (magnitude & (1 << m) - 1) + ((field > 0).long() << m)
     value = digits.double() * power_of_two(field.clamp(min=1) - fmt.bias - m)
-    if fmt.has_nan:
-        is_nan = (
-            magnitude > fmt.max_code if fmt.has_negative_zero or not fmt.is_signed else code == fmt.nan_code
-        )
+    if fmt.nan_code is not None:
+        is_nan = magnitude > fmt.max_code
+        if fmt.is_signed and not fmt.has_negative_zero:
+            is_nan = code == fmt.nan_code
         value = torch.where(is_nan, float("nan"), value)
-    if fmt.has_inf:
+    if fmt.inf_code is not None:
         value = torch.where(magnitude == fmt.inf_code, INFINITY, value)
     if fmt.is_signed:
         is_negative = (code >> (fmt.bits - 1)).bool() & ~value.isnan()
@@ -315,9 +320,9 @@ def decode(codes: Tensor, fmt: Format, out: Tensor) -> None:
     write(value, out)
 
 
-def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
+def pack(x: Tensor, fmt: Format | Tabulated, shift: int, rule: Rule, out: Tensor) -> None:
     """Write the codes of x * 2**shift: 8 codes are k bytes, and code j begins at bit j * k, little-endian."""
-    k, n = fmt.bits, x.numel()
+    k, n = fmt.code_bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
     scaled = _product_to_round(x.reshape(-1), shift)
     _encode_values(_round(scaled, fmt, rule), fmt, codes[:n])
@@ -326,8 +331,8 @@ def pack(x: Tensor, fmt: Format, shift: int, rule: Rule, out: Tensor) -> None:
     out.copy_((bits.view(-1, 8) * weights).sum(dim=1))
 
 
-def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
-    k = fmt.bits
+def unpack(data: Tensor, fmt: Format | Tabulated, shift: int, out: Tensor) -> None:
+    k = fmt.code_bits
     bits = data.long()[:, None] >> torch.arange(8, device=data.device) & 1
     weights = 1 << torch.arange(k, device=data.device)
     codes = (bits.view(-1, k) * weights).sum(dim=1)[: out.numel()]
@@ -337,7 +342,7 @@ def unpack(data: Tensor, fmt: Format, shift: int, out: Tensor) -> None:
 
 
 def accumulate_packed(
-    payloads: Sequence[Tensor], fmt: Format, n: int, kahan: bool, rule: Rule, out: Tensor
+    payloads: Sequence[Tensor], fmt: Format | Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     values = [torch.empty(n, dtype=torch.float32, device=out.device) for _ in payloads]
     for payload, value in zip(payloads, values, strict=True):

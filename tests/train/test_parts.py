@@ -132,6 +132,6 @@ class OddlyMeasured(Classification):
 def test_a_metric_that_is_declared_and_not_given_is_named_before_the_start():
     (run,) = plan(["task=custom", f"task._target_={__name__}.OddlyMeasured"]).runs
     assert check([run.config])["problems"] == [
-        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: its metrics are accuracy, loss; it declares accuracy, "
-        "bits_per_bite, loss"
+        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: its metrics are accuracy, loss; it declares "
+        "accuracy, bits_per_bite, loss"
     ]

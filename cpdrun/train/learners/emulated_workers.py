@@ -60,8 +60,8 @@ class EmulatedWorkers:
 class SharedModel(EmulatedWorkers):
     """Workers with one set of weights.
 
-    The running statistics of BatchNorm (any buffer) follow worker 0, like DDP's broadcast_buffers. Every worker starts a
-    step with worker 0's buffers of the previous step. The changes of other workers are dropped.
+    The running statistics of BatchNorm (any buffer) follow worker 0, like DDP's broadcast_buffers. Every worker starts
+    a step with worker 0's buffers of the previous step. The changes of other workers are dropped.
     """
 
     separate_weights = False
@@ -185,7 +185,7 @@ class SeparateModels(EmulatedWorkers):
             slot.data = value
 
     def _mean(self, stack: Tensor) -> Tensor:
-        """Return the mean over the N workers, summed in float64 in their order, one broadcast per worker. Collective."""
+        """Return the mean over the N workers, summed in float64 in their order. Collective."""
         total = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
         first = self.workers.mine.start
         for worker in range(self.workers.world_size):

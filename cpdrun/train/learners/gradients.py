@@ -4,12 +4,12 @@ Legend: N workers in all, W of them on this rank, B samples per worker, P parame
 
 exact    Workers are computed one after the other, each as on a machine of its own. Therefore no split of the workers
          changes a bit.
-batched  All W workers are computed in one pass of torch.func.vmap over grad. Many small workers then cost as much as one
-         large batch. The result equals that of exact except for the last bits, since kernels sum batches in another
+batched  All W workers are computed in one pass of torch.func.vmap over grad. Many small workers then cost as much as
+         one large batch. The result equals that of exact except for the last bits, since kernels sum batches in another
          order, which also depends on the split of the workers.
 chunked  Passes over CHUNK workers, counted from the first of all N workers. This is as fast as batched, and no split of
-         the workers changes a bit, because a worker is always computed in the same pass. A process computes whole passes
-         and drops the results of other processes' workers.
+         the workers changes a bit, because a worker is always computed in the same pass. A process computes whole
+         passes and drops the results of other processes' workers.
 """
 
 from abc import ABC, abstractmethod

@@ -6,9 +6,10 @@ worst worker, and NAME_averaged_model that of the mean of all weights on all tes
 sqrt(mean_i |x_i - x_mean|^2), and bytes_sent_per_worker counts all bytes that a worker has sent.
 
 LocalWeights (`cpdrun.comm.local.outer`): workers take H steps by themselves between two outer steps. Test metrics are
-those of the agreed weights, that is, of the latest outer step: up to H - 1 steps old, and the initial weights before the
-first outer step. An outer step follows the last step of a run for any H. The running statistics of BatchNorm (any buffer)
-are not communicated. Those of worker 0 are evaluated; in a script they are on rank 0 (`cpdrun.comm.LocalSteps`).
+those of the agreed weights, that is, of the latest outer step: up to H - 1 steps old, and the initial weights before
+the first outer step. An outer step follows the last step of a run for any H. The running statistics of BatchNorm (any
+buffer) are not communicated. Those of worker 0 are evaluated; in a script they are on rank 0
+(`cpdrun.comm.LocalSteps`).
 
 Legend: N workers, W of them on this rank, B samples per worker, P parameters, D values in a row, K metrics.
 """

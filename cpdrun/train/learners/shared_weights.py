@@ -2,8 +2,8 @@
 
 With sharding (`cpdrun.comm.sharded`), the optimizer of each worker updates one part of the weights. The model uses the
 weights in the format in which they are gathered. A rank stores only its part of their float32 masters and of the
-optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and must
-not depend on whole layers. clip_norm uses the norm of all parts, added in float64 in the order of the workers.
+optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and
+must not depend on whole layers. clip_norm uses the norm of all parts, added in float64 in the order of the workers.
 Checkpoints contain whole layers and do not depend on the number of ranks that wrote them.
 
 Legend: N workers, W of them on this rank, P parameters, n elements of a layer.
@@ -145,8 +145,8 @@ class ShardedWeights(SharedWeights):
         is_known = optimizer.__module__.startswith("torch.optim") and optimizer.__name__ in ELEMENTWISE
         if not (is_known or getattr(optimizer, "elementwise", False)):
             raise ValueError(
-                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded a worker has a part of each; take "
-                "optim=sgd or adamw, or sync=all_reduce"
+                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded a worker has a part of each; "
+                "take optim=sgd or adamw, or sync=all_reduce"
             )
         if (name := precision.state_with_scales) is not None:
             raise ValueError(
@@ -176,8 +176,8 @@ class ShardedWeights(SharedWeights):
     def memory(self) -> dict[str, int]:
         """Return the bytes of the model and of the optimizer.
 
-        "model_bytes" counts weights in the format in which they are gathered. "optimizer_bytes" is the mean over workers
-        of the optimizer's state and, if weights are gathered in another format, of their float32 masters.
+        "model_bytes" counts weights in the format in which they are gathered. "optimizer_bytes" is the mean over
+        workers of the optimizer's state and, if weights are gathered in another format, of their float32 masters.
         """
         gather = self.sync.in_format
         state = self.parts.precision.state_bytes(self.optimizer_step.optimizer, self.masters)

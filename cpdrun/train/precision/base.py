@@ -118,7 +118,8 @@ class Precision:
         steps: Steps of the run, which limit the steps of rules. `build` sets it.
         rounds_weights: The settings that round the weights between steps, as typed; empty if weights are float32.
         rounds_products: The settings that round operands or sums of products, as typed; empty if there are none.
-        remembers: The settings with a state from step to step in addition to weights, as typed; empty if there are none.
+        remembers: The settings with a state from step to step in addition to weights, as typed; empty if there are
+            none.
         state_with_scales: The format of the optimizer's state if several of its elements share a scale, else None.
         activation_bits: Bits per value that a batch stores for the backward pass; None for float32.
     """
@@ -178,7 +179,8 @@ class Precision:
         """Return the bytes that a machine with these formats would store from step to step.
 
         Returns:
-            "model_bytes": weights and running statistics. "optimizer_bytes": the optimizer's state and copies of weights.
+            "model_bytes": weights and running statistics. "optimizer_bytes": the optimizer's state and copies of
+            weights.
         """
         raise NotImplementedError
 

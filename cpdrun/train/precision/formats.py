@@ -1,9 +1,9 @@
 """Number formats of the computation: weights, activations, errors, accumulators, optimizer state and updates.
 
 The emulation follows Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers" (arXiv 1812.08011),
-figure 1; Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), sections 3.1 (master weights) and 3.2 (loss
-scale); and, for training in one format throughout, Cheng et al., "Distributed Low Precision Training Without Mixed
-Precision" (arXiv 1911.07384):
+figure 1; Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), sections 3.1 (master weights) and 3.2
+(loss scale); and, for training in one format throughout, Cheng et al., "Distributed Low Precision Training Without
+Mixed Precision" (arXiv 1911.07384):
 
     weights          rounded before every step; the step updates a float32 master copy or, with master_weights=false,
                      the rounded weights (`optimizer_steps.py` describes what happens to small updates)
@@ -18,18 +18,18 @@ Precision" (arXiv 1911.07384):
                      (custom_fp.recipe.tensor_aps)
 
 Weights, activations and errors may have any format of custom_fp. A format with scales (MX, a codebook) takes them from
-each tensor, in blocks of elements that are adjacent in memory. For a Linear layer these are elements of one dot product,
-as MX 1.0 defines. For a Conv2d layer they are adjacent in a row of the image or kernel, where hardware would use
-channels.
+each tensor, in blocks of elements that are adjacent in memory. For a Linear layer these are elements of one dot
+product, as MX 1.0 defines. For a Conv2d layer they are adjacent in a row of the image or kernel, where hardware would
+use channels.
 
 Running statistics are rounded to the weights' format after every step. The defaults are fp32; nothing is then replaced
-or copied. These settings are short forms of rules (custom_fp.recipe.rules). The rules in precision.rules take precedence
-over them, and use blocks along the dimension that a product sums over. `optimizer_steps.py` implements the storage of
-weights and the optimizer steps.
+or copied. These settings are short forms of rules (custom_fp.recipe.rules). The rules in precision.rules take
+precedence over them, and use blocks along the dimension that a product sums over. `optimizer_steps.py` implements the
+storage of weights and the optimizer steps.
 
 Differences from arXiv 1911.07384, which trains ResNet50 on 128 GPUs whose hardware computes in FP16: the format is
-arbitrary and emulated. Inside a layer that is neither Linear nor Conv (mean and variance of a batch, softmax, addition of
-a bias), the arithmetic is float32, as are the loss and clip_norm; inputs and outputs have the format. The gradients
+arbitrary and emulated. Inside a layer that is neither Linear nor Conv (mean and variance of a batch, softmax, addition
+of a bias), the arithmetic is float32, as are the loss and clip_norm; inputs and outputs have the format. The gradients
 between workers have the run's `format`. The full text of the paper was not available. The update rules are those that
 other work found to work without a master copy, and may differ from the paper's.
 """
@@ -44,7 +44,7 @@ from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.parsing import format_named, one_of, one_rounding, read_rules, short_form
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.rounding import NEAREST, Rounding
+from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -120,8 +120,8 @@ class Formats(Precision):
         _check_weight_storage(all_rules, master_weights, update_rounding, kahan_weights)
         self.weights = Float32Weights()
         self.statistics: list[Tensor] = []  # running statistics
-        self.statistic_roundings: list[Rounding | None] = []
-        self.weight_roundings: list[Rounding | None] = []
+        self.statistic_roundings: list[QuantizationSpec | None] = []
+        self.weight_roundings: list[QuantizationSpec | None] = []
         self.placement: Placement | None = None
         self.layers: dict[tuple[str, str | None], Layer] = {}  # by module and part
 
@@ -182,7 +182,7 @@ class Formats(Precision):
 
         return Operands(*map(format_of, OPERANDS[product]), format_of("accumulator"))
 
-    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> Rounding | None:
+    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> QuantizationSpec | None:
         takes = layer.takes(role) and (product is None or product in layer.products(role))
         return self.placement.rules.rounding_for(layer, role, product, step) if takes else None
 

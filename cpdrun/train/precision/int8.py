@@ -62,10 +62,8 @@ def min_max_quantize(
     step = (high - low) / (2**bits - 1)
     step = torch.where(step == 0, 1.0, step)
     level = (x - low) / step
-    if is_stochastic(rounding):
-        level = torch.floor(level + of_bits(torch.rand_like(x), rounding))
-    else:
-        level = level.round()
+    draws = is_stochastic(rounding)
+    level = torch.floor(level + of_bits(torch.rand_like(x), rounding)) if draws else level.round()
     return level.clamp(0, 2**bits - 1) * step + low
 
 

@@ -3,12 +3,12 @@
 `OptimizerRounding` rounds each operation of SGD (`cpdrun.optim.rounded_sgd`), or the optimizer's state after each step.
 
 Weights are stored from step to step in one of three ways: `Float32Weights`; `MasterWeights`, float32 masters that are
-rounded before every step; `FormatWeights`, in their formats without a float32 copy. `WeightUpdate` defines what happens to
-the bits of an update that a format cannot represent:
+rounded before every step; `FormatWeights`, in their formats without a float32 copy. `WeightUpdate` defines what happens
+to the bits of an update that a format cannot represent:
 
     nearest_even   w = Q(w - u). An update below half a unit of w is lost (Gupta et al., arXiv 1502.02551, section 3).
-    stochastic     Rounds up or down with probability by distance (the same paper). Nothing is lost on average, but noise
-                   is added. stochastic_N, with N random bits, loses an update below 2^-N units of w
+    stochastic     Rounds up or down with probability by distance (the same paper). Nothing is lost on average, but
+                   noise is added. stochastic_N, with N random bits, loses an update below 2^-N units of w
                    (`custom_fp.rounding`). Random numbers depend on (seed, update, parameter, element), so the bits are
                    the same for any split of the workers and after a resume.
     kahan          y = Q(-u - c); t = Q(w + y); c = Q(Q(t - w) - y); w = t. The rounding error is stored in c, in the
@@ -25,7 +25,7 @@ from typing import Any
 
 import custom_fp
 import torch
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -138,7 +138,7 @@ class Float32Weights:
 class MasterWeights(Float32Weights):
     """Weights with a float32 copy, which takes every step. The model gets the rounded copy (arXiv 1710.03740, 3.1)."""
 
-    def __init__(self, parameters: Parameters, roundings: Sequence[Rounding | None]):
+    def __init__(self, parameters: Parameters, roundings: Sequence[QuantizationSpec | None]):
         self.roundings = roundings
         self.masters = [p.detach().clone() for p in parameters]
         round_(parameters, roundings)
@@ -173,7 +173,7 @@ class FormatWeights(Float32Weights):
     def __init__(
         self,
         parameters: Parameters,
-        roundings: Sequence[Rounding | None],
+        roundings: Sequence[QuantizationSpec | None],
         update_rounding: str,
         kahan: bool,
         seed: int,
@@ -254,7 +254,7 @@ class WeightUpdate:
         return custom_fp.quantize(exact, self.formats[p], rounding=self.rounding, seed=seed)
 
 
-def round_(tensors: Sequence[Tensor], roundings: Sequence[Rounding | None]) -> None:
+def round_(tensors: Sequence[Tensor], roundings: Sequence[QuantizationSpec | None]) -> None:
     """Round each tensor in place with its own rounding."""
     with torch.no_grad():
         for tensor, rounding in zip(tensors, roundings, strict=True):

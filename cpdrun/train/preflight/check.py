@@ -1,8 +1,8 @@
 """Find the reasons why a run would fail before its first step, before anything is started.
 
-A model and data that do not fit each other may train nevertheless, and give wrong results. For example, the cross-entropy
-of float targets and one output is exactly 0, and a head with 1,000 outputs learns 10 classes more slowly. Therefore the
-first sample is checked, for classes of cpdrun and of the user alike.
+A model and data that do not fit each other may train nevertheless, and give wrong results. For example, the
+cross-entropy of float targets and one output is exactly 0, and a head with 1,000 outputs learns 10 classes more slowly.
+Therefore the first sample is checked, for classes of cpdrun and of the user alike.
 """
 
 import json
@@ -48,8 +48,8 @@ def check_configs(
 ) -> dict[str, list[str]]:
     """Call `check_config` for each config and collect the notes it returns and the errors it raises.
 
-    Configs without relevant differences are checked once. Any error of the user's code becomes one line, even if the code
-    tries to exit the process.
+    Configs without relevant differences are checked once. Any error of the user's code becomes one line, even if the
+    code tries to exit the process.
 
     Returns:
         "problems" and "notes".

@@ -1,7 +1,7 @@
 """Report what this machine has for training, as a JSON object: `python -m cpdrun.train.preflight.probe`.
 
-`cpdrun doctor` runs this module in a separate process, because the command line imports no torch. If a part is so broken
-that it ends the interpreter, doctor can still report the others.
+`cpdrun doctor` runs this module in a separate process, because the command line imports no torch. If a part is so
+broken that it ends the interpreter, doctor can still report the others.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """The products of a model: which of them the precision rules reach, and how many multiply-accumulates a step takes.
 
-Rules do not or cannot reach some products of a model (custom_fp.recipe.layers): attention, a tied head, recurrent layers,
-transposed convolutions, and functions called in a `forward`. `products_of` finds them with one sample: it records every
-torch operator that multiplies, together with the module that called it.
+Rules do not or cannot reach some products of a model (custom_fp.recipe.layers): attention, a tied head, recurrent
+layers, transposed convolutions, and functions called in a `forward`. `products_of` finds them with one sample: it
+records every torch operator that multiplies, together with the module that called it.
 
 `step_operations` counts multiply-accumulates by the formats of their operands and sums. It also computes the bit
 operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
@@ -10,11 +10,11 @@ section 4.2; van Baalen et al., "Bayesian Bits", arXiv 2005.07093, section 4.1, 
 inference).
 
 The counts come from the shapes of the operators' operands for one sample, as in torch.utils.flop_counter (which takes a
-second to import). Each of the two backward products takes as many multiply-accumulates as the forward product, and exists
-if its operand needs a gradient. Both products of fused attention are counted, forward and backward. Not counted are
-products that a kernel recomputes to save memory, sums without a product, the softmax, and the optimizer's step. The bits
-of an element include its sign but not its share of a scale, because a product multiplies elements and applies a scale
-once per block. Padding that a Hadamard transform adds to a dimension is counted.
+second to import). Each of the two backward products takes as many multiply-accumulates as the forward product, and
+exists if its operand needs a gradient. Both products of fused attention are counted, forward and backward. Not counted
+are products that a kernel recomputes to save memory, sums without a product, the softmax, and the optimizer's step. The
+bits of an element include its sign but not its share of a scale, because a product multiplies elements and applies a
+scale once per block. Padding that a Hadamard transform adds to a dimension is counted.
 """
 
 import math
@@ -53,8 +53,8 @@ MAY_BE_REPLACED = tuple(OTHERS.values())
 def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
     """Return `products_of` for the first training sample, or None if no product is rounded.
 
-    This changes no bit of the run: it draws no random numbers and updates no statistics. It is collective if the workers
-    of one model are on several ranks.
+    This changes no bit of the run: it draws no random numbers and updates no statistics. It is collective if the
+    workers of one model are on several ranks.
 
     Raises:
         BuildError: A rule for attention matches no call.
@@ -78,8 +78,8 @@ def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, li
         forward: Calls the model with a batch.
 
     Returns:
-        "in the accumulator": layers with a rounded accumulator. "operands rounded", if there are any: layers whose operands
-        are rounded and whose sums are float32. "in float32": other products, such as "blocks.0 (Block):
+        "in the accumulator": layers with a rounded accumulator. "operands rounded", if there are any: layers whose
+        operands are rounded and whose sums are float32. "in float32": other products, such as "blocks.0 (Block):
         _scaled_dot_product_flash_attention".
     """
     training = model.training
@@ -137,8 +137,8 @@ class Place:
         names: The names of the model's modules.
         model: The model.
         stack: The modules that are being called, innermost last.
-        products: The rule-based products that are being computed: their arithmetic, and whether each of the two operands
-            needs a gradient.
+        products: The rule-based products that are being computed: their arithmetic, and whether each of the two
+            operands needs a gradient.
     """
 
     names: dict[nn.Module, str]

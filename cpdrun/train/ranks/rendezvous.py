@@ -1,9 +1,9 @@
 """The rendezvous of the ranks of a run at a store on this machine.
 
-torch's store runs a thread in the process that forks the ranks. When a rank connects, libc formats the peer's address in
-that thread, under a lock of its resolver. A rank forked at that moment inherits the locked lock without the thread that
-would release it, and its first address lookup never returns. Therefore all ranks wait at a :class:`Gate` until the last
-one is forked.
+torch's store runs a thread in the process that forks the ranks. When a rank connects, libc formats the peer's address
+in that thread, under a lock of its resolver. A rank forked at that moment inherits the locked lock without the thread
+that would release it, and its first address lookup never returns. Therefore all ranks wait at a :class:`Gate` until the
+last one is forked.
 """
 
 import os
@@ -51,8 +51,8 @@ class Gate:
 class LoopbackRendezvous(StaticTCPRendezvous):
     """torch's static rendezvous for one node.
 
-    Its store listens on 127.0.0.1, whereas torch's own listens on every interface. The port is open from the start, so no
-    other program can take it.
+    Its store listens on 127.0.0.1, whereas torch's own listens on every interface. The port is open from the start, so
+    no other program can take it.
     """
 
     BACKEND = "cpdrun-loopback"

@@ -1,11 +1,11 @@
 """Checkpoints, from which a run resumes as if it had never stopped.
 
-All random numbers are derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so checkpoints contain no
-states of random generators.
+All random numbers are derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so checkpoints contain
+no states of random generators.
 
 A checkpoint is a ZIP archive written by torch.save. The archive's comment, which is the last part of the file (APPNOTE
-4.3.16), is a seal: the name of the run, the version of the layout, and the SHA-256 of all bytes before the comment and of
-the name. torch.load reads the file unchanged.
+4.3.16), is a seal: the name of the run, the version of the layout, and the SHA-256 of all bytes before the comment and
+of the name. torch.load reads the file unchanged.
 """
 
 import hashlib
@@ -63,8 +63,8 @@ def save(path: Path, state: dict[str, Any], run: str) -> None:
 def choose(path: Path, run: str) -> Path | None:
     """Return the latest intact checkpoint of the given run, or None.
 
-    Unreadable checkpoints are reported in a warning and renamed to unreadable.pt, so that the next save does not replace
-    an intact checkpoint with them. Only one process may call this.
+    Unreadable checkpoints are reported in a warning and renamed to unreadable.pt, so that the next save does not
+    replace an intact checkpoint with them. Only one process may call this.
     """
     found, refused = None, []
     for candidate in candidates(path):

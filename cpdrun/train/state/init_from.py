@@ -1,12 +1,12 @@
 """Initial weights from a file (`init_from=PATH`).
 
 The file contains a state dict: written by torch.save and loaded with weights_only=True, or a .safetensors file, as
-torchvision and timm provide them. In many checkpoints, including ours, the dict is stored under `state_dict` or `model`.
-Prefixes that wrappers add to every name (module., _orig_mod.) are removed. A model of ours that only wraps another model
-(net.) accepts names without that prefix.
+torchvision and timm provide them. In many checkpoints, including ours, the dict is stored under `state_dict` or
+`model`. Prefixes that wrappers add to every name (module., _orig_mod.) are removed. A model of ours that only wraps
+another model (net.) accepts names without that prefix.
 
-All names must match. A name that is missing, unexpected or has another shape is an error unless a pattern of `init_skip`
-matches it. The batch counters of normalization layers may be missing, as in files from before torch 0.4.1.
+All names must match. A name that is missing, unexpected or has another shape is an error unless a pattern of
+`init_skip` matches it. The batch counters of normalization layers may be missing, as in files from before torch 0.4.1.
 """
 
 import json

@@ -15,12 +15,13 @@ Legend: Z matrices of a batch, M rows, N columns, K terms, S = ceil(K / terms un
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
+from custom_fp.formats.elements import Element
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.scaled import ScaledFormat
@@ -71,7 +72,8 @@ def multiply(product: Product, a: Tensor, b: Tensor, how: Accumulator, rule: Rul
     if not how.scales:
         product(Operands(a, b), how, rule, out)
         return
-    of_a, of_b = (find(x, fmt, axis, how) for x, fmt, axis in zip((a, b), how.operands, (2, 1), strict=True))
+    a_format, b_format = cast(tuple[ScaledFormat, ScaledFormat], how.operand_formats)
+    of_a, of_b = find(a, a_format, 2, how), find(b, b_format, 1, how)
     product(Operands(of_a.values, of_b.values, of_a.scales, of_b.scales), how, rule, out)
     of_tensors = [t for t in (of_a.of_tensor, of_b.of_tensor) if t is not None]
     if of_tensors:
@@ -98,7 +100,7 @@ def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
         )
     values, exponents_B, of_tensor = found
     shared = exponents_B.view(layout.shape)
-    if fmt.has_tiles:  # repeat the scale of a tile for each of its rows or columns
+    if isinstance(fmt.block, tuple):  # repeat the scale of a tile for each of its rows or columns
         across = 3 - axis
         shared = shared.repeat_interleave(fmt.block[0], across).narrow(across, 0, x.shape[across])
     return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
@@ -108,7 +110,7 @@ def _of_powers(x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int) -> tuple
     if not _same(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
         return None
     codes_B = scales.scale_codes(fmt, to_blocks(x, layout).abs().amax(1), None)
-    return x, torch.where(codes_B == fmt.scale.format.nan_code, 0, codes_B.int() - 127), None
+    return x, torch.where(codes_B == 255, 0, codes_B.int() - 127), None  # 255 is the code of NaN
 
 
 def _of_digits(
@@ -119,6 +121,7 @@ def _of_digits(
     finite_BxT = torch.where(is_nan_B[:, None], 0.0, x_BxT)
     if not finite_BxT.isfinite().all():
         return None
+    emin = cast(Format, fmt.scale.format.magnitudes).emin
     for near in _near(fmt, finite_BxT):
         values_BxT = (
             finite_BxT if near is None else _of_few_digits(finite_BxT.double() / near.double()).float()
@@ -128,7 +131,7 @@ def _of_digits(
             continue
         for of_tensor in _around(near):
             if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
-                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=fmt.scale.format.magnitudes.emin)
+                exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=emin)
                 values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
                 values = from_blocks(values_BxT, layout).reshape(x.shape).contiguous()
                 return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
@@ -165,6 +168,7 @@ def _of_few_digits(x: Tensor) -> Tensor:
 
 def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
     """Return the smallest scale of each block under which all its values are codes; None if a block has none."""
+    scale_format = cast(Format, fmt.scale.format.magnitudes)
     largest_B = values_BxT.abs().amax(1).double()
     found_B = torch.where(largest_B == 0, fmt.scale.format.smallest, 0.0).double()
     for code in LARGEST_CODES:
@@ -173,12 +177,12 @@ def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
             break
         scale = largest_B[left] / code
         codes = values_BxT[left].double() / scale[:, None]
-        fits = _is_of(scale, fmt.scale.format.magnitudes) & _is_of(codes, fmt.element).all(1)
+        fits = _is_of(scale, scale_format) & _is_of(codes, fmt.element).all(1)
         found_B[left] = torch.where(fits, scale, 0.0)
     return found_B.float() if (found_B != 0).all() else None
 
 
-def _is_of(x: Tensor, fmt: Format) -> Tensor:
+def _is_of(x: Tensor, fmt: Element) -> Tensor:
     return operators.quantize.compute(x, fmt, "nearest_even", "saturate").double() == x
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from custom_fp.accumulator import EXACT, Accumulator, Order
+from custom_fp.accumulator import Accumulator, Order
 from custom_fp.accumulators.block_scales import GROUP_DIGITS
 from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.formats.scalar import Format
@@ -61,6 +61,8 @@ class Dot:
         if how.flush:
             self.a, self.b = (flushed(x, fmt) for x, fmt in zip(operands[:2], how.elements, strict=True))
         self.sums = 0  # the number of sums rounded so far
+        self.width = how.width or 0  # read only if blocks are aligned
+        self.emin = how.sum_format.emin if isinstance(how.sum_format, Format) else 0  # likewise
 
     def result(self) -> Tensor:
         depth, total = self.a.shape[-1], self.zeros()
@@ -68,7 +70,7 @@ class Dot:
             return self.segment(0, depth)
         for start in range(0, depth, self.how.chunk):
             acc = self.segment(start, min(depth, start + self.how.chunk))
-            total = round_to_format(add_to_odd(total, acc), self.how.total)
+            total = round_to_format(add_to_odd(total, acc), self.how.total_format)
         return total
 
     def segment(self, begin: int, end: int) -> Tensor:
@@ -102,16 +104,18 @@ class Dot:
         """Return product k of each result."""
         product = self.a[:, :, k, None].double() * self.b[:, k, None, :].double()
         product = product.expand(self.out.shape)
-        return product if self.how.product == EXACT else self.to(product, self.how.product, 2 * k)
+        fmt = self.how.product_format
+        return product if fmt is None else self.to(product, fmt, 2 * k)
 
     def rounded(self, x: Tensor) -> Tensor:
         """Return Q(x)."""
         self.sums += 1
-        return self.to(x, self.how.sum, 2 * self.sums - 1)
+        return self.to(x, self.how.sum_format, 2 * self.sums - 1)
 
     def to(self, x: Tensor, fmt: Format | Tabulated, stream: int) -> Tensor:
         random = None
         if self.rule.is_stochastic:
+            assert self.rule.seed is not None
             batch, rows, columns = self.out.shape
             wide = -(-columns // ROW) * ROW
             words = random_words(batch * rows * wide, stream, self.rule.seed, x.device)
@@ -124,10 +128,8 @@ class Dot:
         cuts = self.rule.rounding is Rounding.TOWARD_ZERO and self.rule.overflow is Overflow.INFINITY
         if isinstance(fmt, Tabulated) or not cuts:
             return result
-        step = 2.0 ** (
-            max(fmt.emax, fmt.emin) - fmt.mantissa_bits
-        )  # from the largest value to where the next would be
-        beyond = (x.abs() >= fmt.max + step) & x.isfinite() & (fmt.is_signed | (x > 0))
+        quantum = 2.0 ** (max(fmt.emax, fmt.emin) - fmt.mantissa_bits)
+        beyond = (x.abs() >= fmt.max + quantum) & x.isfinite() & (fmt.is_signed | (x > 0))
         there = torch.copysign(torch.full_like(x, infinite(fmt, self.rule)), x)
         return torch.where(beyond, there, result)
 
@@ -167,36 +169,35 @@ class Dot:
             if self.how.join:
                 past = past + torch.where(self.term(k).abs() >= 2.0**128, self.term(k) * INFINITY, 0.0)
         plain = torch.where(plain.isfinite() & (past != 0), past, plain)
-        value = self.joined(acc, terms) if self.how.join else self.together(acc, terms)
+        value = self.joined(acc, terms, *self.how.join) if self.how.join else self.together(acc, terms)
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
         """Align acc and the terms, or groups of them, by one exponent and add them."""
-        significand, unit, exponent = digits(acc, self.how.sum.emin)
+        significand, unit, exponent = digits(acc, self.emin)
         groups = terms[:: self.how.group]
         largest = torch.maximum(exponent, self.largest(groups))
+        total = _cut(significand, unit - (largest - self.width))
         if self.how.group == 1:
-            total = self.cut_off(terms, largest)
+            total = total + self.cut_off(terms, largest)
         else:
-            total = sum(
-                self.cut_group(range(k, min(k + self.how.group, terms.stop)), largest) for k in groups
-            )
-        total = total + _cut(significand, unit - (largest - self.how.width))
-        return to_odd(total, largest - self.how.width)
+            for k in groups:
+                total = total + self.cut_group(range(k, min(k + self.how.group, terms.stop)), largest)
+        return to_odd(total, largest - self.width)
 
-    def joined(self, acc: Tensor, terms: range) -> Tensor:
+    def joined(self, acc: Tensor, terms: range, bits: int, bits_of_acc: int) -> Tensor:
         """Align and add the terms, in parts if they are split, and then align and add their sum and acc."""
-        (bits, bits_of_acc), split, top = self.how.join, self.how.split, self.largest(terms)
+        split, top = self.how.split, self.largest(terms)
         total = torch.zeros_like(top)
         for part in [terms[i::split] for i in range(min(split, len(terms)))]:
             largest = self.largest(part)
             total = total + _lowered(self.cut_off(part, largest), largest - top)
-        significand, unit, exponent = digits(acc, self.how.sum.emin)
+        significand, unit, exponent = digits(acc, self.emin)
         largest = torch.maximum(top, exponent)
         kept = _lowered(significand, unit - (largest - bits_of_acc)) << bits - bits_of_acc
         if split > 1:
             kept = torch.where(exponent >= largest - bits_of_acc - 1, kept, 0)
-        return to_odd(_lowered(total, top - self.how.width - largest + bits) + kept, largest - bits)
+        return to_odd(_lowered(total, top - self.width - largest + bits) + kept, largest - bits)
 
     def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return s and u of product k = s * 2**u, and the exponent by which it, or the group it starts, is aligned."""
@@ -204,12 +205,12 @@ class Dot:
         a_scale, b_scale = self.scales_of(k)
         a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of_a.emin, a_scale)
         b_digits, b_unit, b_exponent = digits(self.b[:, k, None, :], of_b.emin, b_scale)
-        exponent = a_exponent + b_exponent if self.how.group == 1 else a_scale + b_scale
+        exponent = a_exponent + b_exponent if self.how.group == 1 else torch.as_tensor(a_scale + b_scale)
         return a_digits * b_digits, a_unit + b_unit, exponent
 
     def scales_of(self, k: int) -> tuple[Tensor | int, Tensor | int]:
         """Return the exponents of the scales of both factors."""
-        if self.a_scales is None:
+        if self.a_scales is None or self.b_scales is None:
             return 0, 0
         at = k // self.how.scales
         return self.a_scales[:, :, at, None].long(), self.b_scales[:, at, None, :].long()
@@ -226,7 +227,7 @@ class Dot:
         total = torch.zeros_like(largest)
         for k in terms:
             significand, unit, _ = self.factors(k)
-            total = total + _cut(significand, unit - (largest - self.how.width))
+            total = total + _cut(significand, unit - (largest - self.width))
         return total
 
     def cut_group(self, terms: range, largest: Tensor) -> Tensor:
@@ -235,11 +236,12 @@ class Dot:
         for k in terms:
             significand, unit, _ = self.factors(k)
             total = total + _cut(significand, unit - exact)
-        return _cut(total, exact - (largest - self.how.width))
+        return _cut(total, exact - (largest - self.width))
 
 
-def flushed(x: Tensor, fmt: Format, sign: Tensor | None = None) -> Tensor:
+def flushed(x: Tensor, fmt: Format | Tabulated, sign: Tensor | None = None) -> Tensor:
     """Replace subnormal values by zero with the given sign; without one, by +0."""
+    assert isinstance(fmt, Format) and fmt.smallest_normal is not None  # Accumulator checks both
     zero = torch.zeros_like(x)
     return torch.where(x.abs() < fmt.smallest_normal, zero if sign is None else torch.copysign(zero, sign), x)
 
@@ -268,8 +270,11 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
     largest = of_zero
     for x, exponent in zip(values, exponents, strict=True):
         largest = torch.maximum(largest, torch.where(x == 0, of_zero, exponent.clamp(min=max(emin, ZERO))))
-    total = sum((x * power_of_two(width - largest)).trunc() for x in values) * power_of_two(largest - width)
-    plain = sum(values)
+    total = plain = torch.zeros_like(out)
+    for x in values:
+        total = total + (x * power_of_two(width - largest)).trunc()
+        plain = plain + x
+    total = total * power_of_two(largest - width)
     out.copy_(torch.where(plain.isfinite(), total + 0.0, plain))
 
 

@@ -220,9 +220,9 @@ def _check_scaled_operands(
     """Raise ValueError if an accumulator with scales reads an operand that is not rounded to its format."""
     for product, name in accumulators.items():
         how = Accumulator.parse(name) if is_name(name) else None
-        if how is None or not how.scales or how.operands is None:
+        if how is None or not how.scales:
             continue
-        for role, fmt in zip(FACTORS[product], how.operands, strict=True):
+        for role, fmt in zip(FACTORS[product], how.operand_formats, strict=True):
             rounding = roundings.get((role, product))
             found = getattr(rounding, "format", getattr(rounding, "fmt", None))
             if rounding is None or (found is not None and str(found) != str(fmt)):
