@@ -69,7 +69,7 @@ class Journal:
             return
         if (attempt := self.run.last_attempt()) is not None:
             append_json_line(attempt.lost, lost.as_json())
-        print(f"step {lost.step} is reached again: {lost.told}", flush=True)
+        print(f"step {lost.step} is reached again: {lost.description}", flush=True)
 
     def save(self, state: dict[str, Any], began: float, *, on_disk: bool) -> None:
         """Save the state to disk, or to memory that survives the death of a rank.

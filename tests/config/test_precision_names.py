@@ -4,7 +4,8 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.rounded import FORMATS, check_names
+from cpdrun.config.schema import validate
+from cpdrun.sweep import plan
 
 RULE = "{modules: '*', role: %s, format: %s}"
 
@@ -35,9 +36,10 @@ def test_a_recipe_is_looked_at_too(capsys):
     assert "precision.accumulator=nope" in capsys.readouterr().err
 
 
-def test_a_module_of_ones_own_is_taken_at_its_word_where_nothing_is_imported():
-    named = {"_target_": FORMATS, "weights": "nowhere.at.all", "rules": []}
-    check_names(named, imports=False)
+def test_a_format_of_ones_own_is_not_checked_where_nothing_is_imported():
+    config = plan(["exp=digits_bits", "format=fp32", "aps=false", "seed=0"]).runs[0].config
+    config["precision"]["weights"] = "nowhere.at.all"
+    validate(config, imports=False)
     with pytest.raises(ConfigError, match=r"precision\.weights=nowhere\.at\.all"):
-        check_names(named)
-    check_names(named | {"_target_": "mine.Precision"})
+        validate(config)
+    validate(config | {"precision": config["precision"] | {"_target_": "mine.Precision"}})

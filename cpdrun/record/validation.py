@@ -17,8 +17,8 @@ from cpdrun.errors import UserError
 from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure, known_measure
 
 ARGUMENTS = ("format", "aps", "seed", "world_size")
-MOST_BITS = 1024
-MOST_LETTERS = 80  # the longest name of a format
+MAX_BITS = 1024
+MAX_NAME_LENGTH = 80  # the longest name of a format
 # The directions and kinds of metrics that a caller may give.
 DIRECTIONS = {
     "higher": MEASURES["max"],
@@ -31,46 +31,52 @@ DIRECTIONS = {
 _OTHERS = ", ".join(list(DIRECTIONS)[1:])
 
 
-class GivenError(UserError, ValueError):
+class InvalidValueError(UserError, ValueError):
     """A value cannot be recorded, or its meaning is ambiguous. The message says which values are possible."""
 
 
-def flag(name: str, value: Any) -> bool:
-    value = _bare(value)
+def boolean(name: str, value: Any) -> bool:
+    """Return True or False. Raises InvalidValueError for other values."""
+    value = _python_scalar(value)
     if not isinstance(value, bool):
-        raise GivenError(f"{name}={value!r}: True or False is wanted")
+        raise InvalidValueError(f"{name}={value!r} must be True or False")
     return value
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    value = _bare(value)
+def integer(name: str, value: Any, least: int) -> int:
+    """Return an integer of at least `least`. Raises InvalidValueError for other values."""
+    value = _python_scalar(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise GivenError(f"{name}={value!r}: a whole number is wanted, e.g. int({name})")
+        raise InvalidValueError(f"{name}={value!r} must be a whole number, e.g. int({name})")
     if value < least:
-        raise GivenError(f"{name}={value}: at least {least} is wanted")
+        raise InvalidValueError(f"{name}={value} must be at least {least}")
     return value
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> float:
-    """Return a finite number of at least `least`. Raises GivenError for other values."""
-    value = _bare(value)
+    """Return a finite number of at least `least`. Raises InvalidValueError for other values."""
+    value = _python_scalar(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GivenError(f"{name}={value!r}: a number is wanted, e.g. float(...) of what a csv holds")
+        raise InvalidValueError(
+            f"{name}={value!r} must be a number, e.g. float(...) of a column of a CSV file"
+        )
     if not _is_finite(value):
-        raise GivenError(f"{name}={str(value)[:40]}: a finite number is wanted")
+        raise InvalidValueError(f"{name}={str(value)[:40]} must be finite")
     if value < least:
-        raise GivenError(f"{name}={value}: at least {least:g} is wanted")
+        raise InvalidValueError(f"{name}={value} must be at least {least:g}")
     return value
 
 
 def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
     """Return the contents of format.json for a built-in format, or for one whose bits are given."""
-    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MOST_LETTERS:
-        raise GivenError(f"format={str(name)[:MOST_LETTERS]!r}: a name is wanted, such as 'e4m3' or 'af4'")
-    if bits is not None and not 0 < (bits := number("bits", bits)) <= MOST_BITS:
-        raise GivenError(f"bits={bits:g}: more than 0 and at most {MOST_BITS} are wanted")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+        raise InvalidValueError(
+            f"format={str(name)[:MAX_NAME_LENGTH]!r} must be a name, such as 'e4m3' or 'af4'"
+        )
+    if bits is not None and not 0 < (bits := number("bits", bits)) <= MAX_BITS:
+        raise InvalidValueError(f"bits={bits:g} must be more than 0 and at most {MAX_BITS}")
     if exponent_bits is not None:
-        exponent_bits = whole("exponent_bits", exponent_bits, 0)
+        exponent_bits = integer("exponent_bits", exponent_bits, 0)
     try:
         ours = None if is_own(name) else parse(name)
     except ValueError as error:
@@ -79,10 +85,13 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
         problem = f"unknown format {name!r}"
     if ours is None:
         if meant(name) == "fp32":
-            raise GivenError(f"format={name!r} is called 'fp32' here: all others are compared with it")
+            raise InvalidValueError(
+                f"format={name!r} is called 'fp32' in cpdrun; all others are compared with it"
+            )
         if bits is None:
-            raise GivenError(
-                f"{problem}: one of another tool needs its bits a value, e.g. bits=4.5 with its share of a scale"
+            raise InvalidValueError(
+                f"{problem}; a format of another tool needs the bits of a value, e.g. bits=4.5 with its share "
+                "of a scale"
             )
         return {"name": name, "bits": bits, "exponent_bits": exponent_bits}
     for what, given, known in (
@@ -90,24 +99,28 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
         ("exponent_bits", exponent_bits, ours.exponent_bits),
     ):
         if given is not None and given != known:
-            raise GivenError(f"{what}={given:g}: {name} has {known}; call another format by another name")
+            raise InvalidValueError(
+                f"{what}={given:g}, but {name} has {known}; give a different format another name"
+            )
     return {"name": name, "bits": ours.bits, "exponent_bits": ours.exponent_bits}
 
 
 def metrics(given: Any, *, diverged: bool) -> dict[str, float | None]:
     """Return the finite metrics by name. For a diverged run, None replaces values that are not finite."""
     if not isinstance(given, Mapping) or not (given or diverged):
-        raise GivenError(f"metrics={given!r}: one at least is wanted, e.g. metrics={{'test_accuracy': .97}}")
+        raise InvalidValueError(
+            f"metrics={given!r} must have a metric, e.g. metrics={{'test_accuracy': .97}}"
+        )
     found: dict[str, float | None] = {}
     for name, value in given.items():
         if not isinstance(name, str) or not name.isprintable() or not name:
-            raise GivenError(f"metrics has a name that is no text: {name!r}")
-        value = _bare(value)
+            raise InvalidValueError(f"metrics has a name that is not printable text: {name!r}")
+        value = _python_scalar(value)
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             if not diverged:
-                raise GivenError(
-                    f"{name}={value}: a finite number is wanted; leave the metric out where it was not measured, and "
-                    "say diverged=True of a run whose loss was not finite"
+                raise InvalidValueError(
+                    f"{name}={value} must be finite; leave out a metric that was not measured, and pass "
+                    "diverged=True for a run whose loss was not finite"
                 )
             found[name] = None
         else:
@@ -118,7 +131,7 @@ def metrics(given: Any, *, diverged: bool) -> dict[str, float | None]:
 def measures(values: Mapping[str, float | None], directions: Any) -> dict[str, Measure]:
     """Return the measure of each metric, from its declaration or its known name. Shares must be from 0 to 1."""
     if directions is not None and not isinstance(directions, Mapping):
-        raise GivenError(f"directions={directions!r}: a mapping is wanted, e.g. {{'val_loss': 'lower'}}")
+        raise InvalidValueError(f"directions={directions!r} must be a mapping, e.g. {{'val_loss': 'lower'}}")
     found = {}
     for name, value in values.items():
         found[name] = _measure(name, (directions or {}).get(name))
@@ -127,65 +140,66 @@ def measures(values: Mapping[str, float | None], directions: Any) -> dict[str, M
 
 
 def check_share(name: str, value: float | None, measure: Measure | None) -> None:
+    """Raise InvalidValueError if a share is not from 0 to 1."""
     if value is not None and measure is not None and not measure.can_be(value):
-        raise GivenError(f"{name}={value:g}: a share from 0 to 1 is wanted, {value / 100:g} for {value:g} %")
+        raise InvalidValueError(
+            f"{name}={value:g} must be a share from 0 to 1, e.g. {value / 100:g} for {value:g} %"
+        )
 
 
-def _measure(name: str, said: Any) -> Measure:
+def _measure(name: str, declared: Any) -> Measure:
     known = known_measure(name)
-    if said is None:
+    if declared is None:
         if known is None:
-            raise GivenError(
-                f"which way of {name} is better? say directions={{{name!r}: 'higher'}}, or {_OTHERS}"
+            raise InvalidValueError(
+                f"is a higher {name} better? Pass directions={{{name!r}: 'higher'}}, or {_OTHERS}"
             )
         return known
-    if not isinstance(said, Measure) and not (isinstance(said, str) and said in DIRECTIONS):
-        raise GivenError(f"directions has {said!r} for {name}: higher, {_OTHERS} is wanted")
-    measure = said if isinstance(said, Measure) else DIRECTIONS[said]
+    if not isinstance(declared, Measure) and not (isinstance(declared, str) and declared in DIRECTIONS):
+        raise InvalidValueError(f"directions has {declared!r} for {name}; allowed: higher, {_OTHERS}")
+    measure = declared if isinstance(declared, Measure) else DIRECTIONS[declared]
     if known is None:
         return measure
     if known.higher_is_better != measure.higher_is_better:
-        way = "higher" if known.higher_is_better else "lower"
-        raise GivenError(
-            f"of {name} {way} is better; call a metric that points the other way by another name"
+        direction = "higher" if known.higher_is_better else "lower"
+        raise InvalidValueError(
+            f"a {direction} {name} is better; give a metric with the opposite direction another name"
         )
-    return known if said in ("higher", "lower") else measure
+    return known if declared in ("higher", "lower") else measure
 
 
 def config(given: Any, *, aps: bool) -> dict[str, Any]:
     """Return the settings that distinguish this run from others, as plain data."""
     if not isinstance(given, Mapping):
-        raise GivenError(f"config={given!r}: a mapping of settings is wanted")
-    made = plain("config", given)
-    leaves = [key for key, _ in flatten(made)]
+        raise InvalidValueError(f"config={given!r} must be a mapping of settings")
+    settings = plain("config", given)
+    leaves = [key for key, _ in flatten(settings)]
     if twice := [key for key in leaves if leaves.count(key) > 1]:
-        raise GivenError(f"config has {twice[0]!r} twice, with dots and as a mapping")
-    for key in made:
+        raise InvalidValueError(f"config has {twice[0]!r} twice, with dots and as a mapping")
+    for key in settings:
         if key in ARGUMENTS:
-            raise GivenError(f"config has {key!r}: it is an argument of its own")
+            raise InvalidValueError(f"config has {key!r}, which is an argument of its own")
         if not belongs_to_identity(key) and not key.endswith("_dir"):
-            raise GivenError(
-                f"config has {key!r}, which tells no runs apart here; rename it, or leave it out"
+            raise InvalidValueError(
+                f"config has {key!r}, which cpdrun does not use to distinguish runs; rename it, or leave it out"
             )
         if key.split(".")[0] == "scaling" and not aps:
-            raise GivenError(
-                f"config has {key!r}, which counts with aps=True alone; rename it, or leave it out"
+            raise InvalidValueError(
+                f"config has {key!r}, which has a meaning only with aps=True; rename it, or leave it out"
             )
-    return made
+    return settings
 
 
 def plain(name: str, value: Any, depth: int = 1) -> Any:
-    """Return text, finite numbers, flags, None, or lists and mappings of them. Raises GivenError for other values."""
+    """Return text, finite numbers, booleans, None, or lists and mappings of them; raise InvalidValueError otherwise."""
     if depth > MOST_DEPTH:
-        raise GivenError(f"{name.split('.')[0]} is nested too deep, or holds itself")
-    value = _bare(value)
+        raise InvalidValueError(f"{name.split('.')[0]} is nested too deeply, or contains itself")
+    value = _python_scalar(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         if not _is_finite(value):
-            raise GivenError(
-                f"{name}={str(value)[:40]}: a finite number is wanted, or None where there is none"
-            )
+            raise InvalidValueError(f"{name}={str(value)[:40]} must be finite, or None")
         return value
     if isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value):
         return str(value)
@@ -193,10 +207,14 @@ def plain(name: str, value: Any, depth: int = 1) -> Any:
         return [plain(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value)]
     if isinstance(value, Mapping):
         if odd := [key for key in value if not isinstance(key, str) or ":" in key or not key.isprintable()]:
-            raise GivenError(f"{name} has the key {odd[0]!r}: text without a colon is wanted")
+            raise InvalidValueError(
+                f"{name} has the key {odd[0]!r}; keys must be printable text without a colon"
+            )
         return {str(key): plain(f"{name}.{key}", item, depth + 1) for key, item in value.items()}
     kind = type(value).__name__
-    raise GivenError(f"{name} is a {kind}: text, numbers, True, False, None, lists or mappings are wanted")
+    raise InvalidValueError(
+        f"{name} is a {kind}; allowed are text, numbers, True, False, None, lists and mappings"
+    )
 
 
 def _is_finite(value: float) -> bool:
@@ -206,7 +224,7 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _bare(value: Any) -> Any:
+def _python_scalar(value: Any) -> Any:
     """Convert a numpy scalar or a tensor with one element to a Python number. Return other values unchanged."""
     if hasattr(value, "item") and not isinstance(value, str | Mapping):
         try:
