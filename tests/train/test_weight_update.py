@@ -126,7 +126,7 @@ def test_normalisation_layers_stay_in_fp32_where_asked():
 
 def test_combinations_that_mean_nothing_are_named():
     with pytest.raises(
-        ValueError, match=r"without a float32 copy: set precision\.weights and precision\.master"
+        ValueError, match=r"without a float32 copy; set precision\.weights and precision\.master"
     ):
         Formats(**PURE | {"kahan_weights": True, "master_weights": True})
     with pytest.raises(
