@@ -88,7 +88,7 @@ def lazy(num_classes):
     [
         (
             ("data=custom", "Streamed"),
-            "data: train does not say how long it is: type max_steps=N",
+            "data: train does not report its length; type max_steps=N",
         ),
         (("data=custom", "Untested"), "data: Untested has no test: a data class has train and test"),
         (("data=custom", "EmptyTest"), "data: test of EmptyTest is empty"),
