@@ -1,71 +1,81 @@
-"""Matrix products by accumulators beside torch.mm, in one thread:
+"""Measure which path each accumulator's matrix product takes, and how fast it is, in one thread.
 
-    python scripts/bench_accumulators.py [NAME ...] [--size 256] [--repeat 7] [--json]
+    python scripts/bench_accumulators.py --output results/reference/numerics/accumulators.md
+    python scripts/bench_accumulators.py h100_fp8 fp16-fused "e5m10 of e4m3fn"
 
-A row an accumulator: operands are normal values rounded to what it is for (bf16 where it does not say), so that the
-ways are taken that a run takes. Times are the least of all, torch.mm's measured in turns with each row's.
+The product of two matrices of 128 x K and K x 128 values is computed four times: with all paths, with aligned blocks
+alone (csrc/accumulators/cpu_blocks.h), with panels alone (cpu_panel.h), and with neither, by the general path (dot.h).
+The path of an accumulator is the one that makes it faster than the general path. These calls and torch.mm take turns,
+and the fastest call of each counts. Operands are normal values, rounded to the formats of the accumulator, or to
+`of FORMAT`, or else to bf16.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from collections.abc import Callable
+import platform
+from collections.abc import Iterator
+from pathlib import Path
 
 import custom_fp
 import torch
-from custom_fp.accumulator import Accumulator, read
+from bench_numerics import Calls, time_in_turns
+from custom_fp import _native
+from custom_fp.accumulator import Accumulator
 
+SIZE, DEPTHS = 128, (128, 1024)
 NAMES = (
-    *("e5m10", "bf16", "e4m3", "e5m10 of e4m3fn", "fp32", "fp32-fused", "fp16-pairwise", "mi100_fp16"),
-    *(
-        "fp32-exact",
-        "fp32-exact of e4m3fn",
-        "fp16-stochastic_8",
-        "bf16-fused",
-        "fp16-chunk_64",
-        "e4m3fn-saturate",
-    ),
-    *("v100_fp16", "a100_fp16", "a100_bf16", "a100_tf32", "h100_fp16", "h100_bf16", "h100_fp16_to_fp16"),
-    *("h100_fp8", "deepseek_v3", "b200_fp8"),
+    *("h100_fp8", "l40_fp8", "deepseek_v3", "h100_fp8_to_fp16", "b200_fp8", "b200_fp4"),
+    *("h100_fp16", "h100_bf16", "h100_fp16_to_fp16", "a100_fp16", "a100_bf16", "a100_tf32", "v100_fp16"),
+    *("mi100_fp16", "mi100_bf16", "mi100_fp32", "mi250_fp16", "mi300_fp16", "mi300_fp8"),
+    *("b200_mxfp8", "b200_nvfp4"),
+    *("fp32-exact", "fp16-exact", "posit16-exact of e4m3fn", "fp16-block_8 of e4m3fn"),
+    *("fp16-pairwise", "fp16-chunk_64", "e4m3fn-saturate", "fp16-toward_zero"),
+    *("fp16-fused", "bf16-fused", "fp32-fused", "e8m13-fused"),
+    *("fp16-stochastic_8", "fp16-stochastic", "fp16-nearest_away", "e8m13-pairwise", "posit16-fused"),
 )
+PATHS = {
+    "all": (True, True),
+    "aligned blocks": (True, False),
+    "panels": (False, True),
+    "general": (False, False),
+}
+SPEEDUP = 2  # a path that gains less than this factor is not the one that was taken
 
 
-def least(call: Callable[[], object], budget_s: float) -> float:
-    """Seconds of the quickest call within so many seconds, three calls or more."""
-    times: list[float] = []
-    end = time.perf_counter() + budget_s
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def row(name: str, size: int, repeat: int) -> dict[str, float | str]:
-    """Of `ACCUMULATOR` or `ACCUMULATOR of FORMAT`, the operands' format."""
+def seconds(name: str, depth: int, repeats: int) -> dict[str, float]:
+    """Return the time of torch.mm and of an accumulator's product by each path."""
     text, _, of = name.partition(" of ")
-    how = read(text)[0]
-    of_machine = how.operands if isinstance(how, Accumulator) and how.operands else ("bf16", "bf16")
-    formats = (of, of) if of else of_machine
+    how = Accumulator.parse(text)
+    a_format, b_format = (of, of) if of else how.operand_formats or ("bf16", "bf16")
     g = torch.Generator().manual_seed(0)
-    a, b = (
-        custom_fp.quantize(torch.randn(size, size, generator=g), fmt, axis=1 - i)
-        for i, fmt in enumerate(formats)
-    )
-    own, torchs = [], []
-    for _ in range(repeat):
-        torchs.append(least(lambda: torch.mm(a, b), 0.02))
-        own.append(least(lambda: custom_fp.matmul(a, b, accumulator=text), 0.02))
-    return {
-        "accumulator": name,
-        "operands": " x ".join(map(str, formats)),
-        "torch_mm_ms": 1e3 * min(torchs),
-        "ms": 1e3 * min(own),
-        "percent_of_torch_mm": 100 * min(torchs) / min(own),
-        "gmac_per_s": size**3 / min(own) / 1e9,
-    }
+    a = custom_fp.quantize(torch.randn(SIZE, depth, generator=g), a_format, axis=1)
+    b = custom_fp.quantize(torch.randn(depth, SIZE, generator=g), b_format, axis=0)
+
+    def product(path: str) -> None:
+        _native.use_paths(*PATHS[path])
+        custom_fp.matmul(a, b, accumulator=how, seed=0 if how.is_stochastic else None)
+
+    calls: Calls = {"torch.mm": lambda: torch.mm(a, b)}
+    calls |= {path: lambda path=path: product(path) for path in PATHS}
+    try:
+        return time_in_turns(calls, "cpu", repeats)
+    finally:
+        _native.use_paths(*PATHS["all"])
+
+
+def rows(names: tuple[str, ...], repeats: int) -> Iterator[str]:
+    """Yield the rows of the table."""
+    for name in names:
+        by_depth = [seconds(name, depth, repeats) for depth in DEPTHS]
+        first = by_depth[0]
+        fastest = min(("aligned blocks", "panels"), key=first.__getitem__)
+        path = fastest if SPEEDUP * first[fastest] < first["general"] else "general"
+        cells = [
+            f"{s['all'] / s['torch.mm']:.1f} | {s['general'] / s['torch.mm']:.0f} | {s['general'] / s['all']:.0f}"
+            for s in by_depth
+        ]
+        yield f"| {name} | {path} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -73,22 +83,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
-    parser.add_argument("--size", type=int, default=256, help="of square matrices")
-    parser.add_argument("--repeat", type=int, default=7, help="turns of each row")
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
-    given = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=7, help="number of turns")
+    parser.add_argument("--output", type=Path, help="file to write the table to")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row(name, given.size, given.repeat) for name in given.names]
-    if given.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print("| accumulator | operands | torch.mm, ms | ms | % of torch.mm | GMAC/s |")
-    print("|---|---|---:|---:|---:|---:|")
-    for r in rows:
-        print(
-            f"| {r['accumulator']} | {r['operands']} | {r['torch_mm_ms']:.3f} | {r['ms']:.3f} "
-            f"| {r['percent_of_torch_mm']:.1f} | {r['gmac_per_s']:.2f} |"
-        )
+    header = [f"K = {depth}: {column}" for depth in DEPTHS for column in ("time", "by dot.h", "gain")]
+    lines = [
+        f"{platform.machine()}, {_native.isa()}, torch {torch.__version__}, 1 thread",
+        "",
+        f"Products of {SIZE} x K and K x {SIZE} values. Times are multiples of the time of torch.mm in float32.",
+        "`by dot.h` is the time by the general path, and `gain` how many times longer that takes.",
+        "",
+        f"| accumulator | path | {' | '.join(header)} |",
+        f"| --- | --- |{' ---: |' * len(header)}",
+    ]
+    text = "\n".join([*lines, *rows(tuple(arguments.names), arguments.repeats)]) + "\n"
+    print(text, end="")
+    if arguments.output:
+        arguments.output.write_text(text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key
 of conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
-Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) uses the same types.
+Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) uses the same
+types.
 """
 
 import itertools

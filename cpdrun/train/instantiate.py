@@ -10,6 +10,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from cpdrun.config.moved import NOW, with_present_names
 from cpdrun.data.base import DataError
 from cpdrun.errors import UserError
 
@@ -34,7 +35,7 @@ def part(section: str, spec: dict[str, Any], **arguments: Any) -> Any:
     """
     with naming(section):
         locate(spec["_target_"])
-        return instantiate(spec, _convert_="all", **arguments)
+        return instantiate(with_present_names(spec), _convert_="all", **arguments)
 
 
 def locate(target: str) -> Any:
@@ -42,6 +43,7 @@ def locate(target: str) -> Any:
 
     Hydra's own function reports a missing object in three lines; this one raises an ImportError of one line.
     """
+    target = NOW.get(target, target)
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

@@ -5,7 +5,7 @@ ShardedWeights  The same, where the optimizer of each worker updates a part of t
 GossipWeights   N workers with separate weights, which they average with their neighbors after each step.
 LocalWeights    N workers with separate weights, which they synchronize every H steps.
 
-A sync names its learner (`cpdrun.comm.base.GradientSync.learner`).
+A sync names its learner (`cpdrun.comm.sync.base.GradientSync.learner`).
 
 Legend: N workers, W of them on this rank, B samples per worker, P parameters.
 """

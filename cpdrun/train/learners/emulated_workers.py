@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cpdrun.comm.gossip.rows import Rows
+from cpdrun.comm.gossip.base import WeightLayout
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 
@@ -114,7 +114,7 @@ class SharedModel(EmulatedWorkers):
 class SeparateModels(EmulatedWorkers):
     """Workers with separate weights and buffers.
 
-    All weights are stored in one tensor x_WxD with one row per worker (`cpdrun.comm.gossip.rows`). The model emulates a
+    All weights are stored in one tensor x_WxD with one row per worker (`cpdrun.comm.gossip.base`). The model emulates a
     worker by pointing its parameters and buffers to those of the worker, without a copy.
 
     Attributes:
@@ -130,7 +130,7 @@ class SeparateModels(EmulatedWorkers):
         self.names = list(model_parameters)
         self.buffer_names = [name for name, buffer in model.named_buffers() if buffer.numel()]
         W, weights = len(workers.mine), [p.detach() for p in model_parameters.values()]
-        self.rows = Rows([p.shape for p in weights])
+        self.rows = WeightLayout([p.shape for p in weights])
         self.x_WxD = self.rows.zeros(W, weights[0].device)
         for row in self.x_WxD:
             torch._foreach_copy_(self.rows.parameters(row), weights)

@@ -5,7 +5,7 @@ metrics are means over the workers, each evaluated on sync.worker_test_samples s
 worst worker, and NAME_averaged_model that of the mean of all weights on all test data. consensus_distance is
 sqrt(mean_i |x_i - x_mean|^2), and bytes_sent_per_worker counts all bytes that a worker has sent.
 
-LocalWeights (`cpdrun.comm.local.outer`): workers take H steps by themselves between two outer steps. Test metrics are
+LocalWeights (`cpdrun.comm.sync.local`): workers take H steps by themselves between two outer steps. Test metrics are
 those of the agreed weights, that is, of the latest outer step: up to H - 1 steps old, and the initial weights before
 the first outer step. An outer step follows the last step of a run for any H. The running statistics of BatchNorm (any
 buffer) are not communicated. Those of worker 0 are evaluated; in a script they are on rank 0
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.gossip.base import Gossip
-from cpdrun.comm.gossip.topology.mixing import mean_gap
-from cpdrun.comm.local.outer import OuterStep
+from cpdrun.comm.gossip.topologies import mean_gap
+from cpdrun.comm.sync.local import OuterStep
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, parameter_groups

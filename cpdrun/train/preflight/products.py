@@ -34,7 +34,7 @@ from custom_fp.recipe.layers import OTHERS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpdrun.comm.parallel.workers import model_workers_of
+from cpdrun.comm.model_parallel import model_workers_of
 from cpdrun.train.build import Parts
 from cpdrun.train.instantiate import naming
 from cpdrun.train.precision.base import Operands, Precision
