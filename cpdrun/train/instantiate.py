@@ -10,7 +10,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from cpdrun.config.moved import NOW, with_present_names
+from cpdrun.config.class_names import PRESENT_NAME, with_present_names
 from cpdrun.data.base import DataError
 from cpdrun.errors import UserError
 
@@ -43,7 +43,7 @@ def locate(target: str) -> Any:
 
     Hydra's own function reports a missing object in three lines; this one raises an ImportError of one line.
     """
-    target = NOW.get(target, target)
+    target = PRESENT_NAME.get(target, target)
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

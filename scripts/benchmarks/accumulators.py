@@ -1,27 +1,22 @@
-"""Measure which path each accumulator's matrix product takes, and how fast it is, in one thread.
+"""Which path does the matrix product of each accumulator take, and how fast is it, in one thread?
 
-    python scripts/bench_accumulators.py --output results/reference/numerics/accumulators.md
-    python scripts/bench_accumulators.py h100_fp8 fp16-fused "e5m10 of e4m3fn"
+    python scripts/benchmarks/accumulators.py --output results/reference/numerics/accumulators.md
+    python scripts/benchmarks/accumulators.py h100_fp8 fp16-fused "e5m10 of e4m3fn"
 
 The product of two matrices of 128 x K and K x 128 values is computed four times: with all paths, with aligned blocks
 alone (csrc/accumulators/cpu_blocks.h), with panels alone (cpu_panel.h), and with neither, by the general path (dot.h).
 The path of an accumulator is the one that makes it faster than the general path. These calls and torch.mm take turns,
 and the fastest call of each counts. Operands are normal values, rounded to the formats of the accumulator, or to
-`of FORMAT`, or else to bf16.
+`of FORMAT`, or else to bf16. It takes about two minutes.
 """
 
-from __future__ import annotations
-
-import argparse
-import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 import custom_fp
 import torch
-from bench_numerics import Calls, time_in_turns
 from custom_fp import _native
 from custom_fp.accumulator import Accumulator
+from harness import Report, describe_machine, make_parser, time_fastest
 
 SIZE, DEPTHS = 128, (128, 1024)
 NAMES = (
@@ -56,51 +51,43 @@ def seconds(name: str, depth: int, repeats: int) -> dict[str, float]:
         _native.use_paths(*PATHS[path])
         custom_fp.matmul(a, b, accumulator=how, seed=0 if how.is_stochastic else None)
 
-    calls: Calls = {"torch.mm": lambda: torch.mm(a, b)}
+    calls = {"torch.mm": lambda: torch.mm(a, b)}
     calls |= {path: lambda path=path: product(path) for path in PATHS}
     try:
-        return time_in_turns(calls, "cpu", repeats)
+        return time_fastest(calls, repeats)
     finally:
         _native.use_paths(*PATHS["all"])
 
 
-def rows(names: tuple[str, ...], repeats: int) -> Iterator[str]:
+def rows(names: list[str], repeats: int) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table."""
     for name in names:
         by_depth = [seconds(name, depth, repeats) for depth in DEPTHS]
         first = by_depth[0]
         fastest = min(("aligned blocks", "panels"), key=first.__getitem__)
         path = fastest if SPEEDUP * first[fastest] < first["general"] else "general"
-        cells = [
-            f"{s['all'] / s['torch.mm']:.1f} | {s['general'] / s['torch.mm']:.0f} | {s['general'] / s['all']:.0f}"
-            for s in by_depth
-        ]
-        yield f"| {name} | {path} | {' | '.join(cells)} |"
+        cells = []
+        for s in by_depth:
+            cells += [f"{s['all'] / s['torch.mm']:.1f}", f"{s['general'] / s['torch.mm']:.0f}"]
+            cells.append(f"{s['general'] / s['all']:.0f}")
+        yield name, path, *cells
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=7, help="number of turns")
-    parser.add_argument("--output", type=Path, help="file to write the table to")
-    arguments = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=7, help="number of turns (default: 7)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    header = [f"K = {depth}: {column}" for depth in DEPTHS for column in ("time", "by dot.h", "gain")]
-    lines = [
-        f"{platform.machine()}, {_native.isa()}, torch {torch.__version__}, 1 thread",
-        "",
-        f"Products of {SIZE} x K and K x {SIZE} values. Times are multiples of the time of torch.mm in float32.",
-        "`by dot.h` is the time by the general path, and `gain` how many times longer that takes.",
-        "",
-        f"| accumulator | path | {' | '.join(header)} |",
-        f"| --- | --- |{' ---: |' * len(header)}",
-    ]
-    text = "\n".join([*lines, *rows(tuple(arguments.names), arguments.repeats)]) + "\n"
-    print(text, end="")
-    if arguments.output:
-        arguments.output.write_text(text)
+    heads = [f"K = {depth}: {column}" for depth in DEPTHS for column in ("time", "by dot.h", "gain")]
+    with Report(options.output) as report:
+        report.add(f"{describe_machine(threads=1)}, {_native.isa()}")
+        report.add(
+            f"Products of {SIZE} x K and K x {SIZE} values. Times are multiples of the time of torch.mm in float32.\n"
+            "`by dot.h` is the time by the general path, and `gain` how many times longer that takes."
+        )
+        table_rows = rows(options.names, options.repeats)
+        report.add_table(["accumulator", "path", *heads], table_rows, text_columns=2)
 
 
 if __name__ == "__main__":
