@@ -33,7 +33,6 @@ from cpdrun.record import RunDir
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.loop import train
-from cpdrun.train.ranks.consensus import Request
 from cpdrun.train.state.journal import Journal
 
 LIMIT, FIXED_S = 1.03, 2e-4
@@ -84,9 +83,8 @@ class AlternatingJournal(Journal):
         self.loop_s: list[float] = []
         self.plain_s: list[float] = []
         self._started: float | None = None
-        self._between_epochs = False
 
-    def request(self) -> Request:
+    def step_done(self, step: int) -> None:
         ended = self._now()
         next(self.plain)
         now = self._now()
@@ -96,13 +94,13 @@ class AlternatingJournal(Journal):
             self.left -= 1
         if not self.left:
             raise AllStepsTakenError
-        self._started = None if self._between_epochs else now
-        self._between_epochs = False
-        return Request.CONTINUE
+        self._started = now
 
     def epoch_done(self, *_: Any) -> None:
         """Do not time the evaluation and the checkpoint as a step."""
-        self._started, self._between_epochs = None, True
+        if not self.loop_s:
+            raise RuntimeError("an epoch has ended, but the training loop has not called step_done")
+        self._started = None
 
     def drop_rows_after(self, epoch: int) -> None:
         """Do nothing, because nothing is stored."""
