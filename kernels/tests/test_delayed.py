@@ -4,7 +4,7 @@ import custom_fp
 import pytest
 import torch
 from custom_fp.recipe.delayed import Delayed, History
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from torch import nn
 
 RULE = {"modules": "*", "role": ["input", "weight", "output_gradient"], "format": "fp8_tensor", "history": 2}
@@ -50,7 +50,7 @@ def test_the_scale_is_of_the_steps_before():
 
 def test_inf_and_nan_show_and_take_no_part():
     history = History(3)
-    rounding = Delayed(Rounding("fp8_tensor", history=3), history)
+    rounding = Delayed(QuantizationSpec("fp8_tensor", history=3), history)
     x = torch.tensor([1.0, 2.0, torch.inf])
     assert rounding(x).isnan().all() and history.seen == 2.0
     assert rounding(torch.tensor([torch.nan])).isnan().all() and history.seen == 2.0

@@ -12,7 +12,7 @@ import torch
 from custom_fp import native, reference
 from custom_fp.formats.scalar import Format
 from custom_fp.recipe.parsing import read_rule
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.rounding import Rule, is_stochastic
 from custom_fp.scaled.arithmetic import ScaledReference
 from gfloat.formats import format_info_ocp_e2m1, format_info_ocp_e4m3, format_info_ocp_e5m2
@@ -144,10 +144,10 @@ def test_a_rule_takes_it():
         "rules[0]", {"modules": "*", "role": "weight", "format": "nvfp4", "rounding": "stochastic_6"}
     )
     assert (
-        rule.rounding == Rounding("nvfp4", word="stochastic_6")
+        rule.rounding == QuantizationSpec("nvfp4", rounding_mode="stochastic_6")
         and str(rule.rounding) == "nvfp4 (stochastic_6)"
     )
-    assert rule.rounding.nearest == Rounding("nvfp4") and is_stochastic("stochastic_6")
+    assert rule.rounding.nearest == QuantizationSpec("nvfp4") and is_stochastic("stochastic_6")
 
 
 @pytest.mark.parametrize("word", ["stochastic_0", "stochastic_32", "stochastic_08", "stochastic_"])

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import custom_fp
 import pytest
@@ -205,6 +206,30 @@ def test_a_model_in_a_new_process_computes_by_the_recipe(tmp_path):
     )
     done = subprocess.run([sys.executable, "spawning.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_model_in_a_queue_computes_by_the_recipe():
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4)
+    custom_fp.apply_recipe(model, "fp8_delayed")
+    y = model(x)
+    received = pickle.loads(ForkingPickler.dumps(model))
+    assert torch.equal(received(x), y) and type(received[0]) is type(model[0])
+    assert type(pickle.loads(pickle.dumps(model))[0]) is nn.Linear
+
+
+EXPORTS = {
+    "trace": torch.jit.trace,
+    "script": lambda model, x: torch.jit.script(model),
+    "export": lambda model, x: torch.export.export(model, (x,)).module(),
+}
+
+
+@pytest.mark.parametrize("export", EXPORTS.values(), ids=list(EXPORTS))
+def test_an_export_warns_that_rounding_is_left_out(export):
+    model, x = nn.Sequential(nn.Linear(32, 8)), torch.randn(2, 32)
+    custom_fp.apply_recipe(model, "mxfp8")
+    with pytest.warns(UserWarning, match="rounding is not exported"):
+        export(model, x)
 
 
 @pytest.mark.filterwarnings("ignore")

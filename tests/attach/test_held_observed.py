@@ -1,5 +1,7 @@
 """A script's tensors, observed: what was there is what is seen, and its bits stay."""
 
+import copy
+import pickle
 import shutil
 from pathlib import Path
 
@@ -55,6 +57,22 @@ def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(hold, run, typ
             expected = np.stack([own[i].reshape(-1).numpy() for own in observed[step]])
             assert np.array_equal(seen.samples["values"], expected), name
             assert sum(seen.column("count")) + seen.zeros == expected.size
+
+
+@pytest.mark.parametrize("typed", [(), ("recipe=mxfp8", "format=e4m3")])
+def test_a_model_that_is_saved_or_copied_during_an_observed_step_has_no_hooks(hold, run, typed) -> None:
+    held = hold("observe=2", *typed)
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(12):
+        optimizer.zero_grad()
+        loss_of(model, 0, step).backward()
+        saved, copied = pickle.dumps(model), copy.deepcopy(model)
+        assert b"cpdrun" not in saved and b"custom_fp" not in saved
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in copied.modules())
+        optimizer.step()
+    held.check()
+    assert "activation" in Observation.load(run.observed).by_step[10]
 
 
 def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from custom_fp import Format
 from custom_fp.layers.products import round_gradient
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.tensor_aps import aps_quantize, quantize_on_device
 from test_precision import FP32
 from torch import nn
@@ -68,7 +68,7 @@ def test_what_is_not_finite_stays_and_takes_no_part():
 
 def test_forward_and_backward_have_shifts_of_their_own_under_vmap_too():
     def quantizer(x_F):
-        return aps_quantize(round_gradient(x_F, Rounding("e5m2", aps=True)), "e4m3")
+        return aps_quantize(round_gradient(x_F, QuantizationSpec("e5m2", aps=True)), "e4m3")
 
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(2)) * torch.tensor([[1e-6], [1.0], [1e5]])
 

@@ -11,9 +11,9 @@ Nothing is changed: hooks copy. A step is one of the first optimizer that the sc
 is looked at. Collective where there are several processes: all of them take those steps.
 
 How many steps a script will take is unknown: one in EVERY is looked at, from the first on, so that observing costs a
-tenth of a run where it costs as much as a step (scripts/bench_observe.py); once more than N are there, every second one
-is kept, and the steps between looks double. So between N / 2 and N are kept, evenly spread. One that is stopped and
-goes on looks on behind what its file has.
+tenth of a run where it costs as much as a step (scripts/benchmarks/observation.py); once more than N are
+there, every second one is kept, and the steps between looks double. So between N / 2 and N are kept, evenly spread.
+One that is stopped and goes on looks on behind what its file has.
 
 Not seen, and said: parameters of other optimizers and of fully_shard, layers of a model that torch.compile compiles,
 gradients of a step whose backward passes are not one for each of several workers.

@@ -43,7 +43,7 @@ from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.parsing import format_named, one_of, one_rounding, read_rules, short_form
 from custom_fp.recipe.placement import Placement
-from custom_fp.recipe.rounding import NEAREST, Rounding
+from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -107,8 +107,8 @@ class Formats(Precision):
         _check_keeping(all_rules, master_weights, update_rounding, kahan_weights)
         self.weights = Float32Weights()
         self.statistics: list[Tensor] = []  # running statistics, and how each is rounded
-        self.of_statistics: list[Rounding | None] = []
-        self.of_weights: list[Rounding | None] = []
+        self.of_statistics: list[QuantizationSpec | None] = []
+        self.of_weights: list[QuantizationSpec | None] = []
         self.placement: Placement | None = None
         self.layers: dict[tuple[str, str | None], Layer] = {}  # by module and part
 
@@ -164,7 +164,7 @@ class Formats(Precision):
 
         return Operands(*map(of, OPERANDS[product]), of("accumulator"))
 
-    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> Rounding | None:
+    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> QuantizationSpec | None:
         takes = layer.takes(role) and (product is None or product in layer.products(role))
         return self.placement.rules.rounding_for(layer, role, product, step) if takes else None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -37,7 +37,7 @@ class Float32Weights:
 class MasterWeights(Float32Weights):
     """A float32 copy takes every step; the model has it rounded (arXiv 1710.03740, section 3.1)."""
 
-    def __init__(self, parameters: Parameters, roundings: Sequence[Rounding | None]):
+    def __init__(self, parameters: Parameters, roundings: Sequence[QuantizationSpec | None]):
         self.roundings = roundings
         self.masters = [p.detach().clone() for p in parameters]
         round_(parameters, roundings)
@@ -66,7 +66,7 @@ class FormatWeights(Float32Weights):
     def __init__(
         self,
         parameters: Parameters,
-        roundings: Sequence[Rounding | None],
+        roundings: Sequence[QuantizationSpec | None],
         rounding: str,
         kahan: bool,
         seed: int,
@@ -94,7 +94,7 @@ class FormatWeights(Float32Weights):
         self.update.updates, self.update.compensations = state["updates"], state["compensations"]
 
 
-def round_(tensors: Sequence[Tensor], roundings: Sequence[Rounding | None]) -> None:
+def round_(tensors: Sequence[Tensor], roundings: Sequence[QuantizationSpec | None]) -> None:
     """In place, each by its own."""
     with torch.no_grad():
         for tensor, rounding in zip(tensors, roundings, strict=True):

@@ -14,6 +14,7 @@ import torch
 from custom_fp.recipe.layers import ROLES, Layer, layers_of
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cpdrun.models.normed.norms import is_norm
 
@@ -91,9 +92,12 @@ class LayerDescription(Layer):
 class OperandRecorder:
     """Record the operands of Linear and Conv layers, if this rank emulates worker 0 (`here`).
 
+    A layer has a hook only while it computes, so that a model that is saved or copied between its calls has none.
+
     Attributes:
-        layers: The layers to record, keyed by name.
-        handles: The handles of the registered hooks.
+        layers: The names of the layers to record, keyed by module.
+        handle: The handle of the hook that torch calls before every module; None while nothing is recorded.
+        hooks: The handles of the hooks of the layers that are computing.
         calls: The number of calls of the model since `open`.
         attends: Whether the model called scaled_dot_product_attention, whose operands are not recorded.
         found: The recorded tensors as found[role][layer].
@@ -102,9 +106,10 @@ class OperandRecorder:
     def __init__(self, model: nn.Module, here: bool):
         self.model = model
         self.layers = {
-            name: m for name, m in model.named_modules() if here and isinstance(m, _RECORDED_CLASSES)
+            m: name for name, m in model.named_modules() if here and isinstance(m, _RECORDED_CLASSES)
         }
-        self.handles: list[Any] = []
+        self.handle: Any = None
+        self.hooks: dict[nn.Module, Any] = {}
         self.calls = 0
         self.attends = False
         self.found: dict[str, dict[str, list[Tensor]]] = {}
@@ -114,10 +119,8 @@ class OperandRecorder:
         self.calls, self.found = 0, {"activation": {}, "output_gradient": {}}
         if not self.layers:
             return
-        self.handles = [self.model.register_forward_pre_hook(self._count)]
+        self.handle = register_module_forward_pre_hook(self._before_call)
         self.attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, self._attend
-        for name, module in self.layers.items():
-            self.handles.append(module.register_forward_hook(self._hook(name)))
 
     def close(self) -> dict[str, dict[str, Tensor]]:
         """Stop recording, and return the tensors as {role: {layer: values}}.
@@ -125,11 +128,12 @@ class OperandRecorder:
         The roles are activation and output_gradient; a role without values is left out. If a layer was called several
         times, its tensors are flattened and concatenated.
         """
-        if self.handles:
+        if self.handle is not None:
             F.scaled_dot_product_attention = self.attention
-        for handle in self.handles:
-            handle.remove()
-        found, self.found, self.handles = self.found, {}, []
+            self.handle.remove()
+        for module in list(self.hooks):
+            self._remove_hook(module)
+        found, self.found, self.handle = self.found, {}, None
         return {
             role: {name: torch.cat([x.reshape(-1) for x in tensors]) for name, tensors in of.items()}
             for role, of in found.items()
@@ -140,9 +144,16 @@ class OperandRecorder:
         self.attends = True
         return self.attention(*args, **kwargs)
 
-    def _count(self, *_: Any) -> None:
-        if self.counts():
+    def _before_call(self, module: nn.Module, _inputs: tuple) -> None:
+        if module is self.model and self.counts():
             self.calls += 1
+        if module in self.layers:
+            self._remove_hook(module)  # of a call that raised an exception
+            self.hooks[module] = module.register_forward_hook(self._hook(self.layers[module]))
+
+    def _remove_hook(self, module: nn.Module) -> None:
+        if hook := self.hooks.pop(module, None):
+            hook.remove()
 
     def counts(self) -> bool:
         """Return True if the model's current call belongs to a training step.
@@ -152,7 +163,8 @@ class OperandRecorder:
         return True
 
     def _hook(self, name: str) -> Any:
-        def see(_module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        def see(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            self._remove_hook(module)
             if self.calls > 1 or not self.counts() or not inputs or not isinstance(inputs[0], Tensor):
                 return
             found = self.found

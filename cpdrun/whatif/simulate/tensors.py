@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
-from custom_fp.recipe.rounding import NEAREST, SIGNS, Rounding
+from custom_fp.recipe.quantization_spec import NEAREST, SIGNS, QuantizationSpec
 from custom_fp.recipe.rules import Rules
 from torch import Tensor
 
@@ -137,7 +137,7 @@ class _OperandSimulator:
             simulate_rounding(s, self._rounding(name, step), self.larger) for name, s in statistics.items()
         ]
 
-    def _rounding(self, name: str, step: int) -> Rounding | None:
+    def _rounding(self, name: str, step: int) -> QuantizationSpec | None:
         if (layer := self.layers.get(name)) is None:
             return None
         asked = ((r, p) for r, p in _RULES_OF_ROLE[self.role] if layer.takes(r))
@@ -163,7 +163,7 @@ class _UpdateSimulator:
         weights = self.observation.by_step[step].get("weight", {})
         parts = []
         for name, s in statistics.items():
-            part = simulate_rounding(s, Rounding(fmt) if fmt else None)
+            part = simulate_rounding(s, QuantizationSpec(fmt) if fmt else None)
             holder, lost = self.holders.get(name), (0.0, float(np.count_nonzero(s.samples["values"])))
             kept = None if holder is None else self.rules.rounding_for(holder, "parameter", None, step)
             if kept is not None and not self.precision.master_weights and name in weights:
@@ -190,7 +190,7 @@ class _UpdateSimulator:
 
 
 def simulate_rounding(
-    statistics: TensorStatistics, rounding: Rounding | None, larger: int = 0
+    statistics: TensorStatistics, rounding: QuantizationSpec | None, larger: int = 0
 ) -> LayerEffect:
     """Simulate the rounding of one observed tensor, multiplied by 2^larger. None leaves it in float32.
 
@@ -200,7 +200,7 @@ def simulate_rounding(
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)
     fmt = parse(rounding.format)
-    if isinstance(fmt, Format) and rounding.word == NEAREST and rounding.hadamard is None:
+    if isinstance(fmt, Format) and rounding.rounding_mode == NEAREST and rounding.hadamard is None:
         shift = larger
         if rounding.aps and statistics.largest:
             shift = fmt.emax - (custom_fp.max_exponent(torch.tensor([statistics.largest])) or 0)
@@ -214,7 +214,7 @@ def simulate_rounding(
     )
 
 
-def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
+def _sampled(x_n: Tensor, largest: float, rounding: QuantizationSpec) -> RoundingError:
     if rounding.hadamard is not None:
         if missing := -len(x_n) % rounding.hadamard:
             x_n = F.pad(x_n, (0, missing))
@@ -222,7 +222,9 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
     fmt = parse(rounding.format)
     if fmt.has_tiles:  # a row consists of 32 neighbors in memory
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
-        rounded = custom_fp.quantize(x_n.view(-1, RUN), fmt, rounding=rounding.word, seed=_seed(rounding))
+        rounded = custom_fp.quantize(
+            x_n.view(-1, RUN), fmt, rounding=rounding.rounding_mode, seed=_seed(rounding)
+        )
         return rounding_error_of_values(x_n.numpy(), rounded.numpy(), math.inf)
     # A scale for the whole tensor depends on its largest value, so that value is appended. If the format has blocks and
     # the sample fills whole blocks, the appended value has a block of its own.
@@ -231,12 +233,14 @@ def _sampled(x_n: Tensor, largest: float, rounding: Rounding) -> RoundingError:
     if rounding.aps:
         shift = cast(Format, fmt).emax - (custom_fp.max_exponent(with_largest) or 0)
         scaled = with_largest.double() * 2.0**shift
-        rounded = custom_fp.quantize(scaled, fmt, rounding=rounding.word, seed=seed).double() * 2.0**-shift
+        rounded = (
+            custom_fp.quantize(scaled, fmt, rounding=rounding.rounding_mode, seed=seed).double() * 2.0**-shift
+        )
     else:
-        rounded = custom_fp.quantize(with_largest, fmt, rounding=rounding.word, seed=seed)
+        rounded = custom_fp.quantize(with_largest, fmt, rounding=rounding.rounding_mode, seed=seed)
     most = fmt.max if isinstance(fmt, Format) and not rounding.aps else math.inf
     return rounding_error_of_values(x_n.numpy(), rounded[:-1].numpy(), most)
 
 
-def _seed(rounding: Rounding) -> int | None:
-    return None if rounding.word == NEAREST else _SEED
+def _seed(rounding: QuantizationSpec) -> int | None:
+    return None if rounding.rounding_mode == NEAREST else _SEED

@@ -11,8 +11,9 @@ another module. A class decides how its instances are written and copied:
     pickle, torch.save       The user's class and attributes are written, so the file loads without this package and
                              with weights_only=True. The loaded model computes in float32 until a recipe is applied.
     copy.deepcopy, copy.copy The copy computes as the original does. A deep copy has delayed scales of its own.
-    multiprocessing (spawn)  A model that is handed to a new process computes as the original does.
-    torch.jit, torch.export, ONNX    The exported model is the user's, in float32.
+    multiprocessing          A model that is passed to another process, as an argument or through a queue, computes as
+                             the original does.
+    torch.jit, torch.export, ONNX    The exported model is the user's, in float32. A warning says so.
     module.__class__         This is the user's class, because pickle compares it with the class that it writes.
                              Assigning to it, as fully_shard and parametrizations do, replaces the user's class and
                              keeps the rounding.
@@ -23,9 +24,11 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import torch
@@ -68,15 +71,13 @@ class Attached:
         _set_class(self, attached_class(plain_class, type(self).rounding_class))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if get_spawning_popen() is not None:
-            return self._parts(protocol)
         this: Any = self
         return plain(this).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         kind = type(self)
         if not hasattr(kind.plain_class, "__deepcopy__"):
-            return copy._reconstruct(self, memo, *self._parts(4))  # type: ignore[attr-defined]
+            return copy._reconstruct(self, memo, *self._parts())  # type: ignore[attr-defined]
         copied = kind.plain_class.__deepcopy__(self, memo)
         if "attachment" in copied.__dict__:
             _set_class(copied, kind)
@@ -84,7 +85,7 @@ class Attached:
         return copied
 
     def __copy__(self) -> Any:
-        return copy._reconstruct(self, None, *self._parts(4))  # type: ignore[attr-defined]
+        return copy._reconstruct(self, None, *self._parts())  # type: ignore[attr-defined]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
@@ -93,11 +94,12 @@ class Attached:
     def __prepare_scriptable__(self) -> Any:
         """Return what torch.jit.script compiles: copies, because it writes to `_modules` of all modules."""
         this: Any = self
+        _warn_of_export()
         return _plain_tree(this, {})
 
-    def _parts(self, protocol: Any) -> tuple:
+    def _parts(self) -> tuple:
         """Return what recreates an object of this class, as `__reduce_ex__` does."""
-        parts: Any = super().__reduce_ex__(protocol)
+        parts: Any = super().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         make, arguments, *state = parts
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return make, arguments, *state
@@ -123,12 +125,21 @@ def attached_class(plain_class: Any, rounding_class: Any) -> type:
             return source.forward(self, *args, **kwargs)
 
         body["forward"] = forward
-    return type(plain_class.__name__, bases, body)
+    created: Any = type(plain_class.__name__, bases, body)
+    ForkingPickler.register(created, created._parts)  # what multiprocessing pickles
+    return created
 
 
 def is_exporting() -> bool:
     """Return whether torch.export, torch.jit.trace or torch.onnx.export is recording the model."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if exporting and not torch.compiler.is_dynamo_compiling():
+        _warn_of_export()
+    return exporting
+
+
+def _warn_of_export() -> None:
+    warnings.warn("custom_fp: rounding is not exported; the exported model computes in float32", stacklevel=2)
 
 
 def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment:

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from custom_fp import ops
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 
 class History:
@@ -76,7 +76,7 @@ class Delayed:
         records: Whether the history records what is rounded, as in training.
     """
 
-    rounding: Rounding
+    rounding: QuantizationSpec
     history: History
     records: bool = True
     has_axis: bool = False
@@ -94,7 +94,9 @@ class Delayed:
         x = torch.where(x.isinf(), x.float(), torch.minimum(torch.maximum(x.float(), -amax), amax))
         # amax is appended as the largest element, so that it determines the scale.
         with_amax = torch.cat([x.reshape(-1), amax.reshape(1)])
-        return ops.quantize(with_amax, self.rounding.format, rounding=self.rounding.word)[:-1].view(x.shape)
+        return ops.quantize(with_amax, self.rounding.format, rounding=self.rounding.rounding_mode)[:-1].view(
+            x.shape
+        )
 
     @property
     def nearest(self) -> Delayed:

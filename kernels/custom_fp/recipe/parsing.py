@@ -15,10 +15,9 @@ from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
-from custom_fp.recipe.rounding import NEAREST, Rounding
+from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule
-from custom_fp.rounding import Rounding as Mode
-from custom_fp.rounding import is_stochastic, read_rounding, words
+from custom_fp.rounding import Rounding, is_stochastic, read_rounding, words
 from custom_fp.suggestions import did_you_mean
 
 KEYS = (
@@ -96,7 +95,7 @@ def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule 
     return None if rounding is None else Rule(f"{typed}={rounding}", ("*",), (role,), rounding)
 
 
-def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rounding | None:
+def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> QuantizationSpec | None:
     aps, kahan = (_flag(f"{typed}.{key}", given.get(key, False)) for key in ("aps", "kahan"))
     mode = NEAREST if given.get("rounding") is None else one_rounding(f"{typed}.rounding", given["rounding"])
     size = _transform_size(f"{typed}.hadamard", given.get("hadamard"))
@@ -126,12 +125,12 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Rou
             key = f"hadamard={size}" if size is not None else f"rounding={mode}"
             raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
         return None
-    return Rounding(found.format, aps, kahan, mode, size, history)
+    return QuantizationSpec(found.format, aps, kahan, mode, size, history)
 
 
 def rounding_to(
     typed: str, role: str, name: str, *, aps: bool = False, kahan: bool = False
-) -> Rounding | None:
+) -> QuantizationSpec | None:
     """Return the rounding to a format or accumulator, or None for fp32, which changes nothing."""
     key = f"{typed}.format" if typed.endswith("]") else typed
     fmt: str | None
@@ -148,7 +147,7 @@ def rounding_to(
         raise ValueError(f"{typed}: an accumulator has no tensor to shift: it takes aps=false")
     if aps and fmt is not None and parse(fmt).has_scales:
         raise ValueError(f"{typed}={name} has scales of its own: it takes aps=false")
-    return None if fmt is None else Rounding(fmt, aps, kahan)
+    return None if fmt is None else QuantizationSpec(fmt, aps, kahan)
 
 
 def format_named(key: str, name: str, scales: bool = False) -> str | None:
@@ -187,7 +186,7 @@ def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
-def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Mode)) -> str:
+def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Rounding)) -> str:
     """Return a rounding mode if it is one of `allowed`. If that has stochastic, stochastic_N is allowed, too.
 
     Raises:

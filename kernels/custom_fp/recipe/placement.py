@@ -21,7 +21,7 @@ from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from custom_fp.recipe.delayed import Delayed, Histories, History
 from custom_fp.recipe.layers import KINDS, Layer
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
 
 
@@ -137,7 +137,9 @@ class Placement:
             [p for p, rounding in accumulators.items() if rounding.kahan],
         )
 
-    def _with_history(self, layer: Layer, role: str, rounding: Rounding) -> Rounding | Delayed:
+    def _with_history(
+        self, layer: Layer, role: str, rounding: QuantizationSpec
+    ) -> QuantizationSpec | Delayed:
         if rounding.history is None:
             return rounding
         key = f"{layer.names[0]}:{role}"
@@ -188,9 +190,9 @@ class ActivationRounding:
 
     def __init__(self, module: nn.Module, layer: Layer, previous: Sequence[Layer]) -> None:
         self.module, self.layer, self.previous = module, layer, previous
-        self.input: Rounding | None = None
-        self.output: Rounding | None = None
-        self.gradient: Rounding | None = None
+        self.input: QuantizationSpec | None = None
+        self.output: QuantizationSpec | None = None
+        self.gradient: QuantizationSpec | None = None
 
     def update(self, rules: Rules, step: int) -> None:
         """Take the roundings that the rules give for this step."""
@@ -229,7 +231,7 @@ class ActivationRounding:
                 return x.clone()  # because a ReLU that works in place cannot change a view
         return x if rounding is None else rounding(x)
 
-    def _for_mode(self, rounding: Rounding | None) -> Rounding | None:
+    def _for_mode(self, rounding: QuantizationSpec | None) -> QuantizationSpec | None:
         """Return the rounding of the layer's mode. In evaluation, it is not stochastic."""
         return rounding if rounding is None or self.module.training else rounding.nearest
 

@@ -44,7 +44,7 @@ from custom_fp.layers.attention import SDPA
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
-from custom_fp.recipe.rounding import Rounding
+from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Rule:
     typed: str
     modules: tuple[str, ...]
     roles: tuple[str, ...]
-    rounding: Rounding | None
+    rounding: QuantizationSpec | None
     products: tuple[str, ...] = ()
     first: int = 0
     end: int | None = None
@@ -145,7 +145,7 @@ class Rules:
 
     def rounding_for(
         self, layer: Layer, role: str, product: str | None = None, step: int = 0
-    ) -> Rounding | None:
+    ) -> QuantizationSpec | None:
         """Return the rounding that the deciding rule gives, or None if nothing is rounded."""
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding

@@ -1,0 +1,83 @@
+"""What a rule applies to a tensor: a format, a rounding mode, shifts and transforms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from custom_fp import ops
+from custom_fp.accumulator import is_name
+from custom_fp.formats.names import parse
+from custom_fp.recipe.tensor_aps import aps_quantize
+from custom_fp.rounding import is_stochastic
+
+NEAREST = "nearest_even"
+SIGNS = 0  # the seed of the signs of all transforms, which must be the same for both operands of a product
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """How a rule rounds a tensor, or the accumulator of a product. The gradient passes straight through.
+
+    Special values are treated as in `custom_fp.quantize` and `custom_fp.hadamard`. If a dimension is not a multiple of
+    the size of the transform, it is padded with zeros. Both operands get the same number of zeros, so that the product
+    stays the same except for rounding.
+
+    Attributes:
+        format: The name of a format, or of an accumulator.
+        aps: Shift the tensor so that it fills its format (tensor_aps.py).
+        kahan: Use Kahan summation. Only for accumulators.
+        rounding_mode: As `rounding` of `custom_fp.quantize`. Stochastic modes draw from torch's default generator in
+            training, and are replaced by nearest_even in evaluation.
+        hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
+        history: The number of steps whose largest magnitudes give the scale (delayed.py).
+        has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
+        has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
+        nearest: The same with nearest_even, for evaluation.
+    """
+
+    format: str
+    aps: bool = False
+    kahan: bool = False
+    rounding_mode: str = NEAREST
+    hadamard: int | None = None
+    history: int | None = None
+    has_axis: bool = field(init=False, repr=False, compare=False)
+    has_tiles: bool = field(init=False, repr=False, compare=False)
+    nearest: QuantizationSpec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Attributes are computed here, because torch.compile cannot trace this. An accumulator rounds no operand.
+        fmt = None if is_name(self.format) else parse(self.format)
+        object.__setattr__(self, "has_axis", self.hadamard is not None or (fmt is not None and fmt.has_axis))
+        object.__setattr__(self, "has_tiles", self.hadamard is None and fmt is not None and fmt.has_tiles)
+        nearest = replace(self, rounding_mode=NEAREST) if self.is_stochastic else self
+        object.__setattr__(self, "nearest", nearest)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
+
+    def along(self, x: Tensor, axis: int) -> Tensor:
+        """Transform and round a tensor along a dimension, padded to a multiple of the transform's size."""
+        if self.hadamard is not None:
+            if missing := -x.shape[axis] % self.hadamard:
+                x = F.pad(x.movedim(axis, -1), (0, missing)).movedim(-1, axis)
+            x = ops.hadamard(x, self.hadamard, seed=SIGNS, axis=axis)
+        return self._quantized(x, axis)
+
+    def _quantized(self, x: Tensor, axis: int | None) -> Tensor:
+        if axis is not None and axis < 0:
+            axis += x.dim()
+        return ops.quantize(x, self.format, rounding=self.rounding_mode, axis=axis)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether the rounding mode is stochastic."""
+        return is_stochastic(self.rounding_mode)
+
+    def __str__(self) -> str:
+        details = [self.rounding_mode] if self.rounding_mode != NEAREST else []
+        details += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
+        return f"{self.format} ({', '.join(details)})" if details else self.format
