@@ -72,7 +72,7 @@ def finished(folder: Path) -> list[Path]:
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)
-def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
+def test_killed_script_continues_and_preserves_handwritten_files(repository):
     script = start(repository, "tiny")
     until = time.monotonic() + PATIENCE_S
     while not finished(repository):
@@ -116,7 +116,7 @@ def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
     assert len(finished(repository)) == 2, "existing runs are reported, not trained again"
 
 
-def test_what_differs_from_its_commit_is_refused(repository):
+def test_uncommitted_changes_are_refused(repository):
     (repository / "conf" / "exp" / "tiny.yaml").write_text(TINY + "# changed\n")
     script = start(repository, "tiny")
     _, err = script.communicate(timeout=PATIENCE_S)
