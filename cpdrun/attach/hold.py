@@ -38,7 +38,7 @@ from cpdrun.attach.held.played import Played
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import Script
 from cpdrun.attach.held.steps import Steps
-from cpdrun.comm.statistics import count_nonfinite
+from cpdrun.comm.sync.statistics import count_nonfinite
 from cpdrun.errors import UserError
 from cpdrun.record import RunDir, SweepDir, read_config, read_manifest
 

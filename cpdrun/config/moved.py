@@ -12,22 +12,26 @@ FIRST_NAME = {
     "cpdrun.comm.compressors.random_k.RandomK": "cpdrun.comm.randk.RandomK",
     "cpdrun.comm.compressors.rounded.Rounded": "cpdrun.comm.compress.Rounded",
     "cpdrun.comm.compressors.top_k.TopK": "cpdrun.comm.topk.TopK",
-    "cpdrun.comm.gossip.choco.Choco": "cpdrun.comm.choco.Choco",
-    "cpdrun.comm.gossip.deep_squeeze.DeepSqueeze": "cpdrun.comm.deep_squeeze.DeepSqueeze",
-    "cpdrun.comm.gossip.dpsgd.DPSGD": "cpdrun.comm.gossip.DPSGD",
-    "cpdrun.comm.gossip.push_sum.PushSum": "cpdrun.comm.push_sum.PushSum",
-    "cpdrun.comm.gossip.topology.complete.Complete": "cpdrun.comm.topology.Complete",
-    "cpdrun.comm.gossip.topology.exponential.Exponential": "cpdrun.comm.topology.Exponential",
-    "cpdrun.comm.gossip.topology.hub.Hub": "cpdrun.comm.topology.Hub",
-    "cpdrun.comm.gossip.topology.links.Arrows": "cpdrun.comm.topology.Arrows",
-    "cpdrun.comm.gossip.topology.links.Links": "cpdrun.comm.topology.Links",
-    "cpdrun.comm.gossip.topology.one_peer_exponential.OnePeerExponential": "cpdrun.comm.changing.OnePeerExponential",
-    "cpdrun.comm.gossip.topology.random_pairs.RandomPairs": "cpdrun.comm.changing.RandomPairs",
-    "cpdrun.comm.gossip.topology.ring.Ring": "cpdrun.comm.topology.Ring",
-    "cpdrun.comm.gossip.topology.torus.Torus": "cpdrun.comm.topology.Torus",
+    "cpdrun.comm.gossip.algorithms.Choco": "cpdrun.comm.choco.Choco",
+    "cpdrun.comm.gossip.algorithms.DeepSqueeze": "cpdrun.comm.deep_squeeze.DeepSqueeze",
+    "cpdrun.comm.gossip.algorithms.DPSGD": "cpdrun.comm.gossip.DPSGD",
+    "cpdrun.comm.gossip.algorithms.PushSum": "cpdrun.comm.push_sum.PushSum",
+    "cpdrun.comm.gossip.topologies.Complete": "cpdrun.comm.topology.Complete",
+    "cpdrun.comm.gossip.topologies.Exponential": "cpdrun.comm.topology.Exponential",
+    "cpdrun.comm.gossip.topologies.Hub": "cpdrun.comm.topology.Hub",
+    "cpdrun.comm.gossip.topologies.Arrows": "cpdrun.comm.topology.Arrows",
+    "cpdrun.comm.gossip.topologies.Links": "cpdrun.comm.topology.Links",
+    "cpdrun.comm.gossip.topologies.OnePeerExponential": "cpdrun.comm.changing.OnePeerExponential",
+    "cpdrun.comm.gossip.topologies.RandomPairs": "cpdrun.comm.changing.RandomPairs",
+    "cpdrun.comm.gossip.topologies.Ring": "cpdrun.comm.topology.Ring",
+    "cpdrun.comm.gossip.topologies.Torus": "cpdrun.comm.topology.Torus",
     "cpdrun.comm.sums.scaling.APS": "cpdrun.comm.scaling.APS",
     "cpdrun.comm.sums.scaling.DelayedAPS": "cpdrun.comm.scaling.DelayedAPS",
+    "cpdrun.comm.sync.compressed.CompressedSync": "cpdrun.comm.compressed_sync.CompressedSync",
     "cpdrun.comm.sync.decoded": "cpdrun.comm.requantised_sync.RequantisedSync",
+    "cpdrun.comm.sync.local.LocalSync": "cpdrun.comm.local_sync.LocalSync",
+    "cpdrun.comm.sync.power_sgd.PowerSGDSync": "cpdrun.comm.power_sgd_sync.PowerSGDSync",
+    "cpdrun.comm.sync.sharded.ShardedSync": "cpdrun.comm.sharded.sync.ShardedSync",
     "cpdrun.data.images.cifar10.CIFAR10": "cpdrun.data.cifar10.CIFAR10",
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.data.cifar100.CIFAR100",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.data.cityscapes.Cityscapes",
@@ -53,7 +57,26 @@ FIRST_NAME = {
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
     "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.Precision",
 }
-NOW = {first: now for now, first in FIRST_NAME.items()}
+# Names that were used between the first and the present one.
+FORMER_NAME = {
+    "cpdrun.comm.gossip.choco.Choco": "cpdrun.comm.gossip.algorithms.Choco",
+    "cpdrun.comm.gossip.deep_squeeze.DeepSqueeze": "cpdrun.comm.gossip.algorithms.DeepSqueeze",
+    "cpdrun.comm.gossip.dpsgd.DPSGD": "cpdrun.comm.gossip.algorithms.DPSGD",
+    "cpdrun.comm.gossip.push_sum.PushSum": "cpdrun.comm.gossip.algorithms.PushSum",
+    "cpdrun.comm.gossip.topology.complete.Complete": "cpdrun.comm.gossip.topologies.Complete",
+    "cpdrun.comm.gossip.topology.exponential.Exponential": "cpdrun.comm.gossip.topologies.Exponential",
+    "cpdrun.comm.gossip.topology.hub.Hub": "cpdrun.comm.gossip.topologies.Hub",
+    "cpdrun.comm.gossip.topology.links.Arrows": "cpdrun.comm.gossip.topologies.Arrows",
+    "cpdrun.comm.gossip.topology.links.Links": "cpdrun.comm.gossip.topologies.Links",
+    "cpdrun.comm.gossip.topology.one_peer_exponential.OnePeerExponential": (
+        "cpdrun.comm.gossip.topologies.OnePeerExponential"
+    ),
+    "cpdrun.comm.gossip.topology.random_pairs.RandomPairs": "cpdrun.comm.gossip.topologies.RandomPairs",
+    "cpdrun.comm.gossip.topology.ring.Ring": "cpdrun.comm.gossip.topologies.Ring",
+    "cpdrun.comm.gossip.topology.torus.Torus": "cpdrun.comm.gossip.topologies.Torus",
+}
+NOW = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
+FIRST_NAME |= {former: FIRST_NAME[now] for former, now in FORMER_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
 FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
@@ -65,6 +88,18 @@ FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
     "cpdrun.data.images.street_scenes.StreetScenes": "cpdrun.tasks.segmentation.Segmentation",
     "cpdrun.data.text.PydocText": "cpdrun.tasks.next_token.NextToken",
 }
+
+
+def with_present_names(value: Any) -> Any:
+    """Return a section of a config in which classes that have moved have their present names."""
+    if isinstance(value, Mapping):
+        return {
+            key: NOW.get(inner, inner)
+            if key == "_target_" and isinstance(inner, str)
+            else with_present_names(inner)
+            for key, inner in value.items()
+        }
+    return [with_present_names(inner) for inner in value] if isinstance(value, list) else value
 
 
 def as_now(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from custom_fp.formats.names import is_own
 
+from cpdrun.config.moved import NOW
+
 READ_SECTIONS = ("format", "precision", "scaling", "sync")  # what readers of a record build from
 _TARGET = "_target_"
 _PATTERNS = "modules"  # of a rule: names of a model's layers, which look like names of modules
@@ -36,7 +38,7 @@ def _foreign(section: str, value: Any, key: object) -> Iterator[str]:
         for item in value:
             yield from _foreign(section, item, key)
     elif key == _TARGET:
-        if value not in registered_classes(section):
+        if NOW.get(value, value) not in registered_classes(section):
             yield str(value)
     elif isinstance(value, str) and ("${" in value or (key != _PATTERNS and is_own(value))):
         yield value

@@ -14,8 +14,8 @@ import platform
 import torch
 from numerics import time_in_turns
 
-from cpdrun.comm.compressing import compressing, named
 from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.script.compressor_names import make_compressed_sync, named
 from cpdrun.comm.workers import Workers
 
 KINDS = {
@@ -76,7 +76,7 @@ def of_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) -> t
     side = int(x_1xn.shape[1] ** 0.5)
     stack = x_1xn[:, : side * side].view(1, side, side)
     out = torch.empty_like(stack[0])
-    sync = compressing(
+    sync = make_compressed_sync(
         "power_sgd", None, names=["layer"], world_size=1, knobs={"rank": rank}, group=Workers(1)
     )
 

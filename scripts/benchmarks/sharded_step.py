@@ -65,10 +65,10 @@ def exchanges(n_values: int) -> dict[str, Step]:
     import torch.distributed as dist
 
     from cpdrun.comm import AllReduceSync
-    from cpdrun.comm.sharded.gather import Gather, Weights
     from cpdrun.comm.sums.scaling import APS
-    from cpdrun.comm.sums.summations.base import Shards
-    from cpdrun.comm.wire.cut import by_rows
+    from cpdrun.comm.sums.summation import Shards
+    from cpdrun.comm.sync.sharded import WeightGather, Weights
+    from cpdrun.comm.wire.layout import shard_by_rows
     from cpdrun.comm.workers import Workers
 
     rank, N = dist.get_rank(), dist.get_world_size()
@@ -81,7 +81,7 @@ def exchanges(n_values: int) -> dict[str, Step]:
     halves = [torch.empty(N, layers * part, dtype=torch.bfloat16) for _ in range(2)]
     half_S = torch.empty(layers * part, dtype=torch.bfloat16)
     shapes = [(WIDTH // N * N, WIDTH)] * layers
-    cut, numels = by_rows(shapes, N), tuple(rows * columns for rows, columns in shapes)
+    sharding, numels = shard_by_rows(shapes, N), tuple(rows * columns for rows, columns in shapes)
     names = [str(p) for p in range(layers)]
 
     def fp32() -> None:
@@ -99,8 +99,8 @@ def exchanges(n_values: int) -> dict[str, Step]:
     def few(fmt: str) -> Step:
         scaling = None if fmt == "fp32" else APS()
         sync = AllReduceSync(format=fmt, world_size=N, parameter_names=names, scaling=scaling)
-        gather = Gather(fmt, Workers(N, rank, N), scaled=True)
-        shards = Shards(cut, numels, apart=True)
+        gather = WeightGather(fmt, Workers(N, rank, N), scaled=True)
+        shards = Shards(sharding, numels, apart=True)
 
         def place(owner: int, piece: Any) -> torch.Tensor:
             begin = piece.layer * part + piece.start - owner * part
@@ -111,7 +111,7 @@ def exchanges(n_values: int) -> dict[str, Step]:
             out = list(mine_S.split(part))
             sync.reduce_layers(range(layers), stacks, step=0, epoch=0, out=out, shards=shards)
             mine = list(master_S.split(part))
-            gather.run(Weights(names, mine, numels, cut, place))
+            gather.run(Weights(names, mine, numels, sharding, place))
 
         return step
 

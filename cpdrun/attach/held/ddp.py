@@ -22,7 +22,7 @@ from cpdrun.attach.held.exchange import Asked
 from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import DDP, Script
-from cpdrun.comm.hook import hook_of
+from cpdrun.comm.script.ddp_hook import make_ddp_hook
 from cpdrun.errors import UserError
 
 RECORDED_STEPS = 3  # DDP changes its buckets after the first step; later steps exchange nothing new
@@ -65,7 +65,7 @@ class HoldsDdp:
         if self.script.share > 1:
             _register(ddp, None, _as_it_is)
             return
-        state, hook = hook_of(ddp, self.asked.sum_of)
+        state, hook = make_ddp_hook(ddp, self.asked.sum_of)
         _register(ddp, state, self._counted(hook))
         self.script.go_on(f"{DDP} {len(self.states)}", state)
         self.states.append(state)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.hook import DENSE
-from cpdrun.comm.sums.magnitudes import StepBefore
+from cpdrun.comm.script.ddp_hook import DENSE
+from cpdrun.comm.sums.magnitudes import PreviousStep
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
@@ -101,7 +101,7 @@ class Going:
         self.sync = sync
 
     def state_dict(self) -> dict[str, Any]:
-        """As `cpdrun.comm.hook.HookState` has it. Collective."""
+        """As `cpdrun.comm.script.ddp_hook.HookState` has it. Collective."""
         return {"step": self.step, "sync": self.sync.state_dict() if self.sync else self._loaded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def _remembered(sync: AllReduceSync) -> str:
     kept = {
         "the residual of error_feedback": sync.sum.error_feedback,
         "the step that stochastic rounding draws by": sync.sum.is_stochastic,
-        "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, StepBefore),
+        "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, PreviousStep),
     }
     return " and ".join(words for words, found in kept.items() if found)
 

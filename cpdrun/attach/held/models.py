@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm.hook import unwrapped_name
+from cpdrun.comm.script.ddp_hook import unwrapped_name
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 A process is one worker then. FSDP hands over the gradients of one `fully_shard` call together, each parameter cut along
 its first dimension into one part a process, padded with zeros to equal ones; each parameter is a layer of its own, as
-everywhere. Every process forms its part of the sum and no other (`cpdrun.comm.sharded.reduce_scatter`): the bits are
+everywhere. Every process forms its part of the sum and no other (`cpdrun.comm.script.fsdp_collectives`): the bits are
 those of DDP, the bytes on the wire half as many.
 
 Refused, in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without gradients, several
@@ -21,8 +21,8 @@ from cpdrun.attach.held.patches import Patches
 from cpdrun.attach.held.products import Products
 from cpdrun.attach.held.script import FSDP, Script
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.hook import unwrapped_name
-from cpdrun.comm.sharded.reduce_scatter import ReduceScatter, name_of, without_gradient
+from cpdrun.comm.script.ddp_hook import unwrapped_name
+from cpdrun.comm.script.fsdp_collectives import ReduceScatter, name_of, without_gradient
 from cpdrun.errors import UserError
 
 
