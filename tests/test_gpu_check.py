@@ -1,4 +1,4 @@
-"""Test scripts/gpu_check.sh with a stand-in for Python that prints how each step would end."""
+"""Test scripts/gpu_check.sh with a fake Python: that it reports steps that fail or hang, and that it ends."""
 
 import shutil
 import subprocess
@@ -44,7 +44,7 @@ def check(checkout, python, total_s):
     )
 
 
-def test_failed_and_hanging_steps_are_reported_and_the_others_run(checkout):
+def test_steps_that_fail_or_hang_are_reported_and_the_others_run(checkout):
     ended = check(checkout, checkout / "python", 8)
     assert ended.returncode == 1
     table = (checkout / "results/reference/numerics/gpu_check.md").read_text()
@@ -57,7 +57,7 @@ def test_failed_and_hanging_steps_are_reported_and_the_others_run(checkout):
     assert [row for row in rows if row[2:] in committed] == list(rows)
 
 
-def test_without_a_gpu_nothing_is_started(checkout):
+def test_without_a_gpu_it_starts_nothing(checkout):
     ended = check(checkout, sys.executable, 600)
     assert ended.returncode == 2 and not ended.stdout
     assert ended.stderr.startswith("error: no GPU that ") and ended.stderr.count("\n") == 1

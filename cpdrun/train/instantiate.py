@@ -9,7 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from cpdrun.config.moved import NOW, with_present_names
+from cpdrun.config.class_names import PRESENT_NAME, with_present_names
 from cpdrun.data.base import DataError
 from cpdrun.errors import UserError
 
@@ -29,7 +29,7 @@ def part(section: str, spec: dict[str, Any], **given: Any) -> Any:
 
 def locate(target: str) -> Any:
     """What `target` (package.module.Class) names; Hydra's own look-up prints three lines where it finds nothing."""
-    target = NOW.get(target, target)
+    target = PRESENT_NAME.get(target, target)
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any, ClassVar, cast
 
-from custom_fp.accumulators import block_scales, words
+from custom_fp.accumulators import block_scales, name_parts
 from custom_fp.accumulators.machines import MACHINES
 from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
@@ -32,7 +32,7 @@ from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.suggestions import did_you_mean
 
-EXACT, FP32 = words.EXACT, Format(8, 23)
+EXACT, FP32 = name_parts.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: its sums fit in 64-bit integers
 _WORD = re.compile(r"-(?=[a-z])")  # a hyphen before digits belongs to a format, as its bias
 Operand = Format | ScaledFormat
@@ -396,7 +396,7 @@ def _parsed(name: str) -> Accumulator:
     parts: dict[str, Any] = {}
     try:
         for word in rest:
-            for key, value in words.part(word).items():
+            for key, value in name_parts.read_part(word).items():
                 if key in parts:
                     raise ValueError(f"{word!r} sets {key} again")
                 parts[key] = value

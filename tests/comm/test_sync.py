@@ -16,7 +16,7 @@ from torch import nn
 from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
 from cpdrun.comm.sums.magnitudes import NoMagnitudes
 from cpdrun.comm.sums.scaling import APS, ScalingRule
-from cpdrun.sweep.runs import plan
+from cpdrun.config.plan import plan
 from cpdrun.train.build import build_sync
 from cpdrun.train.course import Course
 

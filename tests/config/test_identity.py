@@ -2,8 +2,8 @@ import importlib
 
 import pytest
 
+from cpdrun.config.class_names import FIRST_NAME, FORMER_NAME, PRESENT_NAME, with_present_names
 from cpdrun.config.identity import cell_name, identity_hash, run_name
-from cpdrun.config.moved import FIRST_NAME, FORMER_NAME, NOW, with_present_names
 from cpdrun.sweep import plan
 
 
@@ -82,11 +82,11 @@ def test_a_class_that_moved_is_importable_and_its_runs_keep_the_first_name():
     assert not FIRST_NAME.keys() & set(FIRST_NAME.values())
 
 
-@pytest.mark.parametrize("former", sorted(NOW))
+@pytest.mark.parametrize("former", sorted(PRESENT_NAME))
 def test_a_run_with_a_former_class_name_has_the_same_identity_and_builds_the_present_class(former):
     runs = [
         config() | {"sync": {"_target_": name, "topology": {"_target_": name}}}
-        for name in (former, NOW[former])
+        for name in (former, PRESENT_NAME[former])
     ]
     assert with_present_names(runs[0]["sync"]) == runs[1]["sync"]
     assert identity_hash(runs[0]) == identity_hash(runs[1])

@@ -41,7 +41,7 @@ extern "C" __global__ void quantize_{name}(u32 spec, u32 overflow, u32 x, u32 ra
     out[0] = to_bits(settle(round<{template}>(from_bits(x), r, random), r));
 }}"""
 OF_CODES = """
-extern "C" __global__ void shape(u32 random, u32 mask, u32* out) { out[0] = shaped(random, mask); }
+extern "C" __global__ void shape(u32 random, u32 mask, u32* out) { out[0] = rounding_bits(random, mask); }
 extern "C" __global__ void codes(u32 spec, u32 code, u32* out) {
     const Coder c = make_coder(unpack_spec(spec));
     const float value = decode(code, c);
@@ -93,7 +93,7 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
     got = Word(kernels.stored(f"quantize_{rounding}{template}", arguments)[0])
     served = [overflow >= INFINITY, overflow <= PROPAGATE]
     if rounding == "stochastic":
-        served.append(random.differs(-1))  # which `shaped` does not make
+        served.append(random.differs(-1))  # which `rounding_bits` does not make
     if not template and rounding != "stochastic":
         served.append(fmt.is_plain)
     if not template and rounding == "nearest_even":
@@ -107,7 +107,7 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
 
 
 def shapes(kernels: Kernels, fmt: AnyFormat, form: str) -> Claim:
-    """What `shaped` makes of 32 random bits of which the first N count carries, by carries, where Form says: at
+    """What `rounding_bits` makes of 32 random bits of which the first N count carries, by carries, where Form says: at
     every distance of 60 binary digits. With `stochastic`, which is of any 32 bits but ones alone, that is the form's
     rounding."""
     random, n = Word.unknown(32, "random"), Word.unknown(32, "N")

@@ -44,7 +44,7 @@ struct Table {
 // Where the parts of `lifts` are: float32 bits of a number whose ulp is that of a binade's values, NaN where they have
 // none. Binade 0 is zero alone (NaN), b the magnitudes above (b - 1) << 23, up to b << 23.
 enum Lifts {
-    lift_quick = 0,    // whether they are worth trying
+    lift_use = 0,    // whether they are worth trying
     lift_first = 1,    // the binade where the window begins
     lift_zero = 2,     // the sign's bit where there is a -0
     lift_short = 3,    // whether values have at most 11 digits, steps 12, and no step is at a value

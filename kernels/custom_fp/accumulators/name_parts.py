@@ -1,4 +1,4 @@
-"""The words of an accumulator's name. This module does not import torch."""
+"""Read the parts of an accumulator's name, such as `width_25`. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 _NUMBERS = ("block", "width", "split", "group", "chunk")
 
 
-def part(word: str) -> dict[str, Any]:
+def read_part(word: str) -> dict[str, Any]:
     """Return the fields of an Accumulator that a word sets."""
     key, _, value = word.partition("_")
     if word in _FLAGS:

@@ -7,12 +7,11 @@ from typing import Any
 
 from custom_fp.formats.names import is_own
 
-from cpdrun.config.format_facts import format_facts
-from cpdrun.config.keys import flatten, get_key
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.identity import format_facts
+from cpdrun.config.overrides import flatten, get_key, typed_form
+from cpdrun.config.plan import Plan
 from cpdrun.config.script import FILES, SCRIPT, direction_of, is_script, judged_by, words
 from cpdrun.shell.sanitize import visible
-from cpdrun.sweep.runs import Plan
 
 # `scaling`, the last part, is shown only if a run uses APS.
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")

@@ -1,4 +1,5 @@
-// Properties of factors that decide which fast path is right for them, and the width of a panel of columns.
+// The digits and exponents of factors, which decide which fast path is right for them, and the width of a panel of
+// columns.
 #pragma once
 
 #include "custom_fp.h"
@@ -11,13 +12,13 @@ namespace {
 constexpr int panel = 64;
 
 // The significant digits of some values, the exponents of the nonzero ones, and the largest magnitude.
-struct Facts {
+struct ValueRange {
     int digits = 1, least = 1000, most = -1000;
     float largest = 0;
     bool finite = true;
 };
 
-CFP_FN Facts facts_of(const float* x, int64_t n) {
+CFP_FN ValueRange value_range(const float* x, int64_t n) {
     u32 mantissas = 0, least = 0x7f800000u, most = 0;
     for (int64_t i = 0; i < n; ++i) {
         const u32 magnitude = to_bits(x[i]) & 0x7fffffffu;
@@ -26,14 +27,14 @@ CFP_FN Facts facts_of(const float* x, int64_t n) {
         most = most > magnitude ? most : magnitude;
         least = least < counted ? least : counted;
     }
-    Facts facts;
-    facts.finite = most < 0x7f800000u;
-    if (most == 0 || !facts.finite) return facts;
-    facts.largest = from_bits(most);
-    facts.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
-    facts.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast path takes subnormals
-    facts.most = static_cast<int>(most >> 23) - 127;
-    return facts;
+    ValueRange range;
+    range.finite = most < 0x7f800000u;
+    if (most == 0 || !range.finite) return range;
+    range.largest = from_bits(most);
+    range.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
+    range.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast path takes subnormals
+    range.most = static_cast<int>(most >> 23) - 127;
+    return range;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cpdrun.config.identity import hash_in, identity_hash
+from cpdrun.config.plan import Plan
 from cpdrun.record import (
     RunDir,
     State,
@@ -20,7 +21,6 @@ from cpdrun.record import (
     state_of,
 )
 from cpdrun.record.fingerprint import changed_runs
-from cpdrun.sweep.runs import Plan
 
 
 @dataclass

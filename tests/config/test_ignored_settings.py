@@ -6,8 +6,8 @@ import pytest
 
 from cpdrun.cli import main
 from cpdrun.config.compose import Composer
+from cpdrun.config.ignored_settings import RULES, ignored_settings
 from cpdrun.sweep import plan
-from cpdrun.sweep.ignored_settings import RULES, ignored_settings
 
 # what is set, beside format=e4m3, and how each line begins
 CASES = [
@@ -69,7 +69,7 @@ def told(words, config_dir=None):
 
 def test_what_plays_no_part_in_any_run_is_told(monkeypatch):
     with Composer() as composer:  # one for all of them: opening it takes most of the time
-        monkeypatch.setattr("cpdrun.sweep.runs.Composer", lambda _: nullcontext(composer))
+        monkeypatch.setattr("cpdrun.config.plan.Composer", lambda _: nullcontext(composer))
         for given, lines in CASES:
             format = [] if any(word.startswith("format") for word in given) else ["format=e4m3"]
             found = told([*format, *given])

@@ -14,6 +14,8 @@ import yaml
 
 from cpdrun import __version__
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.plan import Plan
+from cpdrun.config.request import SEARCH
 from cpdrun.config.secrets import mask_text, masked
 from cpdrun.record import (
     VERSION,
@@ -26,8 +28,6 @@ from cpdrun.record import (
     write_text,
 )
 from cpdrun.stats.ledger import Hypothesis, Ledger
-from cpdrun.sweep.request import SEARCH
-from cpdrun.sweep.runs import Plan
 
 LEDGER = "ledger"
 

@@ -6,6 +6,7 @@ A run is planned for each combination of the axes' values, except excluded runs 
 import contextlib
 import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,20 +16,28 @@ from typing import Any
 from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_format
 
-from cpdrun.config import recipe, script
+from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
-from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
-from cpdrun.config.overrides import Typed, typed_form
-from cpdrun.config.paths import check_path
-from cpdrun.config.scaling import spell_out, with_short_form
-from cpdrun.config.schema import check_type, validate
+from cpdrun.config.overrides import (
+    Typed,
+    delete_key,
+    flatten,
+    get_key,
+    has_key,
+    set_key,
+    typed_form,
+)
+from cpdrun.config.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
+from cpdrun.config.schema import MOST_NAME_BYTES, check_type, validate
+from cpdrun.config.short_forms import expand_aps, expand_recipe, with_scaling_rule
 from cpdrun.record import SweepDir
-from cpdrun.sweep.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 
 BASELINE = "fp32"
 MANY = 5_000  # planning more runs takes seconds
+MOST_PATH_BYTES = 4096  # of a path on Linux
+LONGEST_FILE_BYTES = 96  # of the path of a file in a run's folder, temporary files included
 
 
 @dataclass(frozen=True)
@@ -210,8 +219,22 @@ def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedR
     directory = SweepDir(Path(config["results_dir"]) / config["name"])
     folders = directory.names_by_hash()
     planned = [replace(run, name=folders.get(digest, run.name)) for digest, run in runs.items()]
-    check_path(directory.run(max((run.name for run in planned), key=len)).path)
+    _check_path(directory.run(max((run.name for run in planned), key=len)).path)
     return directory, planned
+
+
+def _check_path(folder: Path) -> None:
+    """Raise ConfigError if the name or the path of a run's folder is too long for file systems."""
+    name = folder.name
+    size = len(os.fsencode(name))
+    if size > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"a run's folder would be called {name[:40]}..., {size} bytes; file systems take {MOST_NAME_BYTES}: "
+            "shorten the name of the model's class or of the format"
+        )
+    size = len(os.fsencode(folder.absolute()))
+    if size > MOST_PATH_BYTES - LONGEST_FILE_BYTES:
+        raise ConfigError(f"results_dir: the paths of runs would be {size} bytes long; choose a shorter one")
 
 
 def _config(
@@ -229,7 +252,7 @@ def _config(
     case = request.cases.get(point[CASE], {}) if CASE in point else {}
     of_case, of_point = ({k: str(v) for k, v in values.items() if k in groups} for values in (case, point))
     choices = {**of_case, **request.choices, **of_point}
-    config = composer.compose(with_short_form(composer, choices))
+    config = composer.compose(with_scaling_rule(composer, choices))
     config.pop("sweep", None)
     for key, value in case.items():
         if key not in groups:
@@ -244,8 +267,8 @@ def _config(
             _set(config, key, value)
     config.pop(SEARCH, None)
     config.pop(SCREEN, None)
-    spell_out(config, composer, choices)
-    recipe.spell_out(config, composer, choices, of_baseline=of_baseline)
+    expand_aps(config, composer, choices)
+    expand_recipe(config, composer, choices, of_baseline=of_baseline)
     with contextlib.suppress(ValueError, KeyError):  # `validate` reports a wrong format
         if not is_own(config["format"]):
             # Records use one name for each format: e8m23 becomes fp32.

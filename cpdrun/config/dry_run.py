@@ -16,8 +16,13 @@ from custom_fp.formats.synonyms import naming_notes
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.config.compose import CONF_MODULE, EXPERIMENT, installed
-from cpdrun.config.keys import flatten, get_key, has_key
+from cpdrun.config.compose import CONF_MODULE, EXPERIMENT, Composer, installed, resolve
+from cpdrun.config.errors import ConfigError
+from cpdrun.config.overrides import flatten, get_key, has_key
+from cpdrun.config.plan import Plan, PlannedRun
+from cpdrun.config.request import CASE
+from cpdrun.config.run_states import RunStates
+from cpdrun.config.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
 from cpdrun.launch.progress.results import duration
@@ -25,11 +30,6 @@ from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.sanitize import visible_line
 from cpdrun.shell.terminal import Terminal, widen
-from cpdrun.sweep.request import CASE
-from cpdrun.sweep.requirements import missing_folders, smaller_experiment
-from cpdrun.sweep.run_states import RunStates
-from cpdrun.sweep.runs import Plan, PlannedRun
-from cpdrun.sweep.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 
 # The displayed states of runs that would be trained.
 WORDS = {State.PENDING: "new", State.PREEMPTED: "to be resumed", State.DONE: "again"}
@@ -288,3 +288,44 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     return (
         class_name(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else shown(value)
     )
+
+
+SMALLER = "_small"  # the suffix of an experiment that compares the same formats at a smaller size
+NEEDS_NOTHING = "exp=digits_bits"
+WRITTEN_BY_US = ("cache_dir",)  # cpdrun creates these folders itself
+
+
+def missing_folders(config: Mapping[str, Any]) -> list[str]:
+    """Return an override such as `data.data_dir=data/imagenet` for each missing data folder."""
+    data = config.get("data")
+    return [
+        f"data.{key}={value}"
+        for key, value in flatten(data if isinstance(data, Mapping) else {})
+        if _names_a_folder(key) and isinstance(value, str) and not Path(value).expanduser().is_dir()
+    ]
+
+
+def smaller_experiment(exp: str | None, config_dir: Path | None) -> str:
+    """Return a suggestion such as `exp=resnet50_bits_small needs no data folder`.
+
+    The suggestion is the experiment with the suffix `_small`. If there is none, or if it needs missing folders as well,
+    `exp=digits_bits` is suggested.
+    """
+    name = f"{exp}{SMALLER}"
+    try:
+        with Composer(config_dir) as composer:
+            if name not in composer.groups()["exp"]:
+                return f"{NEEDS_NOTHING} needs no data folder"
+            config = composer.compose({"exp": name})
+            config.pop("sweep", None)
+            data = resolve(config)["data"]
+    except ConfigError:
+        return f"{NEEDS_NOTHING} needs no data folder"
+    if missing := missing_folders({"data": data}):
+        return f"exp={name} needs only {' and '.join(missing)}, and {NEEDS_NOTHING} needs no data folder"
+    ships = not any(_names_a_folder(key) for key, _ in flatten(data))
+    return f"exp={name} needs {'no data folder' if ships else 'only data folders that exist'}"
+
+
+def _names_a_folder(key: str) -> bool:
+    return key.endswith("_dir") and key not in WRITTEN_BY_US

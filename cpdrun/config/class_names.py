@@ -1,11 +1,13 @@
-"""Classes that have moved, and the name under which runs first knew them: a run keeps the name it had then.
+"""The names of classes that have moved.
 
-There was no task once: what a run learnt was its data's. Where it still is, the task is no part of a run's name.
+A config may name a class by a former name. The hash of a run contains the first name of each class, so a run keeps its
+name when a class moves.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+# The first name of each class that has moved, keyed by its present name.
 FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
     "cpdrun.comm.compressors.qsgd.QSGD": "cpdrun.comm.qsgd.QSGD",
@@ -57,7 +59,7 @@ FIRST_NAME = {
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
     "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.Precision",
 }
-# Names that were used between the first and the present one.
+# The present name, keyed by the names that were used after the first one.
 FORMER_NAME = {
     "cpdrun.comm.gossip.choco.Choco": "cpdrun.comm.gossip.algorithms.Choco",
     "cpdrun.comm.gossip.deep_squeeze.DeepSqueeze": "cpdrun.comm.gossip.algorithms.DeepSqueeze",
@@ -75,11 +77,13 @@ FORMER_NAME = {
     "cpdrun.comm.gossip.topology.ring.Ring": "cpdrun.comm.gossip.topologies.Ring",
     "cpdrun.comm.gossip.topology.torus.Torus": "cpdrun.comm.gossip.topologies.Torus",
 }
-NOW = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
+PRESENT_NAME = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
 FIRST_NAME |= {former: FIRST_NAME[now] for former, now in FORMER_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
-FIRST_TASK = {  # of each class of data; CLASSIFICATION of any other
+# The task of each class of data in versions without the section `task`. Other classes of data had CLASSIFICATION. If a
+# run still has this task, the task is not in its hash.
+FIRST_TASK = {
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.tasks.top5.Top5",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.tasks.segmentation.Segmentation",
     "cpdrun.data.images.fashion_folder.FashionFolder": "cpdrun.tasks.top5.Top5",
@@ -94,7 +98,7 @@ def with_present_names(value: Any) -> Any:
     """Return a section of a config in which classes that have moved have their present names."""
     if isinstance(value, Mapping):
         return {
-            key: NOW.get(inner, inner)
+            key: PRESENT_NAME.get(inner, inner)
             if key == "_target_" and isinstance(inner, str)
             else with_present_names(inner)
             for key, inner in value.items()
@@ -103,8 +107,13 @@ def with_present_names(value: Any) -> Any:
 
 
 def as_now(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config by their dotted keys, of before perhaps, as they would be written now: classes by their
-    present names, and the task that is its data's."""
-    now = {key: NOW.get(value, value) if key.endswith("_target_") else value for key, value in flat.items()}
+    """Return the values of a config of any version, keyed by dotted key, as the present version writes them.
+
+    Classes get their present names. A config without a task gets the task of its data.
+    """
+    now = {
+        key: PRESENT_NAME.get(value, value) if key.endswith("_target_") else value
+        for key, value in flat.items()
+    }
     data = now.get("data._target_")
     return now if data is None else {"task._target_": FIRST_TASK.get(data, CLASSIFICATION)} | now

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.config.keys import has_key
+from cpdrun.config.overrides import has_key
 from cpdrun.config.script import is_script
 
 Config = Mapping[str, Any]

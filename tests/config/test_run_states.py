@@ -5,12 +5,12 @@ import errno
 import pytest
 
 from cpdrun.config.identity import hash_in
+from cpdrun.config.run_states import run_states
 from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
 from cpdrun.record import State, cpu, processor, state_of, write_json
 from cpdrun.record.cpu import described
 from cpdrun.sweep import plan
-from cpdrun.sweep.run_states import run_states
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied", str(run.done))
         return state_of(run)
 
-    monkeypatch.setattr("cpdrun.sweep.run_states.state_of", state)
+    monkeypatch.setattr("cpdrun.config.run_states.state_of", state)
     found = run_states(sweep)
     assert found.odd == {closed.name: f"{closed.done}: Permission denied"} and len(found.states) == 3
 

@@ -28,11 +28,10 @@ from typing import Any
 
 from cpdrun.config.compose import EXPERIMENT, SCRIPT_ROOT, Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import INGREDIENTS, flatten, has_key
-from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
-from cpdrun.config.scaling import with_short_form
+from cpdrun.config.overrides import INGREDIENTS, MOST_VALUES, Typed, flatten, has_key, parse, typed_form
 from cpdrun.config.schema import TRAINING_ONLY, takes_any_name
 from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script
+from cpdrun.config.short_forms import with_scaling_rule
 
 Axes = dict[str, list[Any]]
 # The values that a case sets, keyed by config key.
@@ -99,7 +98,7 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
     groups = composer.groups()
     typed = parse(texts, composer.loader)
     choices = _group_choices(typed, groups)
-    base = composer.compose(with_short_form(composer, choices))
+    base = composer.compose(with_scaling_rule(composer, choices))
     if of_baseline:
         typed = [t for t in typed if not _is_ingredient_of_others(t.key, base)]
     for t in typed:
@@ -134,7 +133,7 @@ def _require_known_keys(
     places = [("sweep", request.axes, base), ("sweep.exclude", itertools.chain(*request.exclusions), base)]
     for name, case in request.cases.items():
         of_case = {key: str(value) for key, value in case.items() if key in groups}
-        choices = with_short_form(composer, request.choices | of_case)
+        choices = with_scaling_rule(composer, request.choices | of_case)
         places.append((f"sweep.cases.{name}", case, composer.compose(choices) if of_case else base))
     for place, keys, of_place in places:
         for key in keys:
