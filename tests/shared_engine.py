@@ -40,7 +40,7 @@ def shared_engines(path: Path):
             selector.register(is_over, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select()]
         if is_over not in ready:
-            servers.append(_context.Process(target=_serve, args=(listener,), daemon=True))
+            servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
             servers[0].start()
 
     thread = threading.Thread(target=start_on_request, daemon=True)
@@ -63,7 +63,7 @@ def shared_engines(path: Path):
         is_over.close()
 
 
-def _serve(listener: socket.socket) -> None:
+def _serve(listener: socket.socket, is_over: socket.socket) -> None:
     """Fork a process for each connection, kill it when its connection closes, and close the connection when it ends."""
     from cpdrun.parent import die_with
 
@@ -71,9 +71,12 @@ def _serve(listener: socket.socket) -> None:
     multiprocessing.current_process().daemon = False  # daemonic processes must not start ranks
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
+        selector.register(is_over, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is listener:
+                if key.fileobj is is_over:  # the tests have ended or were killed; the engines end with this process
+                    os._exit(0)
+                elif key.fileobj is listener:
                     connection, _ = listener.accept()
                     data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
                     while not data.endswith(b"\n"):
