@@ -180,10 +180,10 @@ CFP_FN float decode_number(u32 code, const Coder& c, BlockChecks<float>& checks)
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------
 
-// Uses only the first 16 random bits, if they decide. They do not decide if their sum with the first 16 discarded
-// digits is one less than a carry, or just past it after the digits were rounded. Magnitudes below min_normal have it
-// added, which puts their digits in the place of a normal value's and may round them. `few`: there are no more random
-// bits, so they decide if that rounds nothing.
+// Uses only the first 16 random bits, if they decide whether a magnitude is rounded up. They do not decide in two cases:
+// their sum with the first 16 discarded digits is one less than a carry, or it just carries and the digits may have been
+// rounded. (min_normal is added to smaller magnitudes, so that their digits are where those of normal values are, and
+// this addition may round.) few: there are no more random bits, so they decide if the addition was exact.
 struct RandomRounder {
     u32 min_normal, keep, unit, undecided, max;
     int shift;

@@ -72,12 +72,12 @@ RECIPE = "synth -flatten -top unit; stat -tech cmos"
 def transistors(verilog: str, netlist: Path | None = None) -> int:
     """Of the module `unit`; its gates as JSON into a file, where one is named."""
     with tempfile.TemporaryDirectory() as folder:
-        source, said = Path(folder, "unit.v"), Path(folder, "stat.txt")
+        source, statistics = Path(folder, "unit.v"), Path(folder, "stat.txt")
         source.write_text(verilog, encoding="utf-8")
-        script = f"read_verilog {source}; synth -flatten -top unit; tee -q -o {said} stat -tech cmos"
+        script = f"read_verilog {source}; synth -flatten -top unit; tee -q -o {statistics} stat -tech cmos"
         script += f"; write_json {netlist}" if netlist else ""
         subprocess.run(["yosys", "-q", "-p", script], check=True)
-        (found,) = re.findall(r"number of transistors:\s+(\d+)\n", said.read_text(encoding="utf-8"))
+        (found,) = re.findall(r"number of transistors:\s+(\d+)\n", statistics.read_text(encoding="utf-8"))
     return int(found)
 
 

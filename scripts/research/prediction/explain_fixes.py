@@ -45,16 +45,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked = yaml.safe_load(DATA.read_text(encoding="utf-8"))
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"an experiment: {', '.join(asked)}")
+    experiments = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"an experiment: {', '.join(experiments)}")
     parser.add_argument("--results", type=Path, help="folder of the runs")
     given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in asked]:
-        parser.error(f"no experiment {unknown[0]!r}; there are: {', '.join(asked)}")
+    if unknown := [name for name in given.names if name not in experiments]:
+        parser.error(f"no experiment {unknown[0]!r}; there are: {', '.join(experiments)}")
     started = time.monotonic()
     commit = (git_commit() or "unknown") if given.names else clean_commit()
     results = given.results or Path(f"results/explain_fixes-{commit[:10]}")
-    parts = [part(name, asked[name], results) for name in given.names or asked]
+    parts = [part(name, experiments[name], results) for name in given.names or experiments]
     lines = [
         "What `cpdrun report` says about a run: every fix it proposes, the figure behind it, and the accuracy after",
         "training with it (`scripts/research/prediction/explain_fixes.py`). `explained again` is the basis of the",
@@ -69,14 +69,14 @@ def main() -> int:
     return 0
 
 
-def part(name: str, asked: Mapping[str, Any], results: Path) -> list[str]:
+def part(name: str, settings: Mapping[str, Any], results: Path) -> list[str]:
     """Return the lines about one experiment."""
-    values = asked["worse"]
+    values = settings["worse"]
     cases = {
-        BASELINE: {**asked.get("both", {}), "format": "fp32", "aps": False},
-        WORSE: {**asked.get("both", {}), **values},
+        BASELINE: {**settings.get("both", {}), "format": "fp32", "aps": False},
+        WORSE: {**settings.get("both", {}), **values},
     }
-    runs = trained(name, asked["experiment"], cases, results)
+    runs = trained(name, settings["experiment"], cases, results)
     # Written before any fix is trained, so that a repeated command proposes the same fixes.
     explanation = results / f"{name}.json"
     if not explanation.is_file():
@@ -87,7 +87,7 @@ def part(name: str, asked: Mapping[str, Any], results: Path) -> list[str]:
         if fix["basis"] != "measured":
             fixes[f"fix {i + 1}"] = fix
     changes = {case: cases[WORSE] | read_overrides(fix["words"], runs[WORSE]) for case, fix in fixes.items()}
-    runs = trained(name, asked["experiment"], cases | changes, results)
+    runs = trained(name, settings["experiment"], cases | changes, results)
     values = {case: accuracy(run) for case, run in runs.items()}
     after = {tuple(fix["words"]): fix["basis"] for fix in explained(runs[WORSE])["fixes"]}
     lines = [f"**{name}**: {before['sentences'][0]}", ""]
