@@ -74,7 +74,9 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
         selector.register(is_over, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is is_over:  # the tests have ended or were killed; the engines end with this process
+                if (
+                    key.fileobj is is_over
+                ):  # the tests have ended or were killed; the engines end with this process
                     os._exit(0)
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
