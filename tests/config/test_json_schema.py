@@ -54,7 +54,7 @@ def test_it_has_the_comments_and_the_choices(capsys):
     assert known["epochs"]["description"].startswith("passes over the training set")
     assert known["epochs"]["default"] == 15
     assert (
-        "from a guess's to a perfect one by then" in known["give_up_after"]["description"]
+        "of guessing to that of a perfect model" in known["give_up_after"]["description"]
     )  # of its second line
     assert "glob patterns" in known["full_precision"]["properties"]["layers"]["description"]
     assert "digits" in known["data"]["anyOf"][1]["enum"]
