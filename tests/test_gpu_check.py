@@ -1,5 +1,7 @@
 """Test scripts/gpu_check.sh with a fake Python: that it reports steps that fail or hang, and that it ends."""
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -62,3 +64,16 @@ def test_without_a_gpu_it_starts_nothing(checkout):
     assert ended.returncode == 2 and not ended.stdout
     assert ended.stderr.startswith("error: no GPU that ") and ended.stderr.count("\n") == 1
     assert not list((checkout / "results/reference/numerics").iterdir())
+
+
+def test_what_it_imports_from_custom_fp_is_there():
+    """Its Python code needs a GPU, so the names are looked up in the sources."""
+    programs = re.findall(r" -c '([^']*)'", (ROOT / "scripts/gpu_check.sh").read_text())
+    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "custom_fp"]
+    modules = {alias.name: ROOT / f"kernels/custom_fp/{alias.name}.py" for n in imports for alias in n.names}
+    assert modules, "the step that compiles all kernels uses modules of custom_fp"
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            source = modules[node.value.id].read_text(encoding="utf-8")
+            assert re.search(rf"^(def )?{node.attr}\b", source, re.MULTILINE), f"{node.value.id}.{node.attr}"
