@@ -27,7 +27,7 @@ PRELOADED = [
     *("custom_fp.native", "cpdrun.comm", "cpdrun.sweep"),
     *(
         "cpdrun.train.engine",
-        "cpdrun.train.preflight.look",
+        "cpdrun.train.preflight.check",
         "cpdrun.train.ranks.rendezvous",
         "cpdrun.train.rank",
     ),
