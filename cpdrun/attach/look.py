@@ -3,12 +3,12 @@
 from typing import Any
 
 from cpdrun.attach.hold import Hold
-from cpdrun.train.preflight.look import tried
+from cpdrun.train.preflight.check import check_configs
 
 
-def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """`problems` and `notes`, as `cpdrun.train.preflight.look` has them of the runs of experiments."""
-    return tried(configs, _hold)
+def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """`problems` and `notes`, as `cpdrun.train.preflight.check` has them of the runs of experiments."""
+    return check_configs(configs, _hold)
 
 
 def _hold(config: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
 from cpdrun.config.script import PLACES
 from cpdrun.errors import UserError
 from cpdrun.record import Attempt, LoggedRow, RunDir
-from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks import heartbeat
 
 
 class Recorder:
@@ -52,7 +52,7 @@ class Recorder:
         finite has diverged. Raises UserError for a value that is no number.
         """
         numbers = {str(name): _number(str(name), value) for name, value in values.items()}
-        pulse.beat()
+        heartbeat.beat()
         if self.rank != 0:
             return
         places = {name: numbers.pop(name) for name in PLACES if name in numbers}
@@ -68,7 +68,7 @@ class Recorder:
         The same answer on all ranks: where torch.distributed has several, all of them must call it, at the same step.
         A script that never calls it gets SIGTERM instead.
         """
-        pulse.beat()
+        heartbeat.beat()
         if not self._asked and self.attempt is not None:
             self._asked = True
             self.attempt.asks.touch()

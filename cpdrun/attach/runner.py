@@ -28,7 +28,7 @@ from cpdrun.attach.integrations import watch
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, write_json
-from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.provenance import write_environment
 
@@ -190,8 +190,8 @@ def _seed(seed: int) -> None:
 def _show_life() -> None:
     """Every step of every optimizer is a sign of life."""
     if folder := os.environ.get(ATTEMPT_DIR):
-        pulse.start(Attempt(Path(folder)).pulse)
-        register_optimizer_step_post_hook(lambda *_: pulse.beat())
+        heartbeat.start(Attempt(Path(folder)).pulse)
+        register_optimizer_step_post_hook(lambda *_: heartbeat.beat())
 
 
 def _tell(facts: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class AlternatingJournal(Journal):
             raise RuntimeError("an epoch has ended, but the training loop has not called step_done")
         self._started = None
 
-    def restart_at(self, epoch: int) -> None:
+    def drop_rows_after(self, epoch: int) -> None:
         """Do nothing, because nothing is stored."""
 
     def _now(self) -> float:

@@ -33,7 +33,7 @@ from cpdrun.attach.held.exchange import Asked, Mean, dense
 from cpdrun.attach.held.script import Script
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
-from cpdrun.train.learners.played import SharedModel
+from cpdrun.train.learners.emulated_workers import SharedModel
 
 SAID, COUNTED = "run.worker around each worker's backward pass", "a backward pass counts as a worker"
 USE = "put `with run.worker(w):` around each worker's forward and backward"

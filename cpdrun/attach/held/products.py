@@ -216,10 +216,10 @@ def _check_steps(precision: Any) -> None:
             f"{precision.rounds_weights}: a script keeps its weights itself; what its layers multiply by is rounded by "
             "precision.rules=[{modules: '*', role: weight, format: e4m3}]"
         )
-    stepping = precision.stepping if isinstance(precision, Formats) else None
+    rounding = precision.optimizer_rounding if isinstance(precision, Formats) else None
     for key, rounded in (
-        ("update", stepping and stepping.update),
-        ("optimizer_state", stepping and stepping.state),
+        ("update", rounding and rounding.update),
+        ("optimizer_state", rounding and rounding.state),
     ):
         if rounded:
             raise UserError(
