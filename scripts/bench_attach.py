@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.attach.recorder import Recorder
 from cpdrun.sweep import plan
 
@@ -118,19 +118,19 @@ def measure(
         return compared(alone, steps_of(make, workers, None), nullcontext, steps)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    hold = Hold(config(ranks, workers, *typed))
-    hold.script.say = lambda line: None
+    interceptor = Interceptor(config(ranks, workers, *typed))
+    interceptor.script.print = lambda line: None
 
     @contextmanager
     def held() -> Iterator[None]:
-        hold.install()
+        interceptor.install()
         yield
-        hold.uninstall()
+        interceptor.uninstall()
 
     with held():
         other = steps_of(make, workers, Recorder(Path(folder), rank=rank))
     measured = compared(alone, other, held, steps)
-    hold.check()
+    interceptor.check()
     return measured
 
 

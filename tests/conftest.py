@@ -18,7 +18,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         *("torch", "torch.distributed", "torch._dynamo", "pytest", "custom_fp.native"),
         *("cpdrun.comm", "cpdrun.sweep", "cpdrun.train.rank"),
-        *("cpdrun.attach.runner", "cpdrun.attach.recorder", "cpdrun.attach.held.sharded"),
+        *("cpdrun.attach.runner", "cpdrun.attach.recorder", "cpdrun.attach.intercept.fsdp"),
         *("sklearn.datasets", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
         *("accelerate", "lightning", "timm", "timm.optim"),
     ]
