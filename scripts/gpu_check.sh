@@ -55,9 +55,9 @@ with ThreadPoolExecutor() as pool:
 # Only files with such tests, and no ini options: the machine need not have every plugin and oracle of the dev extra.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
 step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
-step "benchmark, GPU" 90 "$PYTHON" scripts/bench_numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
-step "step time" 94 "$PYTHON" scripts/bench_step.py --device cuda
-step "benchmark, CPU" 99 "$PYTHON" scripts/bench_numerics.py --log2n 22 --repeats 5 --output $TABLE/bench_gpu_machine_cpu.md
+step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
+step "step time" 94 "$PYTHON" scripts/benchmarks/training_step.py --device cuda
+step "benchmark, CPU" 99 "$PYTHON" scripts/benchmarks/numerics.py --log2n 22 --repeats 5 --output $TABLE/bench_gpu_machine_cpu.md
 
 echo
 printf '# scripts/gpu_check.sh\n\n%s, commit %s, %s s\n\n| step | result | seconds |\n| --- | --- | ---: |\n%s' \

@@ -162,7 +162,10 @@ def test_what_a_script_commits_is_of_a_clean_commit_which_stands_beside_it(repos
 def test_a_reference_of_a_working_tree_that_differs_is_refused_at_once(repository):
     (repository / "beside").write_text("")
     done = subprocess.run(
-        [sys.executable, SCRIPT.with_name("explain_fixes.py")], cwd=repository, capture_output=True, text=True
+        [sys.executable, SCRIPT.parent / "research" / "prediction" / "explain_fixes.py"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "working tree differs from commit" in done.stderr
     assert not list(repository.glob("results/*mends*")) and not list(repository.glob("**/made_by.txt"))

@@ -1,7 +1,7 @@
-"""What an experiment's yaml may hold, as a JSON Schema (draft 2020-12), for editors that complete and check by one.
+"""The JSON Schema (draft 2020-12) of an experiment's yaml file, for editors that complete and check while you type.
 
-Everything is read off conf/: keys and their defaults from what is composed, what a key is for from the comment beside
-it, choices from the files of a group. It is looser than `cpdrun sweep --dry-run`, which has the last word.
+The types come from the model in `schema`, the defaults from conf/, the descriptions from the comments in conf/, and the
+choices of a group from its files. The schema accepts more than `cpdrun sweep --dry-run`, which makes all checks.
 """
 
 import re
@@ -9,42 +9,54 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from cpdrun.config.compose import BASE, CONF_MODULE, EXPERIMENT, ROOT, Composer
+from cpdrun.config.compose import BASE, CONF_MODULE, EXPERIMENT, ROOT, SCRIPT_ROOT, Composer
+from cpdrun.config.schema import ScriptRun, TrainingRun, json_schema_of, setting_types
+from cpdrun.config.script import SCRIPT
 
 Schema = dict[str, Any]
+Comments = Mapping[tuple[str, ...], str]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-REFERENCE = {"type": "string", "pattern": r"\$\{.+\}"}  # to another key, which stands in for any value
-OWN_KEYS = ("sweep", "search", "screen")  # sections that say what is asked, whose keys are other keys, too
+REFERENCE = {"type": "string", "pattern": r"\$\{.+\}"}  # a reference to another key may replace any value
+QUESTIONS = ("sweep", "search", "screen")  # sections of an experiment that are not in the config of a run
+TYPES = setting_types(ScriptRun) | setting_types(TrainingRun)
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?P<value>[^#]*)(?:#(?P<comment>.*))?$")
 _MORE = re.compile(r"^ *#(?P<comment>.*)$")
 
 
 def experiment_schema(composer: Composer) -> Schema:
-    """Of conf/exp/NAME.yaml. Raises ConfigError where conf/ does not compose."""
-    comments = _comments(BASE) | _comments(ROOT)
+    """Return the JSON Schema of conf/exp/NAME.yaml.
+
+    Raises:
+        ConfigError: The files in conf/ do not compose.
+    """
+    comments = _comments(BASE) | _comments(SCRIPT_ROOT) | _comments(ROOT)
     defaults = composer.compose({})
     groups = {name: choices for name, choices in composer.groups().items() if name != EXPERIMENT}
     keys = {
         key: _group(key, groups[key]) if key in groups else _value(default, (key,), comments)
         for key, default in defaults.items()
-        if key not in OWN_KEYS
+        if key not in QUESTIONS
     }
-    asked = {
-        key: {
-            "type": ["object", "null"],
-            "description": comments.get((key,), ""),
-            "properties": _properties(defaults, key, comments),
-        }
-        for key in OWN_KEYS
+    questions = {
+        key: _section(
+            {name: _value(value, (key, name), comments) for name, value in (defaults[key] or {}).items()}
+        )
+        | {"description": comments.get((key,), "")}
+        for key in ("search", "screen")
     }
-    asked["sweep"] = {
+    axes = {
         "type": ["object", "null"],
-        "description": "axes: a list of values for any key; `exclude`: combinations that are not run; `cases`: by name "
-        "keys that go together",
+        "description": "The axes of the sweep: a list of values for any key. `exclude` lists combinations that are not "
+        "run, and `cases` maps names to values of several keys.",
+    }
+    script = {
+        key.removeprefix(f"{SCRIPT}."): _typed(kind, tuple(key.split(".")), comments)
+        for key, kind in TYPES.items()
+        if key.startswith(f"{SCRIPT}.")
     }
     chosen = {
         "type": "array",
-        "description": "choices of groups: - override /model: NAME",
+        "description": "The choices of groups, such as `- override /model: NAME`.",
         "items": {"type": ["string", "object"]},
     }
     return {
@@ -52,45 +64,59 @@ def experiment_schema(composer: Composer) -> Schema:
         "title": "An experiment of cpdrun",
         "type": "object",
         "additionalProperties": False,
-        "properties": {"defaults": chosen, **keys, **asked, "exp": {"type": ["string", "null"]}},
+        "properties": {
+            "defaults": chosen,
+            **keys,
+            "sweep": axes,
+            **questions,
+            SCRIPT: _section(script) | {"description": "Settings of a user's own script."},
+            "exp": {"type": ["string", "null"]},
+        },
     }
 
 
-def _properties(
-    defaults: Mapping[str, Any], key: str, comments: Mapping[tuple[str, ...], str]
-) -> dict[str, Schema]:
-    section = defaults.get(key) or {}
-    return {name: _value(value, (key, name), comments) for name, value in section.items()}
+def _section(properties: Mapping[str, Schema]) -> Schema:
+    return {"type": ["object", "null"], "properties": properties}
 
 
 def _group(name: str, choices: list[str]) -> Schema:
-    """In an experiment: settings of what is chosen, a section; what is chosen stands under `defaults`."""
-    said = f"settings of the {name} that is chosen under `defaults`: {', '.join(choices)}"
-    return {"description": said, "anyOf": [{"type": ["object", "null"]}, {"enum": choices}]}
+    text = f"Settings of the {name} that `defaults` chooses: {', '.join(choices)}"
+    return {"description": text, "anyOf": [{"type": ["object", "null"]}, {"enum": choices}]}
 
 
-def _value(default: Any, path: tuple[str, ...], comments: Mapping[tuple[str, ...], str]) -> Schema:
-    schema: Schema = {"description": comments.get(path, "")}
+def _value(default: Any, path: tuple[str, ...], comments: Comments) -> Schema:
+    """Return the schema of a key with its default."""
     if isinstance(default, Mapping) and default:
         inside = {key: _value(value, (*path, key), comments) for key, value in default.items()}
-        return schema | {"type": "object", "properties": inside}
-    kinds = _kinds(default)
-    return schema | {"default": default} | ({"anyOf": [{"type": kinds}, REFERENCE]} if kinds else {})
+        return {"description": comments.get(path, ""), "type": "object", "properties": inside}
+    if kind := TYPES.get(".".join(path)):
+        return _typed(kind, path, comments) | {"default": default}
+    types = _types_like(default)
+    schema = {"description": comments.get(path, ""), "default": default}
+    return schema | ({"anyOf": [{"type": types}, REFERENCE]} if types else {})
 
 
-def _kinds(default: Any) -> list[str]:
-    """The types that stand in for a default; none where it does not tell: a null, or a reference."""
+def _typed(kind: Any, path: tuple[str, ...], comments: Comments) -> Schema:
+    """Return the schema of a key whose type is in the model. Null stands for a value that is filled in later."""
+    return {
+        "description": comments.get(path, ""),
+        "anyOf": [json_schema_of(kind), REFERENCE, {"type": "null"}],
+    }
+
+
+def _types_like(default: Any) -> list[str]:
+    """Return the JSON types that may replace a default. The list is empty if the default does not determine them."""
     if isinstance(default, bool):
         return ["boolean", "null"]
     if isinstance(default, int | float):
-        return ["number", "null", "string"]  # auto and its like
+        return ["number", "null", "string"]  # words such as auto
     if isinstance(default, list):
         return ["array", "null"]
     return []
 
 
 def _comments(name: str) -> dict[tuple[str, ...], str]:
-    """By key what the comment beside it in conf/NAME.yaml says, further lines of it included."""
+    """Return the comment next to each key in conf/NAME.yaml, with the lines below that continue it."""
     found: dict[tuple[str, ...], str] = {}
     path: list[tuple[int, str]] = []
     for line in (files(CONF_MODULE) / f"{name}.yaml").read_text(encoding="utf-8").splitlines():

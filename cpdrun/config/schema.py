@@ -1,70 +1,488 @@
-"""What a run's config may hold. Types and limits stand here, defaults in conf/: each is written once."""
+"""The typed model of a run's settings, and the checks that it implies.
+
+`TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key
+of conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
+Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) uses the same types.
+"""
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import msgspec
+from custom_fp import accumulator
 from custom_fp.formats.names import is_own, parse
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import INGREDIENTS, flatten, get_key, has_key
+from cpdrun.config.keys import flatten, get_key, has_key
 from cpdrun.config.overrides import typed_form
 from cpdrun.config.paths import MOST_NAME_BYTES
-from cpdrun.config.rounded import check_names
-from cpdrun.config.script import is_open, is_script
+from cpdrun.config.script import is_script, with_number
 
-MOST_TRIED = 100_000  # divisors of a world size that nobody meant need not all be found
-SECTIONS = (  # arguments of the class in _target_
-    *("model", "norm", "data", "task", "optim", "schedule", "precision", "partition", "sync", "topology"),
-    *("compressor", "scaling"),
-)
-SCRIPT_SECTIONS = ("precision", "sync", "topology", "compressor", "scaling")  # of a script's run
-FREE = ("launcher",)  # checked by its executor, for the most part
-NUMBER_OR_WORD = ("precision.loss_scale",)  # or dynamic
-ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys; a list, or what stands in it
+TARGET = "_target_"
+FORMATS = "cpdrun.train.precision.formats.Formats"
+ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
+MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
+NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
+ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys that take a list or one of its items
 
-_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
-Check = Callable[[Any], str | None]  # what is wrong with a value, or None
+class CheckedValue:
+    """A type whose values are checked by a function."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        """Return what is wrong with a value, or None."""
+        raise NotImplementedError
+
+
+class FormatName(CheckedValue):
+    """The name of a number format."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        if isinstance(value, list):
+            return f"must be one name; for an axis, type {','.join(map(str, value))} without brackets"
+        try:
+            parse(value)
+        except (ValueError, TypeError) as error:
+            return str(error)
+        return None
+
+
+class AccumulatorName(CheckedValue):
+    """The name of an accumulator: a number format without scales, or a tensor-core model."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        try:
+            found, *_ = accumulator.read(value)
+        except (ValueError, TypeError) as error:
+            return str(error)
+        if getattr(found, "has_scales", False):
+            return "an accumulator has no blocks of values that could share a scale; take a format without scales"
+        return None
+
+
+class ClassName(CheckedValue):
+    """The dotted name of a class."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        good = isinstance(value, str) and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value)
+        return None if good else "must be package.module.Class"
+
+
+class FolderName(CheckedValue):
+    """The name of a folder, without its path."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        good = (
+            isinstance(value, str)
+            and value.strip(".")
+            and not set(value) & set("/\\")
+            and value.isprintable()
+        )
+        if not good:
+            return "must be the name of a folder, without slashes"
+        size = len(value.encode())
+        return None if size <= MOST_NAME_BYTES else f"at most {MOST_NAME_BYTES} bytes; this name has {size}"
+
+
+class WordOrNumber(CheckedValue):
+    """An option of Slurm, such as a partition or a number of minutes."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        good = isinstance(value, str | int) and not isinstance(value, bool) and str(value).isprintable()
+        return None if good and value != "" else "must be a word or a number, or null"
+
+
+class MetricPattern(CheckedValue):
+    """A regular expression that finds the values of a metric in a script's output."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        example = "such as 'loss {number}'"
+        if not isinstance(value, str):
+            return f"must be a pattern, {example}"
+        try:
+            groups = re.compile(with_number(value)).groups
+        except re.error as error:
+            return f"is no regular expression: {error}. Try a pattern {example}"
+        return None if groups == 1 else f"needs exactly one group, around the number, {example}"
+
+
+class ParameterGroups(CheckedValue):
+    """Groups of parameters with settings of the optimizer of their own."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        example = "such as [{parameters: ['*.bias'], weight_decay: 0.0}]"
+        if not isinstance(value, list) or not all(isinstance(group, Mapping) for group in value):
+            return f"must be a list of groups, {example}"
+        for group in value:
+            chosen = [group[key] for key in ("parameters", "modules") if key in group]
+            if not any(chosen) or any(_problem(patterns, Patterns) for patterns in chosen):
+                return f"each group names its parameters by lists of glob patterns (parameters, modules), {example}"
+            if not set(group) - {"parameters", "modules"}:
+                return f"each group sets something of the optimizer's, {example}"
+        return None
+
+
+class OnlyFalse(CheckedValue):
+    """False, as `elastic` of a script."""
+
+    @staticmethod
+    def find_problem(value: Any) -> str | None:
+        if value is False:
+            return None
+        return "must be false for a script: it goes on from its own checkpoint, with --retries R"
+
+
+Whole = Annotated[int, Meta(ge=0, description="must be a whole number, at least 0")]
+Positive = Annotated[int, Meta(ge=1, description="must be a whole number, at least 1")]
+AboveZero = Annotated[float, Meta(gt=0, description="must be a number above 0")]
+NotNegative = Annotated[float, Meta(ge=0, description="must be a number, at least 0")]
+Share = Annotated[float, Meta(ge=0, lt=1, description="must be a number, at least 0 and below 1")]
+ShareOfEpochs = Annotated[
+    float, Meta(gt=0, lt=1, description="must be a share of the epochs, above 0 and below 1, or null")
+]
+Text = Annotated[str, Meta(min_length=1, description="must be text")]
+Arguments = Annotated[str, Meta(description="must be text, such as '--lr 3e-4'")]
+Sha256 = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-f]{64}(?![\s\S])",
+        description="must be 64 hexadecimal digits, as sha256sum prints them",
+    ),
+]
+Patterns = Annotated[list[str], Meta(description="must be a list of glob patterns, such as ['fc.*']")]
+Lines = Annotated[
+    list[Annotated[str, Meta(pattern=r"^[^\n]*(?![\s\S])")]],
+    Meta(description="must be a list of lines of text, such as ['module load cuda']"),
+]
+AnyNames = Annotated[dict[Any, Any], Meta(description="must map names to values")]
+Directions = Annotated[
+    dict[Any, Literal["min", "max", "share"]], Meta(description="must map names to min, max or share")
+]
+MetricPatterns = Annotated[dict[Any, MetricPattern], Meta(description="must map names to patterns")]
+
+
+class Section(Struct, kw_only=True):
+    """A class and its arguments. The class checks the arguments, so any key is allowed here."""
+
+    target: ClassName = msgspec.field(name=TARGET)
+
+
+class FormatsPrecision(Section, kw_only=True):
+    """The section `precision` of the class cpdrun.train.precision.formats.Formats."""
+
+    weights: FormatName | UnsetType = UNSET
+    activations: FormatName | UnsetType = UNSET
+    errors: FormatName | UnsetType = UNSET
+    accumulator: AccumulatorName | UnsetType = UNSET
+    optimizer_state: FormatName | UnsetType = UNSET
+    update: FormatName | UnsetType = UNSET
+
+
+class Launcher(Section, kw_only=True):
+    """Settings of the launchers of cpdrun. Each launcher has some of them."""
+
+    jobs: Positive | UnsetType | None = UNSET
+    jobs_per_gpu: Positive | UnsetType = UNSET
+    partition: WordOrNumber | UnsetType | None = UNSET
+    account: WordOrNumber | UnsetType | None = UNSET
+    time: WordOrNumber | UnsetType | None = UNSET
+    gres: WordOrNumber | UnsetType | None = UNSET
+    mem: WordOrNumber | UnsetType | None = UNSET
+    nodes: Positive | UnsetType = UNSET
+    tasks_per_node: Positive | UnsetType = UNSET
+    max_parallel: Positive | UnsetType | None = UNSET
+    warning_s: Whole | UnsetType = UNSET
+    setup: Lines | UnsetType = UNSET
+    sbatch: Lines | UnsetType = UNSET
+
+
+class FullPrecision(Struct, kw_only=True):
+    """What is exchanged in fp32, whatever the format of the run."""
+
+    layers: Patterns
+    first_epochs: Whole
+    last_epochs: Whole
+
+
+class Statistics(Struct, kw_only=True):
+    """How often the gradients are analyzed."""
+
+    every_steps: Positive
+
+
+class Checkpoint(Struct, kw_only=True):
+    """How often checkpoints are written."""
+
+    every_epochs: Positive
+
+
+class AnyRun(Struct, kw_only=True):
+    """Settings that every run has (conf/any_run.yaml)."""
+
+    exp: Text | None
+    name: FolderName
+    case: Text | None
+    results_dir: Text
+    format: FormatName
+    recipe: Text | None
+    ingredients: AnyNames | UnsetType = UNSET
+    aps: bool
+    full_precision: FullPrecision
+    world_size: Positive
+    seed: Whole
+    nproc: Positive
+    threads: Positive
+    device: Literal["auto", "cpu", "cuda"]
+    tf32: bool
+    patience_s: Positive
+    limit_s: AboveZero | None
+    observe: Whole
+    precision: Section
+    sync: Section
+    topology: Section
+    compressor: Section
+    scaling: Section
+    launcher: Launcher
+
+
+class TrainingRun(AnyRun, kw_only=True):
+    """Settings of a run of cpdrun's own training loop (conf/config.yaml)."""
+
+    elastic: bool
+    batch_size: Positive
+    epochs: Whole
+    max_steps: Positive | None
+    give_up_after: ShareOfEpochs | None
+    init_from: Text | None
+    init_into: Text | None
+    init_skip: Patterns
+    init_sha256: Sha256 | None
+    label_smoothing: Share
+    parameter_groups: ParameterGroups
+    clip_norm: AboveZero | None
+    emulation: Literal["exact", "chunked", "batched"]
+    loaders: Whole
+    eval_batch: Positive
+    channels_last: bool
+    statistics: Statistics
+    checkpoint: Checkpoint
+    model: Section
+    norm: Section
+    data: Section
+    task: Section
+    optim: Section
+    schedule: Section
+    partition: Section
+
+
+class Script(Struct, kw_only=True):
+    """The section `script` (conf/script.yaml)."""
+
+    path: Text | None
+    arguments: Arguments
+    args: AnyNames
+    args_style: Literal["flags", "hydra"]
+    launch_with: Text | None
+    work_dir: Text | None
+    typed_in_dir: Text | None
+    sha256: Sha256 | None
+    metrics: MetricPatterns
+    jsonl: Text | None
+    csv: Text | None
+    tensorboard: Text | None
+    metric: Text | None
+    direction: Directions
+    value: Literal["last", "best"]
+    grace_s: NotNegative
+
+
+class ScriptRun(AnyRun, kw_only=True):
+    """Settings of a run of a user's script (conf/any_run.yaml and conf/script.yaml)."""
+
+    elastic: OnlyFalse
+    script: Script
+
+
+# Keys that only cpdrun's own training loop has.
+TRAINING_ONLY = tuple(key for key in TrainingRun.__struct_fields__ if key not in ScriptRun.__struct_fields__)
+
+
+@cache
+def setting_types(model: type[Struct], prefix: str = "") -> dict[str, Any]:
+    """Return the type of each setting in a model, keyed by its dotted key."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(model):
+        key = f"{prefix}{field.encode_name}"
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            found |= setting_types(field.type, f"{key}.")
+        else:
+            found[key] = field.type
+    return found
+
+
+def takes_any_name(key: str) -> bool:
+    """Return whether a dotted key is in a section of a script's run whose names are free, such as script.args.lr."""
+    types = setting_types(ScriptRun)
+    return any(_is_mapping(types[parent]) for parent in _parents(key) if parent in types)
+
+
+def find_problem(key: str, value: Any) -> str | None:
+    """Return what is wrong with the value of a setting of cpdrun's own training loop, or None."""
+    return _problem(value, setting_types(TrainingRun)[key])
 
 
 def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
-    """Raise ConfigError, naming the key, for the first thing wrong with a resolved config. Without `imports`, a format
-    in a module of the user's own is taken at its word, for looking at it runs that module."""
-    script = is_script(config)
-    rules, sections = (SCRIPT_RULES, SCRIPT_SECTIONS) if script else (RULES, SECTIONS)
-    known = [*rules, *sections, *FREE]
-    missing = [key for key, value in flatten(config) if value == "???"]
-    if missing:  # the shortest of several: a group's own key, not where others take the group in
-        key = min(missing, key=len)
+    """Check the resolved config of a run.
+
+    Args:
+        config: The config.
+        imports: Whether modules of the user's own may be imported. If not, number formats that they define are not
+            checked.
+
+    Raises:
+        ConfigError: A setting is wrong. The message names its key.
+    """
+    model = ScriptRun if is_script(config) else TrainingRun
+    values = dict(flatten(config))
+    if missing := [key for key, value in values.items() if value == "???"]:
+        key = min(missing, key=len)  # the shortest key is that of a group, and the others refer to the group
         raise ConfigError(f"{key} must be given: {key}=VALUE")
-    for key, _ in flatten(config):
-        is_open_here = key.split(".")[0] in (*sections, *FREE, INGREDIENTS) or (script and is_open(key))
-        if key not in rules and not is_open_here:
-            raise ConfigError(f"unknown key {key!r}{did_you_mean(key, known)}")
-    for key, check in rules.items():
-        if not has_key(config, key):
+    for key in values:
+        if not _is_known(model, key):
+            raise ConfigError(f"unknown key {key!r}{did_you_mean(key, _known_keys(model))}")
+    for key, kind in setting_types(model).items():
+        if key in values or has_key(config, key):
+            _check(key, values[key] if key in values else get_key(config, key), kind, imports)
+        elif key.endswith(TARGET):
+            raise _no_class(key)
+        elif UnsetType not in get_args(kind):
             raise ConfigError(f"{key} is missing")
-        value = get_key(config, key)
-        if key == "format" and is_own(value) and not imports:
-            continue
-        if problem := check(value):
-            raise ConfigError(f"{key}={typed_form(value)}: {problem}")
-    for section in (*sections, *FREE):
-        target = config[section].get("_target_") if isinstance(config.get(section), Mapping) else None
-        if not target:
-            raise ConfigError(f"{section} must name its class: {section}._target_=package.module.Class")
-        if not isinstance(target, str) or not _CLASS.fullmatch(target):
-            raise ConfigError(f"{section}._target_={typed_form(target)}: must be package.module.Class")
-    check_names(config.get("precision"), imports=imports)
-    _validate_together(config, imports or not is_own(config["format"]))
+    _check_precision(config["precision"], imports)
+    _check_combinations(config, imports or not is_own(config["format"]))
 
 
-def check_kind(key: str, value: Any, default: Any) -> None:
-    """Raise ConfigError where `value` cannot stand in for `default`, which a yaml gives this key: what is true or
-    false stays so (`no` is text), a list a list, and a number a number."""
+@cache
+def _sections(model: type[Struct]) -> list[str]:
+    """Return the keys of the sections that hold a class and its arguments."""
+    return [key.removesuffix(f".{TARGET}") for key in setting_types(model) if key.endswith(TARGET)]
+
+
+@cache
+def _is_known(model: type[Struct], key: str) -> bool:
+    """Return whether a model has a dotted key, or has it in a section with free names."""
+    types, parents = setting_types(model), _parents(key)
+    return key in types or parents[0] in _sections(model) or any(parent in types for parent in parents)
+
+
+def _known_keys(model: type[Struct]) -> list[str]:
+    """Return the keys that a message about an unknown key may suggest."""
+    sections = _sections(model)
+    return [*(key for key in setting_types(model) if key.partition(".")[0] not in sections), *sections]
+
+
+def _parents(key: str) -> list[str]:
+    """Return the keys above a dotted key: a.b.c has a and a.b. A key without a dot has itself."""
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(1, max(len(parts), 2))]
+
+
+def _check(key: str, value: Any, kind: Any, imports: bool) -> None:
+    """Raise ConfigError if the value of a setting has another type."""
+    if key.endswith(TARGET) and not value:
+        raise _no_class(key)
+    if not imports and is_own(value) and {FormatName, AccumulatorName} & {kind, *get_args(kind)}:
+        return
+    if _is_mapping(kind) and isinstance(value, Mapping):
+        inner = get_args(get_args(kind)[0])[1]
+        for name, item in value.items():
+            _check(f"{key}.{name}", item, inner, imports)
+    elif problem := _problem(value, kind):
+        raise ConfigError(f"{key}={typed_form(value)}: {problem}")
+
+
+def _no_class(key: str) -> ConfigError:
+    return ConfigError(f"{key.removesuffix(f'.{TARGET}')} must name its class: {key}=package.module.Class")
+
+
+@cache
+def _is_mapping(kind: Any) -> bool:
+    return get_origin(kind) is Annotated and get_origin(get_args(kind)[0]) is dict
+
+
+def _problem(value: Any, kind: Any) -> str | None:
+    """Return what is wrong with a value of a type, or None."""
+    try:
+        msgspec.convert({"value": value}, _struct_of(kind), dec_hook=_convert_checked)
+    except msgspec.ValidationError as error:
+        return _description(kind) or str(error).removesuffix(" - at `$.value`")
+    return None
+
+
+@cache
+def _struct_of(kind: Any) -> type[Struct]:
+    """Return a struct with one field of a type. msgspec analyzes the type of a struct's field only once."""
+    return msgspec.defstruct("Setting", [("value", kind)])
+
+
+def _convert_checked(kind: type, value: Any) -> Any:
+    if not issubclass(kind, CheckedValue):
+        raise NotImplementedError(f"{kind} is no type of a setting")
+    if problem := kind.find_problem(value):
+        raise ValueError(problem)
+    return kind()
+
+
+def _description(kind: Any) -> str | None:
+    """Return the message for values that are not of a type. Types with a check of their own have none."""
+    if kind is bool:
+        return "must be true or false"
+    if get_origin(kind) is Literal:
+        return f"must be one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is Annotated:
+        return next(meta.description for meta in get_args(kind)[1:])
+    if get_origin(kind) in (Union, UnionType):
+        return next((text for inner in get_args(kind) if (text := _description(inner))), None)
+    return None
+
+
+def _check_precision(precision: Mapping[str, Any], imports: bool) -> None:
+    """Check the names of formats and accumulators in the section `precision`.
+
+    Sections of other classes than `Formats` are not checked.
+    """
+    if precision[TARGET] != FORMATS:
+        return
+    for key, kind in setting_types(FormatsPrecision).items():
+        if key in precision:
+            _check(f"precision.{key}", precision[key], kind, imports)
+    rules = precision.get("rules")
+    for i, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+        if isinstance(rule, Mapping) and "format" in rule:
+            roles = rule.get("role")
+            adds = ACCUMULATOR in (roles if isinstance(roles, list | tuple) else [roles])
+            kind = AccumulatorName if adds else FormatName
+            _check(f"precision.rules[{i}].format", rule["format"], kind, imports)
+
+
+def check_type(key: str, value: Any, default: Any) -> None:
+    """Raise ConfigError if a value has another type than the default of its key in a yaml file.
+
+    This is for arguments of classes, which the model does not know. A number must replace a number, a list must replace
+    a list, and true or false must replace true or false.
+    """
     if isinstance(value, str) and "${" in value:
         return
     if isinstance(default, bool) and not isinstance(value, bool):
@@ -77,7 +495,8 @@ def check_kind(key: str, value: Any, default: Any) -> None:
         raise ConfigError(f"{key}={typed_form(value)}: must be a number, such as {default}")
 
 
-def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
+def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
+    """Raise ConfigError for settings that do not go together."""
     fmt = parse(config["format"] if knows_format else "fp32")
     try:
         fmt.check_flat()
@@ -85,14 +504,11 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
         raise ConfigError(str(error)) from None
     if config["aps"] and fmt.has_scales:
         raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
-    for key, check in LAUNCHER_RULES.items():
-        if key in config["launcher"] and (problem := check(config["launcher"][key])):
-            raise ConfigError(f"launcher.{key}={typed_form(config['launcher'][key])}: {problem}")
     if not is_script(config):
-        _validate_training(config)
+        _check_training(config)
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
-        near = sorted(range(1, min(world_size, MOST_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
+        near = sorted(range(1, min(world_size, MOST_DIVISORS_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
         divisors = sorted(itertools.islice((n for n in near if world_size % n == 0), 6))
         raise ConfigError(
             f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
@@ -100,8 +516,7 @@ def _validate_together(config: Mapping[str, Any], knows_format: bool) -> None:
         )
 
 
-def _validate_training(config: Mapping[str, Any]) -> None:
-    """What belongs together in cpdrun's own loop."""
+def _check_training(config: Mapping[str, Any]) -> None:
     compared = config["aps"] or config["format"] != "fp32"
     if config["epochs"] == 0 and compared and "*" not in config["full_precision"]["layers"]:
         raise ConfigError(
@@ -119,187 +534,16 @@ def _validate_training(config: Mapping[str, Any]) -> None:
             )
 
 
-def _number_format(value: Any) -> str | None:
-    if isinstance(value, list):
-        return f"must be one name; for an axis type format={','.join(map(str, value))}"
-    try:
-        parse(value)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return None
+def json_schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a setting's type, without its message."""
+    schema = msgspec.json.schema(kind, schema_hook=_schema_of_checked)
+    schema.pop("description", None)
+    return schema
 
 
-def _boolean(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "must be true or false"
-
-
-def _not_of_scripts(value: Any) -> str | None:
-    if value is False:
-        return None
-    return "must be false for a script: it goes on from its own checkpoint, with --retries R"
-
-
-def _integer(minimum: int) -> Check:
-    def check(value: Any) -> str | None:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return None if whole and value >= minimum else f"must be a whole number, at least {minimum}"
-
-    return check
-
-
-def _number(minimum: float, below: float = math.inf) -> Check:
-    def check(value: Any) -> str | None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and minimum <= value < below:
-            return None
-        return f"must be a number, at least {minimum}" + (f" and below {below}" if below < math.inf else "")
-
-    return check
-
-
-def _above_zero(value: Any) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number and value > 0 else "must be a number above 0"
-
-
-def _share(value: Any) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number and 0 < value < 1 else "must be a share of the epochs, above 0 and below 1, or null"
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "must be text"
-
-
-def _any_text(value: Any) -> str | None:
-    return None if isinstance(value, str) else "must be text, such as '--lr 3e-4'"
-
-
-def _mapping(value: Any) -> str | None:
-    return None if isinstance(value, Mapping) else "must map names to values"
-
-
-def _folder_name(value: Any) -> str | None:
-    good = isinstance(value, str) and value.strip(".") and not set(value) & set("/\\") and value.isprintable()
-    if not good:
-        return "must be the name of a folder, without slashes"
-    size = len(value.encode())
-    return None if size <= MOST_NAME_BYTES else f"at most {MOST_NAME_BYTES} bytes; this name has {size}"
-
-
-def _sha256(value: Any) -> str | None:
-    good = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-    return None if good else "must be 64 hexadecimal digits, as sha256sum prints them"
-
-
-def _one_of(*choices: str) -> Check:
-    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
-
-
-def _patterns(value: Any) -> str | None:
-    good = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return None if good else "must be a list of glob patterns, such as ['fc.*']"
-
-
-def _parameter_groups(value: Any) -> str | None:
-    example = "such as [{parameters: ['*.bias'], weight_decay: 0.0}]"
-    if not isinstance(value, list) or not all(isinstance(group, Mapping) for group in value):
-        return f"must be a list of groups, {example}"
-    for group in value:
-        chosen = [group[key] for key in ("parameters", "modules") if key in group]
-        if not any(chosen) or any(_patterns(patterns) for patterns in chosen):
-            return (
-                f"each group names its parameters by lists of glob patterns (parameters, modules), {example}"
-            )
-        if not set(group) - {"parameters", "modules"}:
-            return f"each group sets something of the optimizer's, {example}"
-    return None
-
-
-def _word_or_number(value: Any) -> str | None:
-    good = isinstance(value, str | int) and not isinstance(value, bool) and str(value).isprintable()
-    return None if good and value != "" else "must be a word or a number, or null"
-
-
-def _lines(value: Any) -> str | None:
-    good = isinstance(value, list) and all(isinstance(item, str) and "\n" not in item for item in value)
-    return None if good else "must be a list of lines of text, such as ['module load cuda']"
-
-
-def _optional(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
-
-
-ANY_RUN: dict[str, Check] = {
-    "exp": _optional(_text),
-    "name": _folder_name,
-    "case": _optional(_text),
-    "results_dir": _text,
-    "format": _number_format,
-    "recipe": _optional(_text),
-    "aps": _boolean,
-    "full_precision.layers": _patterns,
-    "full_precision.first_epochs": _integer(0),
-    "full_precision.last_epochs": _integer(0),
-    "world_size": _integer(1),
-    "seed": _integer(0),
-    "nproc": _integer(1),
-    "threads": _integer(1),
-    "device": _one_of("auto", "cpu", "cuda"),
-    "tf32": _boolean,
-    "patience_s": _integer(1),
-    "limit_s": _optional(_above_zero),
-    "elastic": _boolean,
-}
-RULES = ANY_RUN | {
-    "batch_size": _integer(1),
-    "epochs": _integer(0),
-    "max_steps": _optional(_integer(1)),
-    "give_up_after": _optional(_share),
-    "init_from": _optional(_text),
-    "init_into": _optional(_text),
-    "init_skip": _patterns,
-    "init_sha256": _optional(_sha256),
-    "label_smoothing": _number(0, 1),
-    "parameter_groups": _parameter_groups,
-    "clip_norm": _optional(_above_zero),
-    "emulation": _one_of("exact", "chunked", "batched"),
-    "loaders": _integer(0),
-    "eval_batch": _integer(1),
-    "channels_last": _boolean,
-    "statistics.every_steps": _integer(1),
-    "observe": _integer(0),
-    "checkpoint.every_epochs": _integer(1),
-}
-SCRIPT_RULES = ANY_RUN | {
-    "elastic": _not_of_scripts,
-    "observe": _integer(0),
-    "script.path": _optional(_text),
-    "script.arguments": _any_text,
-    "script.args": _mapping,
-    "script.args_style": _one_of("flags", "hydra"),
-    "script.launch_with": _optional(_text),
-    "script.work_dir": _optional(_text),
-    "script.typed_in_dir": _optional(_text),
-    "script.sha256": _optional(_sha256),
-    "script.metrics": _mapping,
-    "script.jsonl": _optional(_text),
-    "script.csv": _optional(_text),
-    "script.tensorboard": _optional(_text),
-    "script.metric": _optional(_text),
-    "script.direction": _mapping,
-    "script.value": _one_of("last", "best"),
-    "script.grace_s": _number(0),
-}
-
-LAUNCHER_RULES: dict[str, Check] = {
-    "jobs": _optional(_integer(1)),
-    "jobs_per_gpu": _integer(1),
-    **dict.fromkeys(("partition", "account", "time", "gres", "mem"), _optional(_word_or_number)),
-    "nodes": _integer(1),
-    "tasks_per_node": _integer(1),
-    "max_parallel": _optional(_integer(1)),
-    "warning_s": _integer(0),
-    "setup": _lines,
-    "sbatch": _lines,
-}
+def _schema_of_checked(kind: type) -> dict[str, Any]:
+    if kind is ParameterGroups:
+        return {"type": "array", "items": {"type": "object"}}
+    if kind is WordOrNumber:
+        return {"type": ["string", "integer"]}
+    return {"type": "string"}

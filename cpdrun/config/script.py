@@ -27,7 +27,6 @@ AS_TYPED = tuple(
     for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "csv", "tensorboard", "metric")
 )
 OF_METRICS = ("script.metrics.", "script.direction.")  # the name that follows may contain a slash
-OPEN = ("script.args", "script.metrics", "script.direction")  # sections that take any key
 # Settings that decide which metric is read, and where. They change no run, only what is recorded about it.
 METRIC_SETTINGS = ("metrics", "metric", "direction", "value", "jsonl", "csv", "tensorboard")
 FILES = ("jsonl", "csv", "tensorboard")
@@ -35,7 +34,6 @@ MODULE = re.compile(r"-m\s+(\S+)")
 PLACEHOLDERS = ("seed", "run_dir", "nproc", "port")
 BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")  # {{name}} is a literal {name}
 PLACES = ("epoch", "step")  # metric names that measure progress, not quality
-DIRECTIONS = ("min", "max", "share")
 NUMBER = r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 NO_METRIC = "the script ended well, but"  # begins the reason of a run that trained but has no metric
 SEED_ARGUMENT = "--seed {seed}"
@@ -74,10 +72,6 @@ def as_typed(text: str) -> tuple[str, str | None] | None:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and value[0] not in value[1:-1]:
         value = value[1:-1]
     return key, None if value == "null" else value
-
-
-def is_open(key: str) -> bool:
-    return key.startswith(tuple(f"{section}." for section in OPEN))
 
 
 def complete(config: dict[str, Any]) -> None:
@@ -277,23 +271,6 @@ def _check_words(config: Mapping[str, Any]) -> None:
 
 
 def _check_metrics(script: Mapping[str, Any], source: "_Source") -> None:
-    for name, pattern in script["metrics"].items():
-        example = f"script.metrics.{name}='{name} {{number}}'"
-        if not isinstance(pattern, str):
-            raise ConfigError(f"script.metrics.{name} must be a pattern, for example {example}")
-        try:
-            groups = re.compile(with_number(pattern)).groups
-        except re.error as error:
-            raise ConfigError(
-                f"script.metrics.{name}={pattern} is no regular expression: {error}. Try {example}"
-            ) from None
-        if groups != 1:
-            raise ConfigError(
-                f"script.metrics.{name}={pattern} needs exactly one group, around the number, for example {example}"
-            )
-    for name, way in script["direction"].items():
-        if way not in DIRECTIONS:
-            raise ConfigError(f"script.direction.{name}={way}: must be one of {', '.join(DIRECTIONS)}")
     for name in dict.fromkeys([*script["metrics"], *filter(None, [script["metric"]])]):
         if name not in PLACES and direction_of(name, script["direction"]) is None:
             raise ConfigError(

@@ -10,7 +10,8 @@ All times are in seconds. A predicted time depends only on the function's argume
     crossover     Finds the fastest method of a study on each network.
     measure       Measures the parameters (`cpdrun doctor --calibrate`). Needs torch.
 
-scripts/bench_costmodel.py compares the model with measured times. scripts/alexnet_96gpu.py compares it with a paper's
+scripts/benchmarks/cost_model.py compares the model with measured times. scripts/research/speedup/alexnet_96gpu.py
+compares it with a paper's
 prediction.
 """
 

@@ -7,7 +7,7 @@ are not assigned to workers. A worker claims a run (`cpdrun.record.lock`) before
 import time
 from typing import Any
 
-from cpdrun.config.schema import RULES
+from cpdrun.config.schema import find_problem
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Executor, Job, LaunchOptions
@@ -146,6 +146,6 @@ class Pool:
 def _job(run: RunDir) -> Job:
     config = read_config(run)
     for key in READ_HERE:
-        if problem := RULES[key](config[key]) if key in config else "is missing":
+        if problem := find_problem(key, config[key]) if key in config else "is missing":
             raise ValueError(f"{key}: {problem}")
     return Job(run, config, read_overrides(run), is_written=True)

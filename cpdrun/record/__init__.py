@@ -13,6 +13,7 @@ from cpdrun.record.example_outcomes import (
     read_example_outcomes,
     write_example_outcomes,
 )
+from cpdrun.record.external_runs import InvalidValueError, write_run
 from cpdrun.record.files import (
     NotRegularError,
     append_json_line,
@@ -31,18 +32,9 @@ from cpdrun.record.files import (
     write_text,
 )
 from cpdrun.record.find import NotFoundError, find_runs, find_sweeps, find_sweeps_or_runs, split_results_dir
-from cpdrun.record.foreign import (
-    EXPECTED_RUNS,
-    read_config,
-    read_expected_runs,
-    read_manifest,
-    read_overrides,
-    read_search,
-)
 from cpdrun.record.layout import OBSERVED_LAYOUT, Attempt, RunDir, SweepDir
 from cpdrun.record.lock import HEARTBEAT_S, claim, heartbeat, is_claimed, locked, release
 from cpdrun.record.measure import Measure
-from cpdrun.record.outside import GivenError, write_run
 from cpdrun.record.repository import changes_of, git, git_commit
 from cpdrun.record.state import (
     State,
@@ -54,3 +46,11 @@ from cpdrun.record.state import (
     state_of,
 )
 from cpdrun.record.version import VERSION, NewerRecordError, newer
+from cpdrun.record.yaml_files import (
+    EXPECTED_RUNS,
+    read_config,
+    read_expected_runs,
+    read_manifest,
+    read_overrides,
+    read_search,
+)

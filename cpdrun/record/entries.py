@@ -221,7 +221,7 @@ class Lost(Entry):
     seconds: float  # from the end of the last lost step until it was done again
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         again = f"{self.steps} step{'' if self.steps == 1 else 's'} trained again"
         return f"{self.seconds:.1f} s of work lost, {again}, after rank {self.rank} was killed"
 

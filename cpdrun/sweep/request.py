@@ -31,7 +31,8 @@ from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.keys import INGREDIENTS, flatten, has_key
 from cpdrun.config.overrides import MOST_VALUES, Typed, parse, typed_form
 from cpdrun.config.scaling import with_short_form
-from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script, is_open
+from cpdrun.config.schema import TRAINING_ONLY, takes_any_name
+from cpdrun.config.script import SCRIPT, SHORT_FORMS, is_of_script
 
 Axes = dict[str, list[Any]]
 # The values that a case sets, keyed by config key.
@@ -40,11 +41,6 @@ Case = Mapping[str, Any]
 Rule = Mapping[str, Any]
 
 CASE = "case"
-# Keys of cpdrun's own training loop, which a script does not have.
-NOT_OF_SCRIPTS = (
-    *("model", "data", "task", "optim", "schedule", "norm", "partition", "batch_size", "epochs", "max_steps"),
-    *("init_from", "label_smoothing", "parameter_groups", "clip_norm", "emulation", "loaders", "eval_batch"),
-)
 # The settings of `cpdrun search` and `cpdrun search --allocate`, which are not part of any run's config.
 SEARCH, SCREEN = "search", "screen"
 TUNE = "search.tune."  # as in `search.tune.optim.lr`
@@ -144,7 +140,7 @@ def _require_known_keys(
         for key in keys:
             if not isinstance(key, str):
                 raise ConfigError(f"{place}: the key {key!r} must be text")
-            if key not in known and not has_key(of_place, key) and not (is_script and is_open(key)):
+            if key not in known and not has_key(of_place, key) and not (is_script and takes_any_name(key)):
                 raise ConfigError(
                     f"{place}: unknown key {key!r}{did_you_mean(key, _known(of_place, groups))}"
                 )
@@ -167,7 +163,7 @@ def _is_script(composer: Composer, texts: Sequence[str]) -> bool:
         raise ConfigError(
             f"exp={named[-1]}: script: must be a section, such as `script: {{path: {section}}}`"
         )
-    if typed and section is None and (foreign := [key for key in body if key in NOT_OF_SCRIPTS]):
+    if typed and section is None and (foreign := [key for key in body if key in TRAINING_ONLY]):
         raise ConfigError(
             f"exp={named[-1]} is for cpdrun's own training loop (it sets {', '.join(foreign)}): leave out {typed[0]}, "
             f"or {EXPERIMENT}={named[-1]}"
@@ -237,10 +233,10 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
 
 def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[str]]) -> None:
     """Raise ConfigError if runs of a script do not have the key."""
-    if is_open(t.key):
+    if takes_any_name(t.key):
         return
     section = t.key.split(".")[0]
-    if section in NOT_OF_SCRIPTS:
+    if section in TRAINING_ONLY:
         raise ConfigError(
             f"unknown key {t.key!r}: a script brings its own {section}. To hand it over as an argument, type "
             f"script.args.{t.text}"

@@ -23,7 +23,7 @@ from cpdrun.config.keys import delete_key, flatten, get_key, has_key, set_key
 from cpdrun.config.overrides import Typed, typed_form
 from cpdrun.config.paths import check_path
 from cpdrun.config.scaling import spell_out, with_short_form
-from cpdrun.config.schema import check_kind, validate
+from cpdrun.config.schema import check_type, validate
 from cpdrun.record import SweepDir
 from cpdrun.sweep.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 
@@ -294,7 +294,7 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
         ConfigError: The value has another type than that in the yaml file.
     """
     if has_key(config, key):
-        check_kind(key, value, get_key(config, key))
+        check_type(key, value, get_key(config, key))
     set_key(config, key, value)
 
 

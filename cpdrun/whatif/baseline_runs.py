@@ -24,8 +24,9 @@ from cpdrun.sweep import PlannedRun
 from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
-# The number of steps to observe. Observing a step takes as long as 0.8 to 2 training steps (scripts/bench_observe.py).
-# This adds at most 10 % to a run of 320 steps, and 13 % to the shortest experiments, which have 96 steps.
+# The number of steps to observe. Observing a step takes as long as 0.8 to 2 training steps
+# (scripts/benchmarks/observation.py). This adds at most 10 % to a run of 320 steps, and 13 % to the
+# shortest experiments, which have 96 steps.
 STEPS = 16
 OBSERVE = "observe"
 # These keys determine how gradients are summed and sent. The gradients of a single worker do not depend on them.

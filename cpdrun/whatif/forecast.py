@@ -10,8 +10,8 @@ An experiment is one network and its training. The level is its sensitivity to d
 share. In a new experiment, the score ranks the candidates well, but the unknown level determines how many fail. The
 outcomes of trained candidates turn the prior of the level into a posterior.
 
-scripts/fit_predict.py fits the three coefficients by maximum likelihood to results/reference/predict/data.csv, and
-reports the accuracy for networks that were left out of the fit.
+scripts/research/prediction/fit_predict.py fits the three coefficients by maximum likelihood to
+results/reference/predict/data.csv, and reports the accuracy for networks that were left out of the fit.
 
 A ladder is the list of formats, widest first, that an experiment compares under one gradient scaling.
 """

@@ -58,7 +58,7 @@ def p3109(bits: int):
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("width", [3, 4, 5])
 def test_p3109_is_gfloats_with_the_same_random_bits(width, form):
-    """Of every width scripts/check_tables.py does."""
+    """Of every width scripts/checks/check_tables.py does."""
     for fmt, info in p3109(width):
         for bits in (1, 4):
             x = steps_between(fmt, bits).repeat(3)

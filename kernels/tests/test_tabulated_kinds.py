@@ -58,7 +58,10 @@ def p3109(bits):
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_p3109_is_gfloats(bits):
-    """All values; every mode at the values and boundaries and beside them (of 8 bits scripts/check_tables.py does)."""
+    """Compare all values, and every mode at and next to values and boundaries.
+
+    scripts/checks/check_tables.py does the same for 8 bits.
+    """
     for gfloat, fmt, info in p3109(bits):
         values = [gfloat.decode_float(info, code).fval for code in range(1 << bits)]
         assert np.array_equal(fmt.values(), values, equal_nan=True), fmt

@@ -9,7 +9,7 @@ from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.keys import flatten
 from cpdrun.config.scaling import spell_out
-from cpdrun.config.schema import RULES, SECTIONS, validate
+from cpdrun.config.schema import ScriptRun, TrainingRun, setting_types, validate
 from cpdrun.sweep import plan
 
 # What the training loop hands to a class beside the keys of its yaml.
@@ -74,14 +74,16 @@ def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
     validate({**config, "name": "x", "exp": None})
 
 
-def test_rules_and_defaults_name_the_same_keys(composer):
-    keys = {key for key, _ in flatten(composer.compose({}))}
-    own = {
-        key
-        for key in keys
-        if key.split(".")[0] not in (*SECTIONS, "launcher", "search", "screen", "ingredients")
-    }
-    assert own | {"exp"} == set(RULES)
+@pytest.mark.parametrize(("root", "model"), [("config", TrainingRun), ("script", ScriptRun)])
+def test_the_model_and_the_defaults_name_the_same_keys(composer, root, model):
+    composer.use(root)
+    defaults = composer.compose({})
+    keys = {key for key, _ in flatten(defaults)}
+    types = setting_types(model)
+    sections = {key.split(".")[0] for key in types if key.endswith("._target_")}
+    questions = ("search", "screen", "sweep")  # these are not in the config of a run
+    own = {key for key in keys if key.split(".")[0] not in (*sections, *questions)}
+    assert own | {"exp"} == {key for key in types if key.split(".")[0] not in sections}
 
 
 def test_every_experiment_opens_with_its_command():

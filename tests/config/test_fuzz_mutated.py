@@ -1,7 +1,7 @@
 """As test_fuzz.py, by hypothesis, which shrinks what falls: odd words, and our experiments with a few values, keys,
 lines or bytes replaced, so that most of a file is as it should be.
 
-CPDRUN_FUZZ=10000 tries as many of each (scripts/soak.py --fuzz 10000); without it the same few each time.
+CPDRUN_FUZZ=10000 tries as many of each (scripts/checks/soak.py --fuzz 10000); without it the same few each time.
 """
 
 import os

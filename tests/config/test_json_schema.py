@@ -28,7 +28,17 @@ def test_our_experiments_pass(path, validator):
 
 
 @pytest.mark.parametrize(
-    "slip", [{"epoch": 3}, {"epochs": [3]}, {"defaults": "model"}, {"sweep": ["format"]}]
+    "slip",
+    [
+        {"epoch": 3},
+        {"epochs": [3]},
+        {"epochs": -1},
+        {"device": "gpu"},
+        {"checkpoint": {"every_epochs": 0}},
+        {"script": {"value": "bst"}},
+        {"defaults": "model"},
+        {"sweep": ["format"]},
+    ],
 )
 def test_slips_do_not(slip, validator):
     assert list(validator.iter_errors(slip))

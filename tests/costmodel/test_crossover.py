@@ -1,4 +1,4 @@
-"""scripts/bench_crossover.py: where two lines cross, and the table that says so, from times that are made up."""
+"""Test scripts/benchmarks/exchange_crossover.py on made-up times: the crossing of two lines, and the table."""
 
 import sys
 from pathlib import Path
@@ -13,11 +13,11 @@ VALUES, RANKS = 1_000_000, 2
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import bench_crossover
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
+    import exchange_crossover
 
-    yield bench_crossover
-    for name in ("bench_crossover", "bench_costmodel", "slow_links"):
+    yield exchange_crossover
+    for name in ("exchange_crossover", "cost_model", "slow_links"):
         sys.modules.pop(name, None)
 
 

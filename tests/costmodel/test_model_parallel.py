@@ -10,7 +10,7 @@ import pytest
 from cpdrun.costmodel import Codec, Network, ring_s
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "research" / "speedup"))
 try:
     from alexnet_96gpu import ASSUMPTIONS, COMMAND, WORKERS, CaseError, main, page, read_case
     from model_parallel import (
@@ -23,7 +23,7 @@ try:
         split_layers_s,
     )
 finally:
-    sys.path.remove(str(ROOT / "scripts"))
+    sys.path.remove(str(ROOT / "scripts" / "research" / "speedup"))
 
 LINK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
 FAST = Network(latency_s=0.0, bandwidth_bytes_per_s=1e9)

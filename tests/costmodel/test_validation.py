@@ -13,11 +13,11 @@ REFERENCE = ROOT / "results" / "reference" / "costmodel"
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import bench_costmodel
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
+    import cost_model
 
-    yield bench_costmodel
-    for name in ("bench_costmodel", "slow_links"):
+    yield cost_model
+    for name in ("cost_model", "slow_links"):
         sys.modules.pop(name, None)
 
 

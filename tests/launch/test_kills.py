@@ -15,7 +15,7 @@ from driving import DEADLINE_S, processes_of, wait_for
 from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.record import RunDir, SweepDir, read_json
 
-KINDS = ("launcher", "warm process", "agent", "engine", "rank")  # scripts/soak.py: 200 kills, of any
+KINDS = ("launcher", "warm process", "agent", "engine", "rank")  # scripts/checks/soak.py: 200 kills, of any
 SEED = 0
 RUNS = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true,false", "seed=0", "epochs=6", "device=cpu"]
 

@@ -1,4 +1,7 @@
-"""A sweep of a user's script is killed twice, and ends as if nothing had been. scripts/soak.py --script --kills: 60."""
+"""A sweep of a user's script that is killed twice ends like an undisturbed one.
+
+`scripts/checks/soak.py --script --kills` does the same with 200 kills.
+"""
 
 import random
 from pathlib import Path
@@ -12,7 +15,7 @@ MOST_SWEEPS = 5
 
 @pytest.mark.timeout(600)
 def test_two_kills_change_neither_the_weights_nor_the_metrics(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "checks")
     import soak
 
     two_runs = [word for word in soak.SCRIPT_RUNS if not word.startswith(("format=", "aps="))]

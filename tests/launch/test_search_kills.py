@@ -1,4 +1,7 @@
-"""A search that is interrupted and killed twice ends as if nothing had been. scripts/soak.py --search: 20 kills."""
+"""A search that is interrupted and killed twice ends like an undisturbed one.
+
+`scripts/checks/soak.py --search 20` does the same with 20 kills.
+"""
 
 import re
 from pathlib import Path
@@ -11,7 +14,7 @@ KILLS = 2
 
 @pytest.fixture
 def soak_search(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "checks")
     import soak_search
 
     return soak_search

@@ -12,7 +12,7 @@ import yaml
 from cpdrun.config.identity import identity_hash
 from cpdrun.errors import CannotWriteError
 from cpdrun.record import (
-    GivenError,
+    InvalidValueError,
     Measure,
     RunDir,
     State,
@@ -46,7 +46,7 @@ def write(tmp_path):
     return go
 
 
-def test_a_run_is_read_back_as_it_was_given(write, tmp_path):
+def test_a_written_run_is_read_back_with_equal_values(write, tmp_path):
     run = write(
         format="af4",
         bits=4.5,
@@ -92,7 +92,7 @@ def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
     table = [["fmt", "bits", "seed", "acc", "loss"], ["fp32", 32, 0, 0.97, 0.1], ["af4", 4.5, 0, 0.96, 0.2]]
     csv.writer(file := io.StringIO()).writerows(table)
     (tmp_path / "theirs.csv").write_text(file.getvalue())
-    example = write_run.__doc__.split("::\n\n")[1].split("\n\n    format ")[0]
+    example = write_run.__doc__.split("::\n\n")[1].split("\n\n    Numbers may be")[0]
     lines = [line.removeprefix("        ") for line in example.splitlines()]
     exec("\n".join(lines), {})
     assert [run.name[:7] for run in SweepDir(tmp_path / "results" / "theirs").runs()] == [
@@ -104,77 +104,89 @@ def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
 
 
 WRONG = [
-    ({"format": "float32", "bits": 32}, "format='float32' is called 'fp32' here"),
+    ({"format": "float32", "bits": 32}, "format='float32' is called 'fp32' in cpdrun"),
     ({"format": "bfloat16"}, "unknown format 'bfloat16' (did you mean 'bf16'?)"),
-    ({"format": "af4"}, "unknown format 'af4': one of another tool needs its bits a value, e.g. bits=4.5"),
-    ({"format": "evil.F"}, "unknown format 'evil.F': one of another tool needs its bits"),
-    ({"format": "e4m3", "bits": 4}, "bits=4: e4m3 has 8"),
-    ({"format": "af4", "bits": "4"}, "bits='4': a number is wanted"),
-    ({"format": "af4", "bits": -4}, "bits=-4: more than 0 and at most 1024 are wanted"),
-    ({"format": 4, "bits": 4}, "format='4': a name is wanted"),
-    ({"format": "a" * 5000, "bits": 4}, "a name is wanted"),
-    ({"format": "a\nb", "bits": 4}, "format='a\\nb': a name is wanted"),
-    ({"seed": "0"}, "seed='0': a whole number is wanted, e.g. int(seed)"),
-    ({"seed": 0.5}, "seed=0.5: a whole number is wanted"),
-    ({"seed": True}, "seed=True: a whole number is wanted"),
-    ({"seed": -1}, "seed=-1: at least 0 is wanted"),
-    ({"aps": "no"}, "aps='no': True or False is wanted"),
-    ({"world_size": 0}, "world_size=0: at least 1 is wanted"),
-    ({"metrics": {}}, "metrics={}: one at least is wanted"),
-    ({"metrics": 0.97}, "metrics=0.97: one at least is wanted"),
-    ({"metrics": {"test_accuracy": "0.97"}}, "test_accuracy='0.97': a number is wanted, e.g. float(...)"),
+    (
+        {"format": "af4"},
+        "unknown format 'af4'; a format of another tool needs the bits of a value, e.g. bits=4.5",
+    ),
+    ({"format": "evil.F"}, "unknown format 'evil.F'; a format of another tool needs the bits"),
+    ({"format": "e4m3", "bits": 4}, "bits=4, but e4m3 has 8"),
+    ({"format": "af4", "bits": "4"}, "bits='4' must be a number"),
+    ({"format": "af4", "bits": -4}, "bits=-4 must be more than 0 and at most 1024"),
+    ({"format": 4, "bits": 4}, "format='4' must be a name"),
+    ({"format": "a" * 5000, "bits": 4}, "must be a name"),
+    ({"format": "a\nb", "bits": 4}, "format='a\\nb' must be a name"),
+    ({"seed": "0"}, "seed='0' must be a whole number, e.g. int(seed)"),
+    ({"seed": 0.5}, "seed=0.5 must be a whole number"),
+    ({"seed": True}, "seed=True must be a whole number"),
+    ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"aps": "no"}, "aps='no' must be True or False"),
+    ({"world_size": 0}, "world_size=0 must be at least 1"),
+    ({"metrics": {}}, "metrics={} must have a metric"),
+    ({"metrics": 0.97}, "metrics=0.97 must have a metric"),
+    ({"metrics": {"test_accuracy": "0.97"}}, "test_accuracy='0.97' must be a number, e.g. float(...)"),
     (
         {"metrics": {"test_accuracy": math.nan}},
-        "test_accuracy=nan: a finite number is wanted; leave the metric out",
+        "test_accuracy=nan must be finite; leave out a metric",
     ),
-    ({"metrics": {"test_accuracy": None}}, "test_accuracy=None: a finite number is wanted"),
-    ({"metrics": {"test_loss": 10**400}}, "a finite number is wanted"),
-    ({"metrics": {"test_accuracy": 97.0}}, "test_accuracy=97: a share from 0 to 1 is wanted, 0.97 for 97 %"),
-    ({"metrics": {"psnr": 30}}, "which way of psnr is better? say directions={'psnr': 'higher'}, or lower"),
-    ({"metrics": {"psnr": 30}, "directions": {"psnr": "up"}}, "directions has 'up' for psnr: higher, lower"),
-    ({"metrics": {"f1": 55}, "directions": {"f1": "share"}}, "f1=55: a share from 0 to 1 is wanted"),
-    ({"directions": {"test_accuracy": "lower"}}, "of test_accuracy higher is better; call a metric"),
-    ({"directions": ["higher"]}, "directions=['higher']: a mapping is wanted"),
-    ({"judged_by": "val_loss"}, "judged_by='val_loss' is no metric of this run; there are: test_accuracy"),
-    ({"config": {"seed": 1}}, "config has 'seed': it is an argument of its own"),
-    ({"config": {"norm": "layer"}}, "config has 'norm', which tells no runs apart here"),
-    ({"config": {"case": "a"}}, "config has 'case', which tells no runs apart here"),
-    ({"config": {"scaling": "x"}}, "config has 'scaling', which counts with aps=True alone"),
-    ({"config": {"run:state": "done"}}, "config has the key 'run:state': text without a colon"),
-    ({"config": {1: 2}}, "config has the key 1: text"),
-    ({"config": {"model": object}}, "config.model is a type: text, numbers"),
-    ({"config": {"lr": math.nan}}, "config.lr=nan: a finite number is wanted"),
+    ({"metrics": {"test_accuracy": None}}, "test_accuracy=None must be finite"),
+    ({"metrics": {"test_loss": 10**400}}, "must be finite"),
+    (
+        {"metrics": {"test_accuracy": 97.0}},
+        "test_accuracy=97 must be a share from 0 to 1, e.g. 0.97 for 97 %",
+    ),
+    ({"metrics": {"psnr": 30}}, "is a higher psnr better? Pass directions={'psnr': 'higher'}, or lower"),
+    (
+        {"metrics": {"psnr": 30}, "directions": {"psnr": "up"}},
+        "directions has 'up' for psnr; allowed: higher, lower",
+    ),
+    ({"metrics": {"f1": 55}, "directions": {"f1": "share"}}, "f1=55 must be a share from 0 to 1"),
+    ({"directions": {"test_accuracy": "lower"}}, "a higher test_accuracy is better; give a metric"),
+    ({"directions": ["higher"]}, "directions=['higher'] must be a mapping"),
+    ({"judged_by": "val_loss"}, "judged_by='val_loss' is not a metric of this run; allowed: test_accuracy"),
+    ({"config": {"seed": 1}}, "config has 'seed', which is an argument of its own"),
+    ({"config": {"norm": "layer"}}, "config has 'norm', which cpdrun does not use to distinguish runs"),
+    ({"config": {"case": "a"}}, "config has 'case', which cpdrun does not use to distinguish runs"),
+    ({"config": {"scaling": "x"}}, "config has 'scaling', which has a meaning only with aps=True"),
+    (
+        {"config": {"run:state": "done"}},
+        "config has the key 'run:state'; keys must be printable text without a colon",
+    ),
+    ({"config": {1: 2}}, "config has the key 1; keys must be"),
+    ({"config": {"model": object}}, "config.model is a type; allowed are text, numbers"),
+    ({"config": {"lr": math.nan}}, "config.lr=nan must be finite"),
     ({"config": {"x": "y" * (2 << 20)}}, "config is larger than 1 MiB"),
     ({"config": {"x": "\ud800"}}, "config.x is a str"),
     ({"config": {"a.b": 1, "a": {"b": 2}}}, "config has 'a.b' twice"),
-    ({"bytes_per_step": -1}, "bytes_per_step=-1: at least 0 is wanted"),
-    ({"rows": 5}, "rows=5: a list of mappings is wanted"),
-    ({"rows": {"epoch": 1}}, "rows={'epoch': 1}: a list of mappings is wanted"),
-    ({"rows": [{"test_accuracy": 1}]}, "rows[0]={'test_accuracy': 1}: a mapping with an epoch is wanted"),
-    ({"rows": [{"epoch": 2}, {"epoch": 1}]}, "rows[1] epoch=1 follows epoch 2: they must rise"),
-    ({"rows": [{"epoch": 1, "test_accuracy": 97}]}, "rows[0] test_accuracy=97: a share from 0 to 1"),
-    ({"rows": [{"epoch": 1, "lr": "x"}]}, "lr='x': a number is wanted"),
-    ({"test_samples": 0}, "test_samples=0: at least 1 is wanted"),
+    ({"bytes_per_step": -1}, "bytes_per_step=-1 must be at least 0"),
+    ({"rows": 5}, "rows=5 must be a list of mappings"),
+    ({"rows": {"epoch": 1}}, "rows={'epoch': 1} must be a list of mappings"),
+    ({"rows": [{"test_accuracy": 1}]}, "rows[0]={'test_accuracy': 1} must be a mapping with an epoch"),
+    ({"rows": [{"epoch": 2}, {"epoch": 1}]}, "rows[1] epoch=1 follows epoch 2; epochs must increase"),
+    ({"rows": [{"epoch": 1, "test_accuracy": 97}]}, "rows[0] test_accuracy=97 must be a share from 0 to 1"),
+    ({"rows": [{"epoch": 1, "lr": "x"}]}, "lr='x' must be a number"),
+    ({"test_samples": 0}, "test_samples=0 must be at least 1"),
     ({"env": {"torch": object()}}, "env.torch is a object"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=range(len(WRONG)))
-def test_what_no_report_could_read_right_is_refused_in_a_line(write, tmp_path, given, message):
-    with pytest.raises(GivenError) as caught:
+def test_invalid_values_are_refused_in_one_line(write, tmp_path, given, message):
+    with pytest.raises(InvalidValueError) as caught:
         write(**given)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert isinstance(caught.value, ValueError) and not list(tmp_path.iterdir())
 
 
-def test_a_mapping_that_holds_itself_is_refused(write):
+def test_a_mapping_that_contains_itself_is_refused(write):
     loop = {}
     loop["loop"] = loop
-    with pytest.raises(GivenError, match="config is nested too deep, or holds itself"):
+    with pytest.raises(InvalidValueError, match="config is nested too deeply, or contains itself"):
         write(config=loop)
 
 
-def test_names_of_what_a_metric_is(write):
+def test_directions_name_the_kind_of_a_metric(write):
     metrics = {"val_accuracy": 0.5, "f1": 0.4, "bpc": 1.2, "psnr": 30, "nll": 2.0, "r": -2}
     ways = {"val_accuracy": "accuracy", "f1": "share", "bpc": "bits", "psnr": "higher", "nll": "nats"}
     found = (
@@ -191,27 +203,29 @@ def test_names_of_what_a_metric_is(write):
     assert found["val_accuracy"].of_samples and not found["f1"].of_samples
 
 
-def test_a_run_that_diverged_needs_no_metric(write):
+def test_a_diverged_run_needs_no_metric(write):
     assert write(diverged=True, metrics={}).result().status == "diverged"
     result = write(seed=1, diverged=True, metrics={"test_accuracy": math.nan}).result()
     assert result.metrics == {"test_accuracy": None} and result.judge == "test_accuracy"
 
 
-def test_written_again_nothing_changes_and_other_results_are_no_accident(write):
+def test_writing_the_same_run_again_changes_nothing_and_other_results_need_replace(write):
     run = write(rows=[{"epoch": 1, "test_accuracy": 0.5}])
     before = run.done.stat().st_mtime_ns
     assert write(rows=[{"epoch": 1, "test_accuracy": 0.5}]).path == run.path
     assert run.done.stat().st_mtime_ns == before
-    with pytest.raises(GivenError, match=r"this seed already \(test_accuracy=0.97, not 0.5\): what tells"):
+    with pytest.raises(
+        InvalidValueError, match=r"this seed \(test_accuracy=0.97, not 0.5\). Pass what distinguishes"
+    ):
         write(metrics={"test_accuracy": 0.5})
-    with pytest.raises(GivenError, match=r"this seed already \(others\)"):
+    with pytest.raises(InvalidValueError, match=r"this seed \(other values\)"):
         write()
     assert write(metrics={"test_accuracy": 0.5}, replace=True).result().metrics == {"test_accuracy": 0.5}
     assert not run.metrics.exists()
     assert write(metrics={"test_accuracy": 0.5}, config={"lr": 0.1}).path != run.path
 
 
-def test_stopped_at_any_file_no_half_run_counts_and_the_next_one_ends_it(tmp_path, monkeypatch):
+def test_a_writer_killed_at_any_file_leaves_no_partial_result(tmp_path, monkeypatch):
     def stopped_after(renames):
         left, real = [renames], Path.replace
 
@@ -239,31 +253,31 @@ def test_stopped_at_any_file_no_half_run_counts_and_the_next_one_ends_it(tmp_pat
     assert run.result().metrics == {"test_loss": 1.0} and len(list(run.rows())) == 1
 
 
-def test_nobody_writes_into_a_run_that_another_process_holds(write, monkeypatch):
+def test_a_run_claimed_by_another_process_is_not_written(write, monkeypatch):
     run = write()
     monkeypatch.setattr("cpdrun.record.lock.CLAIM_PATIENCE_S", 0)
     fd = claim(run)
-    with pytest.raises(GivenError, match="is being written by another process"):
+    with pytest.raises(InvalidValueError, match="is being written by another process"):
         write(replace=True, metrics={"test_accuracy": 0.5})
     release(run, fd)
 
 
-def test_a_folder_that_is_none_and_one_of_a_newer_version_are_named(write, tmp_path):
+def test_unwritable_folders_and_newer_record_versions_are_named(write, tmp_path):
     run = write()
     write_json(run.done, read_json(run.done) | {"record": 2})
     with pytest.raises(
-        GivenError, match=r"done.json is of record version '2', and this cpdrun reads versions up to 1"
+        InvalidValueError, match=r"done.json is of record version '2', and this cpdrun reads versions up to 1"
     ):
         write()
     (tmp_path / "theirs" / "sweep.yaml").write_text("record: 2\n")
-    with pytest.raises(GivenError, match=r"sweep.yaml is of record version '2'"):
+    with pytest.raises(InvalidValueError, match=r"sweep.yaml is of record version '2'"):
         write(seed=1)
     (tmp_path / "file").touch()
     with pytest.raises(CannotWriteError, match=r"cannot write .*file"):
         write_run(tmp_path / "file", format="fp32", seed=0, metrics={"test_loss": 1})
 
 
-def test_a_sweep_of_ours_keeps_its_manifest_and_leaves_such_a_folder_alone(write, tmp_path):
+def test_the_manifest_of_a_sweep_is_kept_and_sweeps_ignore_written_runs(write, tmp_path):
     from cpdrun.config.errors import ConfigError
 
     write()

@@ -1,4 +1,4 @@
-"""scripts/replay_search.py on a made-up grid, and on the recorded ones."""
+"""scripts/research/prediction/replay_search.py on a made-up grid, and on the recorded ones."""
 
 import io
 from pathlib import Path
@@ -11,7 +11,7 @@ from cpdrun.search.ladders import Rules
 
 @pytest.fixture
 def replay(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "research" / "prediction")
     import replay_search
 
     return replay_search

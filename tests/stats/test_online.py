@@ -49,7 +49,7 @@ def test_at_most_alpha_of_the_kept_ideas_are_false():
 
 @pytest.mark.parametrize(("pairs", "degrees"), [(2, 0), (3, 4), (12, 4)])
 def test_the_evidence_of_the_simulation_is_that_of_the_command(pairs, degrees):
-    path = Path(__file__).parents[2] / "scripts" / "simulate_judge.py"
+    path = Path(__file__).parents[2] / "scripts" / "research" / "simulations" / "simulate_judge.py"
     spec = importlib.util.spec_from_file_location("simulate_judge", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

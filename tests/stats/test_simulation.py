@@ -1,4 +1,4 @@
-"""scripts/simulate_search.py, fewer searches of it: wrong verdicts at the boundary, and agreement with `judge`."""
+"""Test scripts/research/simulations/simulate_search.py: wrong verdicts at the boundary, and agreement with `judge`."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SEARCHES = 2000
 
 @pytest.fixture
 def simulation(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "research" / "simulations")
     import simulate_search
 
     return simulate_search

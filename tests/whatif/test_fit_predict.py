@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def script():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
+        patch.syspath_prepend(ROOT / "scripts" / "research" / "prediction")
         import fit_predict
 
         yield fit_predict

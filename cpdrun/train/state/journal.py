@@ -75,7 +75,7 @@ class Journal:
     def _say_lost(self, lost: Lost) -> None:
         if (attempt := self.run.last_attempt()) is not None:
             append_json_line(attempt.lost, lost.as_json())
-        print(f"step {lost.step} is reached again: {lost.told}", flush=True)
+        print(f"step {lost.step} is reached again: {lost.description}", flush=True)
 
     def save(self, state: dict[str, Any], began: float, *, on_disk: bool) -> None:
         """A checkpoint, or what a rank that dies does not take along. began: of time.monotonic(), the gathering."""

@@ -1,6 +1,6 @@
 """What the CUDA kernels must make as the CPU's do, bit for bit: every operator on hostile values, at addresses that are
 and are not aligned, with grids that are smaller and larger than asked for. test_ptx.py runs a few of a kind,
-scripts/check_ptx.py all of it.
+scripts/checks/check_ptx.py all of it.
 """
 
 from __future__ import annotations

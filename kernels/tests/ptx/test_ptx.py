@@ -1,5 +1,5 @@
 """The PTX of some CUDA kernels, run on the CPU: bits as the CPU kernels', every access to memory inside of what the
-launch was given. scripts/check_ptx.py runs all of them, on every format, rounding and kind of grid."""
+launch was given. scripts/checks/check_ptx.py runs all of them, on every format, rounding and kind of grid."""
 
 import random
 import shutil

@@ -1,0 +1,213 @@
+"""What NVRTC makes of each CUDA kernel: registers, stack, spills, shared memory, widths of its accesses to memory; how
+many instructions an element takes, and how near to a copy's bandwidth these let it come.
+
+    python scripts/benchmarks/kernel_table.py --output results/reference/numerics/kernels.md
+
+No GPU is needed. Figures are those of the machine code: `cuobjdump` and `nvdisasm`, which Triton brings with torch for
+CUDA. Blocks an SM, of 256 threads, are what its 65,536 registers and most threads allow. Instructions are counted as
+they stand in the code, those of paths for unaligned addresses and of what is left at an end with them; an element's
+are those that the PTX executes on the CPU (kernels/tests/ptx/ptx_work.py), times the kernel's machine instructions by
+its PTX instructions. About three minutes.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch  # noqa: F401  NVRTC is then the one that torch brings
+from cupy.cuda import nvrtc as cupy_nvrtc
+from custom_fp import cuda, nvrtc
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "tests" / "ptx"))
+from ptx_device import Device, ptx_of
+from ptx_work import Work, work_of
+
+RESOURCES = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", re.M)
+ACCESS = re.compile(r"\b(LD|ST)G?\.E((?:\.\w+)*)")
+COLUMNS = (
+    *("kernel", "registers", "blocks an SM", "stack, bytes", "local loads and stores", "shared, bytes"),
+    *("instructions", "bytes a load", "bytes a store", "instructions an element", "share of a copy", "of"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of an SM a clock: 128 instructions (4 schedulers, 32 lanes), 64 of them whole numbers, comparisons and
+    logic, 32 shared or global accesses or shuffles, 16 conversions and reciprocals, and `doubles`."""
+
+    name: str
+    sms: int
+    ghz: float
+    tb_s: float
+    doubles: int
+
+    def share(self, work: Work, instructions: float, of: Counter) -> float:
+        """Time of the bytes alone by that of the instructions: of a copy's bandwidth, the most that these allow."""
+        every = of.total() or 1
+        clocks = max(
+            instructions / 128,
+            instructions * of["whole"] / every / 64,
+            instructions * of["memory"] / every / 32,
+            instructions * of["special"] / every / 16,
+            work.doubles / self.doubles,
+        )
+        return work.bytes / (self.tb_s * 1e12) / (clocks / (self.sms * self.ghz * 1e9))
+
+
+MACHINES = {
+    80: Machine("A100", 108, 1.41, 2.04, 32),
+    90: Machine("H100", 132, 1.7, 3.35, 64),
+    100: Machine("B200", 148, 1.8, 8.0, 64),
+    120: Machine("RTX 5090", 170, 2.4, 1.79, 2),
+}
+UNITS = {  # of machine instructions, by how they start; what is not here is a whole number
+    "other": (
+        "FADD",
+        "FMUL",
+        "FFMA",
+        "IMAD",
+        "U",
+        "R2U",
+        "S2",
+        "CS2",
+        "B",
+        "EXIT",
+        "CALL",
+        "RET",
+        "WARP",
+        "NOP",
+        "D",
+    ),
+    "memory": ("LD", "ST", "ATOM", "RED", "SHFL"),
+    "special": ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV"),
+}
+HEAD = """
+`instructions an element` is an estimate: what the kernel's PTX (compute_90) executes for one, run on the CPU on normal
+numbers with as many elements a thread as of 2^26, times its machine instructions by its PTX instructions, as they
+stand in both. A warp whose threads part ways takes the instructions of all of them, which is not in it. Of products
+and dots an element is a term of a sum. `of` says which call; where a format has a scale of the whole tensor torch
+finds it, which is not counted.
+
+`share of a copy`: the time in which memory moves the call's bytes (inputs and results once each), divided by the time
+in which the machine issues its instructions: 1 and more where memory is what it waits for, so that a copy of as many
+bytes is no faster. Products have no such bytes. Assumed: {machines}. An SM takes 128 instructions a clock, of whole
+numbers, comparisons and logic 64, of accesses and shuffles 32, of conversions and reciprocals 16; nothing else is
+waited for. No GPU has shown these figures.
+"""
+REGISTERS, THREADS, MOST_THREADS = 65536, 256, {80: 2048, 86: 1536, 89: 1536, 120: 1536}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90, 100, 120])
+    parser.add_argument("--output", type=Path, help="a file that the tables are also written to")
+    options = parser.parse_args()
+    major, minor = cupy_nvrtc.getVersion()
+    lines = [
+        "# The CUDA kernels as machine code",
+        "",
+        f"`python scripts/benchmarks/kernel_table.py`, NVRTC {major}.{minor}.",
+        HEAD.format(machines=", ".join(map(said, MACHINES.values()))),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        device = Device(ptx_of(cuda.KERNELS), nvrtc.source(), Path(folder))
+        works = work_of(device)
+    for architecture in options.architectures:
+        lines += [f"## sm_{architecture}", "", *table(architecture, works, device.written), ""]
+    print("\n".join(lines))
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text("\n".join(lines))
+
+
+def said(machine: Machine) -> str:
+    m = machine
+    return f"{m.name}: {m.sms} SMs at {m.ghz} GHz, {m.tb_s} TB/s, {m.doubles} float64 instructions a clock"
+
+
+def table(architecture: int, works: dict[str, Work], written: dict[str, int]) -> list[str]:
+    """Markdown, a row a kernel in the order of cuda.KERNELS. Spills are among the local loads and stores."""
+    found = {}
+    for part in dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS)):
+        found |= of_part(part, architecture)
+    rows = [
+        f"| {name} | {row(architecture, *found[name], works.get(name), written[name])} |"
+        for name in cuda.KERNELS
+    ]
+    return [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS), *rows]
+
+
+def of_part(part: tuple[str, ...], architecture: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Of each kernel of it the listing, and what cuobjdump says."""
+    code = nvrtc.compile_source(
+        nvrtc.source(), [f"--gpu-architecture=sm_{architecture}", "-w", *nvrtc.OPTIONS, *part]
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        used, listing = (
+            run(*c, file.name) for c in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
+        )
+    texts = dict(re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text\.|\Z)", listing, re.S | re.M))
+    return {name: (texts[name], tuple(map(int, rest))) for name, *rest in RESOURCES.findall(used)}
+
+
+def row(architecture: int, text: str, used: tuple[int, ...], work: Work | None, written: int) -> str:
+    registers, stack, shared, _ = used
+    given = -(-registers // 8) * 8 * THREADS
+    blocks = min(REGISTERS // given, MOST_THREADS.get(architecture, 2048) // THREADS)
+    opcodes = INSTRUCTION.findall(text)
+    local = sum(opcode in ("LDL", "STL") for opcode in opcodes)
+    widths = {
+        kind: sorted({width(how) for what, how in ACCESS.findall(text) if what == kind})
+        for kind in ("LD", "ST")
+    }
+    cells = (
+        registers,
+        blocks,
+        stack,
+        local,
+        shared,
+        len(opcodes),
+        *(", ".join(map(str, w)) for w in widths.values()),
+    )
+    return " | ".join(map(str, (*cells, *bound(architecture, opcodes, work, written))))
+
+
+def bound(architecture: int, opcodes: list[str], work: Work | None, written: int) -> tuple[str, str, str]:
+    """The last three columns; of a kernel that no case runs, and of a GPU that has no machine here, nothing."""
+    if work is None:
+        return "", "", ""
+    units = Counter(unit_of(opcode) for opcode in opcodes if opcode != "NOP")
+    instructions = work.instructions * units.total() / written
+    is_product = work.bytes < 1
+    machine = None if is_product else MACHINES.get(architecture)
+    share = f"{machine.share(work, instructions, units):.2f}" if machine else ""
+    return f"{instructions:.0f}", share, work.what
+
+
+def unit_of(opcode: str) -> str:
+    return next((unit for unit, starts in UNITS.items() if opcode.startswith(starts)), "whole")
+
+
+def width(how: str) -> int:
+    """Bytes of one access of a thread, of what stands behind LDG.E, LD.E, STG.E or ST.E."""
+    known = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+    return next((known[word] for word in how.split(".") if word in known), 4)
+
+
+def run(program: str, *arguments: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / program
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Mean absolute and relative error of 8-bit formats and fewer on N(0, 1) and U(0, 1), as a Markdown table.
+
+    python scripts/research/formats/codebook_errors.py > results/reference/numerics/codebooks.md
+
+What table 1 of Dettmers (arXiv:1511.04561) compares. Floating-point formats are tried as they are, and scaled by the
+power of two and by the factor that bring the largest magnitude to their largest value: what APS does, and what a
+codebook does. Relative errors leave out values that are zero.
+"""
+
+import argparse
+
+import custom_fp
+import torch
+from torch import Tensor
+
+COMMAND = "python scripts/research/formats/codebook_errors.py"
+SAMPLES, TENSORS = 1 << 20, 8
+WITH_SCALES = ["dynamic_tree", "linear", "static_tree", "mantissa", "dynamic_tree_b64", "linear_b64"]
+MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"]
+FLOATS = ["e5m2", "e4m3", "e3m4", "e2m5", "e3m2", "e2m1"]
+
+
+def as_it_is(x: Tensor, name: str) -> Tensor:
+    return custom_fp.quantize(x, name)
+
+
+def power_of_two(x: Tensor, name: str) -> Tensor:
+    shift = custom_fp.Format.parse(name).emax - custom_fp.max_exponent(x)
+    return custom_fp.scale_pow2(custom_fp.quantize(custom_fp.scale_pow2(x, shift), name), -shift)
+
+
+def to_the_largest(x: Tensor, name: str) -> Tensor:
+    factor = custom_fp.Format.parse(name).max / x.abs().max().double()
+    return (custom_fp.quantize(x.double() * factor, name).double() / factor).float()
+
+
+def errors(x: Tensor, rounded: Tensor) -> tuple[float, float]:
+    """(mean |error|, mean |error| / |x|)."""
+    error = (rounded.double() - x.double()).abs()
+    nonzero = x != 0
+    return error.mean().item(), (error[nonzero] / x[nonzero].double().abs()).mean().item()
+
+
+def row(label: str, name: str, scaling: str, quantize) -> str:
+    cells = []
+    for draw in (torch.randn, torch.rand):
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(TENSORS):
+            x = draw(SAMPLES, generator=generator)
+            found.append(errors(x, quantize(x, name)))
+        absolute, relative = (sum(column) / TENSORS for column in zip(*found, strict=True))
+        cells += [
+            f"{absolute:.5f}" if absolute < 10 else "overflows",
+            f"{100 * relative:.2f} %" if absolute < 10 else "",
+        ]
+    return f"| {label} | {custom_fp.parse(name).bits:g} | {scaling} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    print("# Error of the formats\n")
+    print(f"Mean over {TENSORS} tensors of {SAMPLES:,} samples each; `{COMMAND}`.\n")
+    print("| format | bits a value | scale | N(0,1) absolute | relative | U(0,1) absolute | relative |")
+    print("|---|---|---|---|---|---|---|")
+    for name in WITH_SCALES:
+        book = custom_fp.parse(name)
+        print(row(name, name, f"block of {book.block}" if book.block else "tensor", as_it_is))
+    for name in MX:
+        print(row(name, name, "block of 32, 2^k", as_it_is))
+    for name in FLOATS:
+        for label, quantize in (
+            ("none", as_it_is),
+            ("tensor, 2^k", power_of_two),
+            ("tensor", to_the_largest),
+        ):
+            print(row(name, name, label, quantize))
+
+
+if __name__ == "__main__":
+    main()

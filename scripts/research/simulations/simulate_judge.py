@@ -1,0 +1,181 @@
+"""How many of the ideas that an agent keeps are false: simulated sessions of `cpdrun judge`, as a Markdown table.
+
+    nice python scripts/research/simulations/simulate_judge.py > results/reference/judge/simulation.md
+
+A session has 100 ideas, of which 0 to 20 are better than the baseline, by 0.5 to 3 standard deviations of a pair's gap;
+of the others, half make no difference and half are worse. An agent adds pairs to an idea until it is kept, refuted, or
+has as many pairs as it is worth. The greedy rule spends the same pairs and keeps an idea if their mean gap is above 0.
+Noise: normal; skewed to the left, as of runs that fail now and then; recorded, from results/reference/search; and
+normal with a spread that differs between ideas by a factor of about two.
+"""
+
+import argparse
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from scipy.special import ndtr
+
+from cpdrun.stats.evidence import EFFECTS
+from cpdrun.stats.online import required_log_evidence
+from cpdrun.stats.pooled_spread import FEWEST_CELLS, FIRST_PAIRS, MOST_DEGREES
+
+IDEAS, MOST_REAL, ALPHA = 100, 20, 0.05
+MOST_KEPT = 60  # the most kept ideas for which the threshold is tabulated
+STEP = 1 / 360  # of the recorded accuracies
+REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "search"
+
+# gaps less their mean, and the step in which each idea's values count
+Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, np.ndarray]]
+
+
+def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
+    """`cpdrun.stats.evidence.log_evidence` for arrays of T; a negative T counts as 0."""
+    k, parts, statistic = pairs + degrees, [], np.maximum(statistic, 0)
+    for effect in EFFECTS:
+        w = effect * statistic
+        first = math.sqrt(2 * math.pi) * ndtr(w)
+        log_integral = w * w / 2 + np.log(first)
+        ratio = w + np.exp(-w * w / 2) / first
+        for j in range(1, k):
+            log_integral += np.log(ratio)
+            ratio = w + j / ratio
+        parts.append(log_integral - pairs * effect**2 / 2)
+    constant = (k / 2 - 1) * math.log(2) + math.lgamma(k / 2) + math.log(len(EFFECTS))
+    return np.logaddexp.reduce(parts) - constant
+
+
+def recorded() -> tuple[np.ndarray, np.ndarray]:
+    """Return the gaps of the recorded grids, one row a cell with mean 0 and standard deviation 1, and their steps."""
+    values: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(REFERENCE.glob("digits_*.csv")):
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                values[path.name, row["baseline"]][row["candidate"]][row["seed"]] = float(row["value"])
+    cells, steps = [], []
+    for (path_name, baseline), arms in list(values.items()):
+        if not baseline:
+            continue
+        base = values[path_name, ""][baseline]
+        for runs in arms.values():
+            seeds = sorted(runs.keys() & base.keys())
+            gaps = np.array([runs[seed] - base[seed] for seed in seeds])
+            if len(gaps) >= 20 and gaps.std() > 0:
+                cells.append((gaps - gaps.mean()) / gaps.std())
+                steps.append(STEP / gaps.std())
+    shortest = min(map(len, cells))
+    return np.array([cell[:shortest] for cell in cells]), np.array(steps)
+
+
+def of_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    cells, steps = recorded()
+    which = rng.integers(len(cells), size=(size[0], size[1], 1))
+    return cells[which, rng.integers(cells.shape[1], size=size)], steps[which[..., 0]]
+
+
+def exact(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Draw:
+    """Noise of values that are not counted in steps."""
+    return lambda rng, size: (draw(rng, size), np.zeros(size[:2]))
+
+
+NOISE: dict[str, Draw] = {
+    "normal": exact(lambda rng, size: rng.normal(size=size)),
+    "skewed to the left": exact(lambda rng, size: (4.0 - rng.gamma(4.0, size=size)) / 2.0),
+    "recorded": of_recorded,
+    "normal, spread differs": exact(
+        lambda rng, size: rng.normal(size=size) * np.exp(0.35 * rng.normal(size=(*size[:2], 1)))
+    ),
+}
+
+
+def simulate(
+    rng: np.random.Generator, noise: Draw, sessions: int, pairs: int
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Return the kept real ideas, the kept false ones and the gain of every session, and the pairs it took."""
+    real = rng.random((sessions, IDEAS)).argsort(1) < rng.integers(MOST_REAL + 1, size=(sessions, 1))
+    worse = -rng.exponential(0.5, (sessions, IDEAS)) * (rng.random((sessions, IDEAS)) < 0.5)
+    effects = np.where(real, rng.uniform(0.5, 3, (sessions, IDEAS)), worse)
+    gaps, steps = noise(rng, (sessions, IDEAS, pairs))
+    gaps += effects[..., None]
+    rounding = steps**2 / 6
+    thresholds = np.array([required_log_evidence(1, k, ALPHA, IDEAS) for k in range(1, MOST_KEPT + 1)])
+    counts = np.zeros((sessions, MOST_KEPT))  # earlier ideas whose evidence reaches each threshold
+    taken = np.zeros((sessions, IDEAS), int)
+    evidence = np.zeros((sessions, IDEAS))
+    spreads = gaps[..., : min(FIRST_PAIRS, pairs)].var(-1, ddof=1) + rounding
+    for idea in range(IDEAS):
+        going = np.ones(sessions, bool)
+        has_prior = idea >= FEWEST_CELLS
+        pooled = np.exp(np.log(spreads[:, :idea]).mean(1) + 0.5772) if has_prior else np.zeros(sessions)
+        degrees = MOST_DEGREES if has_prior else 0
+        for n in range(1, pairs + 1):
+            at = np.flatnonzero(going)
+            taken[at, idea] = n
+            if n + degrees < 2:
+                continue
+            x = gaps[at, idea, :n]
+            statistic = x.sum(1) / np.sqrt(
+                (x**2).sum(1) + (n - 1) * rounding[at, idea] + degrees * pooled[at]
+            )
+            log = log_evidence(statistic, n, degrees)
+            evidence[at, idea] = log
+            is_kept = (counts[at] + (log[:, None] >= thresholds) >= np.arange(1, MOST_KEPT + 1)) & (
+                log[:, None] >= thresholds
+            )
+            is_refuted = log_evidence(-statistic, n, degrees) >= math.log(1 / ALPHA)
+            going[at[is_kept.any(1) | is_refuted]] = False
+        counts += evidence[:, idea, None] >= thresholds
+    most = np.where(counts >= np.arange(1, MOST_KEPT + 1), np.arange(1, MOST_KEPT + 1), 0).max(1)
+    threshold = np.where(most > 0, thresholds[np.maximum(most, 1) - 1], np.inf)
+    kept = evidence >= threshold[:, None]
+    means = np.where(np.arange(pairs) < taken[..., None], gaps, 0).sum(-1) / taken
+    rules = {"cpdrun judge --session": kept, "greedy": means > 0}
+    spent = taken.sum(1)
+    return {
+        name: (_false_share(found, real), (found & real).sum(1), (found * effects).sum(1), spent, real.sum(1))
+        for name, found in rules.items()
+    }
+
+
+def _false_share(kept: np.ndarray, real: np.ndarray) -> np.ndarray:
+    return (kept & ~real).sum(1) / np.maximum(kept.sum(1), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chunk", type=int, default=1000)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    print(f"{arguments.sessions:,} sessions a row, {IDEAS} ideas each, 0 to {MOST_REAL} of them real.\n")
+    print(
+        "| noise | most pairs | rule | false among the kept | real ideas kept | gain per 100 pairs | pairs |"
+    )
+    print("|---|--:|---|--:|--:|--:|--:|")
+    for pairs in (6, 12):
+        for name, noise in NOISE.items():
+            chunks = [
+                simulate(rng, noise, min(arguments.chunk, arguments.sessions), pairs)
+                for _ in range(max(1, arguments.sessions // arguments.chunk))
+            ]
+            for rule in chunks[0]:
+                false, found, gain, spent, real = (
+                    np.concatenate(part) for part in zip(*(c[rule] for c in chunks), strict=True)
+                )
+                share = found.sum() / real.sum()
+                per = 100 * gain.sum() / spent.sum()
+                print(
+                    f"| {name} | {pairs} | {rule} | {100 * false.mean():.1f} % | {100 * share:.0f} % "
+                    f"| {per:+.2f} | {spent.mean():.0f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

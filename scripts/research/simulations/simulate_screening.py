@@ -1,0 +1,73 @@
+"""Simulate screening designs: how often are the planted factors found, and how often others?
+
+    python scripts/research/simulations/simulate_screening.py [--runs 2000] [--interactions 0.5]
+
+A row is a design: that of `cpdrun search --allocate` (folded over; 24 runs of one seed for 12 factors, analyzed by
+Lenth's method, or of several seeds, analyzed by t), and the smallest design that is not folded. A column is the size of
+each planted effect over the noise, which is the standard deviation of one run about its expectation, without its seed's
+share. Noise is normal. `found` is the share of simulations in which every planted factor is called sensitive at a
+family-wise 5 %, and `wrong` the share in which another factor is. With --interactions, each pair of planted factors
+interacts by that share of their effect. It takes about ten minutes. The result is in
+results/reference/screen/power.txt.
+"""
+
+import argparse
+import itertools
+
+import numpy as np
+
+from cpdrun.stats.screening import Design, Sensitivity, design, effects
+
+RATIOS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0)
+
+
+def share_found(
+    of: Design, seeds: int, active: int, ratio: float, interaction: float, simulations: int, seed: int = 0
+) -> tuple[float, float]:
+    """(found, wrong) over simulations in which `active` factors, drawn anew each time, cost `ratio` standard
+    deviations each, and pairs of them `interaction` times that on top when both are low."""
+    rng = np.random.default_rng(seed)
+    levels = of.levels
+    found = wrong = 0
+    for _ in range(simulations):
+        planted = rng.choice(levels.shape[1], active, replace=False)
+        mean_N = (levels[:, planted] * ratio / 2).sum(axis=1)
+        for i, j in itertools.combinations(planted, 2):
+            mean_N = mean_N + interaction * ratio / 2 * levels[:, i] * levels[:, j]
+        y_NxS = mean_N[:, None] + rng.normal(size=(of.runs, seeds)) + 3 * rng.normal(size=seeds)
+        told = effects(of, y_NxS, margin=1.0)
+        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Sensitivity.SENSITIVE}
+        found += set(planted) <= sensitive
+        wrong += bool(sensitive - set(planted))
+    return found / simulations, wrong / simulations
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=2000, help="simulations a cell")
+    parser.add_argument("--factors", type=int, default=12)
+    parser.add_argument("--active", type=int, default=3, help="how many of them matter")
+    parser.add_argument(
+        "--interactions", type=float, default=0.0, help="of each pair of them, share of the effect"
+    )
+    arguments = parser.parse_args()
+    print(f"{arguments.active} of {arguments.factors} factors, interactions {arguments.interactions:g}")
+    print(f"{'design':<28}{'':<8}" + "".join(f"{ratio:>7g}" for ratio in RATIOS))
+    for folded, seeds in ((True, 1), (False, 1), (True, 2), (False, 2), (True, 3)):
+        of = design(arguments.factors, foldover=folded)
+        name = f"{of.runs}{' folded' if folded else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
+        cells = [
+            share_found(of, seeds, arguments.active, ratio, arguments.interactions, arguments.runs)
+            for ratio in RATIOS
+        ]
+        for what, i in (("found", 0), ("wrong", 1)):
+            print(
+                f"{name if not i else '':<28}{what:<8}" + "".join(f"{cell[i]:>7.3f}" for cell in cells),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
