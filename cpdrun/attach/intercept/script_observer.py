@@ -13,9 +13,9 @@ Nothing is changed, because hooks copy. Steps are those of the first optimizer t
 parameters are recorded. If there are several processes, all of them must take these steps.
 
 The number of steps is unknown, so every tenth step is recorded from the first on. Observing then costs a tenth of a run
-if an observed step takes twice as long (scripts/benchmarks/observation.py). Once there are more than N, every second one is
-dropped, and the interval doubles. Thus N / 2 to N evenly spread steps remain. A script that resumes continues after the
-last step of the file.
+if an observed step takes twice as long (scripts/benchmarks/observation.py). Once there are more than N, every second
+one is dropped, and the interval doubles. Thus N / 2 to N evenly spread steps remain. A script that resumes continues
+after the last step of the file.
 
 The following are not recorded, which the record says: parameters of other optimizers and of fully_shard, layers of a
 model that torch.compile compiles, and the gradients of a step that does not have one backward pass for each of several
