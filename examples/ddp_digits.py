@@ -1,4 +1,4 @@
-"""An ordinary DistributedDataParallel script, with two lines (marked) for gradients of 8 bits.
+"""Train with DistributedDataParallel. The two marked lines make gradients 8 bits wide.
 
 torchrun --nproc-per-node 2 examples/ddp_digits.py
 """
@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from cpdrun.comm import ddp_hook  # <- one
+from cpdrun.comm import ddp_hook  # <- added
 
 dist.init_process_group("gloo")
 images, labels = load_digits(return_X_y=True)
@@ -18,7 +18,7 @@ x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 train = TensorDataset(x[:1500], y[:1500])
 net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 model = nn.parallel.DistributedDataParallel(net)
-model.register_comm_hook(*ddp_hook(model, "e4m3", aps=True))  # <- two
+model.register_comm_hook(*ddp_hook(model, "e4m3", aps=True))  # <- added
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(10):
     for images, labels in DataLoader(train, batch_size=64, sampler=DistributedSampler(train)):

@@ -1,4 +1,4 @@
-"""An ordinary fully_shard (FSDP2) script, with two lines (marked) for gradients and weights of 8 bits.
+"""Train with fully_shard (FSDP2). The two marked lines send gradients and weights with 8 bits.
 
 torchrun --nproc-per-node 2 examples/fsdp_digits.py
 """
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from cpdrun.comm import fsdp_comm  # <- one
+from cpdrun.comm import fsdp_comm  # <- added
 
 dist.init_process_group("gloo")
 images, labels = load_digits(return_X_y=True)
@@ -22,7 +22,7 @@ model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 for layer in model[::2]:
     fully_shard(layer)
 fully_shard(model)
-fsdp_comm(model, "e4m3", aps=True, gather="e4m3")  # <- two
+fsdp_comm(model, "e4m3", aps=True, gather="e4m3")  # <- added
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(10):
     for images, labels in DataLoader(train, batch_size=64, sampler=DistributedSampler(train)):

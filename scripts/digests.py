@@ -1,11 +1,12 @@
-"""Digests of trained weights, to hold against those of another commit: equal bits prove a refactor.
+"""Store digests of trained weights, to compare them with those of another commit: equal bits prove a refactor.
 
     python scripts/digests.py OUT.json [--experiments NAME ...] [--runs 4] [--epochs 1]
     python scripts/digests.py --compare BEFORE.json AFTER.json
 
-`digits_bits` is run whole; of every other small experiment (one whose data is here) some runs spread over its list, cut
-to a few epochs. Digests are of this machine: other vector units give other last bits (see README), so both sides are
-made on the same one, each in a checkout and .venv of its own. Exit code 1 where two digests differ or a run failed.
+`digits_bits` is run in full. Of every other small experiment whose data is on this machine, a few runs, evenly spaced
+in its list, are trained for a few epochs. It takes about an hour. Digests depend on the machine, because other vector
+units give other last bits (see README), so both sides must be made on the same machine, each in its own checkout and
+.venv. The exit status is 1 if two digests differ or a run failed.
 """
 
 import argparse
@@ -20,11 +21,13 @@ CPDRUN = Path(sys.executable).with_name("cpdrun")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--experiments", nargs="*")
-    parser.add_argument("--runs", type=int, default=4, help="of each experiment but digits_bits")
+    parser.add_argument("--runs", type=int, default=4, help="runs of each experiment except digits_bits")
     parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.compare:
@@ -41,19 +44,19 @@ def main() -> int:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Prints what differs. A run that only one side has is said, and is no difference."""
+    """Print the runs that differ. A run that only one side has is counted, but is no difference."""
     both = [what for what in before if what in after]
     different = [what for what in both if before[what] != after[what]]
     for what in different:
         print(f"differs: {what}")
     print(
-        f"{len(both) - len(different)} of {len(both)} equal; {len(set(before) ^ set(after))} on one side alone"
+        f"{len(both) - len(different)} of {len(both)} equal; {len(set(before) ^ set(after))} on one side only"
     )
     return 1 if different or not both else 0
 
 
 def small_experiments() -> list[str]:
-    """Those whose data is here."""
+    """Return the experiments whose data is on this machine."""
     names = sorted(path.stem for path in Path("conf/exp").glob("*.yaml"))
     return [WHOLE, *(name for name in names if name != WHOLE and not planned(name)["missing"])]
 
@@ -64,7 +67,7 @@ def planned(name: str) -> dict:
 
 
 def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str]:
-    """weights_sha256 by what was typed. some: so many runs, spread over the list; None: all, in one sweep."""
+    """Return the weights_sha256 of runs, by their overrides. Train `some` evenly spaced runs, or all if None."""
     runs = [" ".join(run["overrides"]) for run in planned(name)["runs"]]
     with tempfile.TemporaryDirectory() as folder:
         if some is None:
@@ -78,7 +81,7 @@ def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str
 
 
 def split(typed: str) -> list[str]:
-    """`a=1 case='8 bits'` into its words; quotes stay, they are the override's own."""
+    """Split `a=1 case='8 bits'` into words. Quotes stay, because they are part of the override."""
     words, quoted = [""], False
     for character in typed:
         quoted ^= character == "'"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What only a GPU can show: equality of CPU and GPU bit for bit, and how fast the kernels are there. Ten minutes at most.
+# Check what needs a GPU: whether CPU and GPU agree bit for bit, and how fast the kernels are. Ten minutes at most.
 #
 #     scripts/gpu_check.sh [FOLDER_OF_WHEELS]
 #
-# Installs this checkout into the Python that runs (PYTHON=..., default python3) without asking any index; torch, CuPy,
-# scikit-build-core, nanobind, cmake, ninja and setuptools are expected there. Wheels in the folder (hydra-core, omegaconf,
-# antlr4-python3-runtime ...) are installed first. Then: all kernels compiled, pytest -m gpu, the benchmarks, and one table
-# at the end, in results/reference/numerics/gpu_check.md too. A step that fails, or is not done by its share of TOTAL_S=600
-# seconds, is told, and the others still run; the exit code is 1 then, and 2 where there is no GPU.
+# Installs this checkout into a Python (PYTHON=..., default python3) without network access. torch, CuPy,
+# scikit-build-core, nanobind, cmake, ninja and setuptools must be installed there. Wheels in the folder (hydra-core,
+# omegaconf, antlr4-python3-runtime ...) are installed first. Then it compiles all kernels, runs pytest -m gpu and the
+# benchmarks, and writes a table, also to results/reference/numerics/gpu_check.md. If a step fails or exceeds its share of
+# TOTAL_S=600 seconds, the others still run, and the exit status is 1. Without a GPU, the exit status is 2.
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-python3}"
@@ -24,7 +24,7 @@ DEVICE="$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(), "torch
     exit 2
 }
 
-step() {  # step NAME PERCENT COMMAND...: ended before that much of the time is over; notes how
+step() {  # step NAME PERCENT COMMAND...: run a command, stop it at that share of the time, and record the result
     local name="$1" left=$((TOTAL_S * $2 / 100 - SECONDS)) started=$SECONDS result=ok code=0
     shift 2
     echo "== $name: $*"
@@ -52,7 +52,7 @@ from custom_fp import compiled, cuda
 capability = int(cupy.cuda.Device().compute_capability)
 with ThreadPoolExecutor() as pool:
     list(pool.map(lambda part: compiled.binary(part, capability), dict.fromkeys(map(compiled.part_of, cuda.KERNELS))))'
-# Only files with such tests, and no ini options: the machine need not have every plugin and oracle of the dev extra.
+# Only files with GPU tests, and no ini options, because not every plugin and library of the dev extra may be installed.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
 step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md

@@ -1,7 +1,7 @@
-"""What stands beside a committed file that a script made: the command, the commit, versions, processor, time.
+"""Write made_by.txt next to a committed file that a script made: command, commit, versions, processor and time.
 
-Such a file comes from one commit with nothing beside it, for else the commit says nothing: `clean_commit` refuses a
-working tree that differs, before anything is computed.
+Such a file must come from a commit without further changes, because otherwise the commit does not identify the code.
+`clean_commit` rejects a changed working tree before anything is computed.
 """
 
 import platform
@@ -19,10 +19,10 @@ PACKAGES = ("numpy", "scipy", "torch")
 
 
 def clean_commit() -> str:
-    """The commit that is checked out; ends the script, with a line that says why, where that is not all there is."""
+    """Return the commit that is checked out. Exit with a message if there are further changes."""
     commit = git_commit()
     if commit is None:
-        sys.exit("error: not in a git repository: what is committed names the commit that it is of")
+        sys.exit("error: not in a git repository, but committed results name their commit")
     if changed := git("status", "--porcelain"):
         sys.exit(
             f"error: the working tree differs from commit {commit[:10]}:\n{changed.rstrip()}\nCommit first."
@@ -31,7 +31,14 @@ def clean_commit() -> str:
 
 
 def write_made_by(path: Path, commit: str, started: float, files: Sequence[str]) -> None:
-    """`path`: of this list; `started`: of time.monotonic(); `files`: what else was made, names in the same folder."""
+    """Write made_by.txt.
+
+    Args:
+        path: The file to write.
+        commit: The commit of the code.
+        started: The value of time.monotonic() at the start.
+        files: The names of the other files that were made, in the same folder.
+    """
     lines = [
         f"command    python {shlex.join([_typed(sys.argv[0]), *sys.argv[1:]])}",
         f"commit     {commit}",

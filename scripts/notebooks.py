@@ -1,10 +1,11 @@
-"""Executes the notebooks of docs/notebooks anew and stores what came out: `make notebooks`, or by name.
+"""Run the notebooks in docs/notebooks again and store their outputs. `make notebooks` calls this script.
 
     python scripts/notebooks.py [NAME ...]
 
-Each runs in a kernel of this Python, in an empty folder that lies as docs/notebooks lies beside results/reference, and
-is written back only where every cell ended well and none wrote to stderr: a page shows no warnings. What the figures
-depend on (processor, versions) is stored with them. tests/test_notebooks.py executes them, too, and compares.
+It takes about ten minutes. Each notebook runs in a kernel of this Python, in an empty folder whose position relative to
+results/reference is that of docs/notebooks. It is written back only if every cell succeeded and none wrote to stderr,
+because a page shows no warnings. The processor and the versions that figures depend on are stored in it.
+tests/test_notebooks.py runs the notebooks too, and compares the outputs.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def notebooks() -> list[Path]:
 
 
 def here() -> dict[str, str]:
-    """What decides the last digits of figures and the pixels of pictures."""
+    """Return what the last digits of figures and the pixels of pictures depend on."""
     return {
         "processor": " ".join(processor()),
         **{name: version(name) for name in FIGURES_COME_FROM},
@@ -44,9 +45,10 @@ def here() -> dict[str, str]:
 
 
 def executed(path: Path, folder: Path) -> NotebookNode:
-    """The notebook with the outputs of its sources as they are now; `folder`: an empty one.
+    """Run a notebook in an empty folder, and return it with its new outputs.
 
-    Raises nbclient's CellExecutionError where a cell fails.
+    Raises:
+        nbclient.exceptions.CellExecutionError: A cell failed.
     """
     page = nbformat.read(path, as_version=4)
     for cell in page.cells:
@@ -56,7 +58,7 @@ def executed(path: Path, folder: Path) -> NotebookNode:
     home.mkdir(parents=True)
     (folder / "results").mkdir()
     (folder / "results" / "reference").symlink_to(REPOSITORY / "results" / "reference")
-    # python3 may be another Python in the folders where Jupyter looks
+    # In the folders that Jupyter searches, python3 may be another Python.
     kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     client = NotebookClient(
         page,
@@ -73,7 +75,7 @@ def executed(path: Path, folder: Path) -> NotebookNode:
 
 
 def unwanted(page: NotebookNode) -> Iterator[str]:
-    """What a page must not show."""
+    """Yield what a page must not show: warnings, and paths of this machine."""
     for cell in code_cells(page):
         for output in cell.outputs:
             text = "".join(texts(output).values())
@@ -85,8 +87,10 @@ def unwanted(page: NotebookNode) -> Iterator[str]:
 
 
 def stale(stored: NotebookNode, now: NotebookNode) -> Iterator[str]:
-    """Where the stored outputs are not those of the code as it is. Made with the same processor and versions they are
-    compared to the last digit and pixel, else all but the numbers."""
+    """Yield the cells whose stored outputs are not those of the present code.
+
+    With the same processor and versions, every digit and pixel is compared; otherwise everything but the numbers.
+    """
     is_same_place = stored.metadata.get("made_with") == now.metadata["made_with"]
     counts = [cell.execution_count for cell in code_cells(stored)]
     if counts != list(range(1, len(counts) + 1)):
@@ -107,7 +111,7 @@ def texts(output: NotebookNode) -> dict[str, str]:
 
 
 def shown(cell: NotebookNode, *, exactly: bool) -> list[tuple[str, dict[str, str]]]:
-    """Each output's kind, and what is in it by media type."""
+    """Return the kind of each output, and its content by media type."""
     found = []
     for output in cell.outputs:
         everything = dict(output.get("data", {})) | texts(output)
@@ -125,8 +129,12 @@ def _words(cell: NotebookNode) -> str:
 
 def main() -> int:
     known = {path.stem: path for path in notebooks()}
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"a notebook: {', '.join(known)} (default: all)"
+    )
     names = parser.parse_args().names or list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no notebook {unknown[0]!r}; there are: {', '.join(known)}")
@@ -136,7 +144,7 @@ def main() -> int:
             page = executed(known[name], Path(folder))
         if problems := list(unwanted(page)):
             code = 1
-            print(f"{name} is left as it was: {'; '.join(problems)}", file=sys.stderr)
+            print(f"{name} was not changed: {'; '.join(problems)}", file=sys.stderr)
             continue
         nbformat.write(page, known[name])
         print(f"{name}: {known[name].stat().st_size:,} bytes")

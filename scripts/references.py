@@ -1,14 +1,15 @@
 """Make the committed references, results/reference/NAME, from one clean commit.
 
-    python scripts/references.py                                      # all of references.yaml
-    python scripts/references.py digits_workers resnet50_bits_small   # these
-    python scripts/references.py --runs-of COMMIT digits_workers      # report again on what COMMIT trained
+    python scripts/references.py                                      # all references of references.yaml
+    python scripts/references.py digits_workers resnet50_bits_small   # only these
+    python scripts/references.py --runs-of COMMIT digits_workers      # report again on the runs of COMMIT
 
-Runs land in results/references-COMMIT, so that all are of the code that is checked out; killed and typed again it goes
-on. What is kept of each report is prepared there too, beside values.csv (one row a run; see
-scripts/research/claims/values.py) and made_by.txt (commands, commit, versions, processor, time), and copied to
-results/reference once all that was asked for is made. README.md there is written by hand and left alone. Refuses a
-working tree that differs from its commit, for then the commit says nothing; runs of other code are refused as well.
+All of them take many core-hours. Runs are stored in results/references-COMMIT, so that all of them are of the code that
+is checked out. To continue after an interruption, run the same command again. The stored parts of each report, a
+values.csv (one row for each run; see scripts/research/claims/values.py) and a made_by.txt (commands, commit, versions,
+processor, time) are prepared there too. They are copied to results/reference after all requested references are made.
+README.md there is written by hand and does not change. A working tree that differs from its commit is rejected, because
+then the commit would not identify the code, and so are runs of other code.
 """
 
 import argparse
@@ -37,12 +38,12 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class NotMadeError(Exception):
-    """Why a reference could not be made; the message is for the user."""
+    """A reference could not be made."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep or search of a reference: what is typed, and what is kept of its report under which name."""
+    """One sweep or search of a reference: its arguments, and the files of its report to store, with their names."""
 
     command: str
     words: list[str]
@@ -57,7 +58,7 @@ class Part:
 
 
 def read_parts(path: Path) -> dict[str, list[Part]]:
-    """references.yaml, by reference."""
+    """Read references.yaml: the parts of each reference."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         name: [_part(name, part) for part in about.get("parts", [about])] for name, about in content.items()
@@ -77,7 +78,7 @@ def _part(name: str, about: Mapping[str, Any]) -> Part:
 
 
 class Maker:
-    """Makes the references of one commit.
+    """Make the references of one commit.
 
     Attributes:
         commit: The commit whose code trains the runs, or has trained them.
@@ -135,13 +136,13 @@ class Maker:
         return typed
 
     def _written(self, part: Part, file: str) -> Path | None:
-        """Where the report has it: on a metric that is not the data's own it lies in a folder of that name."""
+        """Return the path of a file of the report. Another metric than the default has a folder of its own."""
         report = SweepDir(self.work / part.name).report
         metric = part.report[part.report.index("--metric") + 1] if "--metric" in part.report else ""
         return next((path for path in (report / metric / file, report / file) if path.is_file()), None)
 
     def _cpdrun(self, command: str, words: list[str], of_this_machine: Sequence[str] = ()) -> str:
-        """Run it; gives back what a user would type for it. It stops when this script is killed."""
+        """Run a command, which stops when this script is killed. Return what a user would type for it."""
         typed = shlex.join(["cpdrun", command, *words])
         print(f"$ {typed}", flush=True)
         argv = [
@@ -157,18 +158,16 @@ class Maker:
         if code in (INTERRUPTED, -signal.SIGINT):
             raise KeyboardInterrupt
         if code != OK:
-            raise NotMadeError(f"`{typed}` ended with {code}; typed again, this script goes on from there")
+            raise NotMadeError(f"`{typed}` ended with {code}. Run this script again to continue")
         return typed
 
     def _check_code(self, sweeps: list[SweepDir]) -> None:
-        """Every run's record must name this commit, with nothing beside it."""
+        """Check that the record of every run names this commit, without uncommitted changes."""
         for sweep in sweeps:
             for run in sweep.runs():
                 env = read_object(run.env) or {}
                 if env.get("git_commit") != self.commit or env.get("git_diff") != "none":
-                    raise NotMadeError(
-                        f"{run.path} is of other code than commit {self.commit[:10]}; remove it"
-                    )
+                    raise NotMadeError(f"{run.path} was not trained by commit {self.commit[:10]}. Remove it")
 
     def _made_by(self, typed: list[str], sweeps: list[SweepDir], files: list[str]) -> str:
         runs = {run.name: run for sweep in sweeps for run in sweep.runs()}
@@ -221,11 +220,11 @@ def put(made: Path, kept: Path) -> None:
         (kept / name).unlink(missing_ok=True)
     others = sorted(path.name for path in kept.iterdir() if path.name not in (*now, "README.md"))
     if others:
-        print(f"{kept}: not made here, left as it was: {', '.join(others)}")
+        print(f"{kept}: not made by this script, and not changed: {', '.join(others)}")
 
 
 def _files(made_by: Path) -> list[str]:
-    """What a made_by.txt lists; names of files in its own folder alone."""
+    """Return the names of files that a made_by.txt lists, without those of other folders."""
     if not made_by.is_file():
         return []
     last = [line for line in made_by.read_text(encoding="utf-8").splitlines() if line.startswith("files ")]
@@ -240,7 +239,7 @@ def main() -> int:
         return _refuse(f"no reference {unknown[0]!r}; there are: {', '.join(parts)}")
     commit = git_commit()
     if commit is None:
-        return _refuse("not in a git repository: a reference names the commit that it is of")
+        return _refuse("not in a git repository, but a reference names its commit")
     trained_by = git("rev-parse", "--verify", "--quiet", f"{arguments.runs_of or commit}^{{commit}}")
     if not trained_by:
         return _refuse(f"--runs-of {arguments.runs_of}: no commit of this repository")
@@ -253,7 +252,7 @@ def main() -> int:
         )
     try:
         if not _make_all(maker, {name: parts[name] for name in to_make}):
-            print(f"nothing is copied before all are made; those that are wait in {maker.work}")
+            print(f"nothing is copied until all are made; finished references are in {maker.work}")
             return FAILED
         for name in names:
             put(maker.made(name), arguments.out / name)
@@ -261,24 +260,28 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted; typed again, it goes on from here", file=sys.stderr)
+        print("interrupted; run it again to continue", file=sys.stderr)
         return INTERRUPTED
     return OK
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {DATA.name} (default: all)")
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs land")
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/reference"), help="where they are committed"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=DATA, help="what is kept of each reference")
-    parser.add_argument("--config-dir", type=Path, help="a folder of yaml in front of conf/")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"references of {DATA.name} (default: all)")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="folder of the runs")
     parser.add_argument(
-        "--runs-of", metavar="COMMIT", help="take the runs that it trained (default: HEAD's own)"
+        "--out", type=Path, default=Path("results/reference"), help="folder of the committed references"
     )
-    parser.add_argument("--jobs", help="processes at once")
+    parser.add_argument("--data", type=Path, default=DATA, help="the description of all references")
+    parser.add_argument(
+        "--config-dir", type=Path, help="a folder of YAML files that takes precedence over conf/"
+    )
+    parser.add_argument(
+        "--runs-of", metavar="COMMIT", help="report on the runs that this commit trained (default: HEAD)"
+    )
+    parser.add_argument("--jobs", help="number of runs at the same time")
     return parser.parse_args()
 
 

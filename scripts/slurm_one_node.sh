@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A real Slurm of one node on loopback, for tests: slurm_one_node.sh start|stop
+# Start or stop a real Slurm with one node on loopback, for tests: slurm_one_node.sh start|stop
 #
-# For Debian or Ubuntu as root, in a container too: neither systemd nor cgroups are needed. `start` installs
-# slurm-wlm and munge where they are missing and prints the line that points Slurm's commands at it,
-# `export SLURM_CONF=...`. Settings, from the environment: SLURM_CI_DIR (where everything lies),
-# SLURM_CI_CPUS, SLURM_CI_GPUS (pretended, with empty files for devices).
+# It needs root on Debian or Ubuntu, and works in a container, because it needs neither systemd nor cgroups. `start`
+# installs slurm-wlm and munge if they are missing, and prints the line that Slurm's commands need to find this node,
+# `export SLURM_CONF=...`. Environment variables: SLURM_CI_DIR (the folder of all files), SLURM_CI_CPUS, and
+# SLURM_CI_GPUS (fake GPUs, with empty files as devices).
 set -euo pipefail
 
 base=${SLURM_CI_DIR:-${TMPDIR:-/tmp}/slurm-ci}

@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh with a Python that only says how each step would end: what it tells, and that it ends."""
+"""Test scripts/gpu_check.sh with a fake Python: that it reports steps that fail or hang, and that it ends."""
 
 import shutil
 import subprocess
@@ -45,7 +45,7 @@ def check(checkout, python, total_s):
     )
 
 
-def test_steps_that_fail_or_hang_are_told_and_the_others_run(checkout):
+def test_steps_that_fail_or_hang_are_reported_and_the_others_run(checkout):
     started = time.monotonic()
     ended = check(checkout, checkout / "python", 8)
     assert ended.returncode == 1 and time.monotonic() - started < 30
@@ -59,7 +59,7 @@ def test_steps_that_fail_or_hang_are_told_and_the_others_run(checkout):
     assert [row for row in rows if row[2:] in committed] == list(rows)
 
 
-def test_without_a_gpu_it_says_so_and_starts_nothing(checkout):
+def test_without_a_gpu_it_starts_nothing(checkout):
     ended = check(checkout, sys.executable, 600)
     assert ended.returncode == 2 and not ended.stdout
     assert ended.stderr.startswith("error: no GPU that ") and ended.stderr.count("\n") == 1

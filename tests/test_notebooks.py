@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks: executed anew they show what is stored, and no page shows what it must not."""
+"""Test that the notebooks in docs/notebooks show what is stored when they run again, and no warnings or paths."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""scripts/references.py on a tiny experiment in a repository of its own: killed, typed again, refused where it must."""
+"""Test scripts/references.py on a tiny experiment in its own repository: interruption, repetition, and errors."""
 
 import csv
 import os

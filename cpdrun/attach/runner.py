@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cpdrun.attach.environment import ATTEMPT_DIR, NOT_FINITE
 from cpdrun.attach.integrations import watch
 from cpdrun.attach.intercept.interceptor import LEFT_ALONE, Interceptor
-from cpdrun.comm.statistics import count_nonfinite
+from cpdrun.comm.sync.statistics import count_nonfinite
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, write_json

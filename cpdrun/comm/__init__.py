@@ -1,14 +1,18 @@
-"""Gradient synchronisation: few bits on the wire, and the same bits when one process plays all machines."""
+"""Gradient synchronization in few bits per value.
+
+The results do not depend on how the workers are divided among processes. One process that emulates all workers computes
+the same bits as one process per worker.
+"""
 
 from typing import Any
 
-from cpdrun.comm.base import GradientSync
-from cpdrun.comm.collectives import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
-from cpdrun.comm.hook import ddp_hook
-from cpdrun.comm.local_steps import LocalSteps
+from cpdrun.comm.script.collectives import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
+from cpdrun.comm.script.ddp_hook import ddp_hook
+from cpdrun.comm.script.local_steps import LocalSteps
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sync import AllReduceSync
-from cpdrun.comm.wire.failure import RankLost, naming_lost_ranks
+from cpdrun.comm.sync.all_reduce import AllReduceSync
+from cpdrun.comm.sync.base import GradientSync
+from cpdrun.comm.wire.lost_ranks import RankLost, naming_lost_ranks
 
 __all__ = [
     "AllReduceSync",
@@ -27,9 +31,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """fsdp_comm when it is asked for: torch's FSDP takes a second to import."""
+    """Import `fsdp_comm` when it is first used, because torch's FSDP takes a second to import."""
     if name != "fsdp_comm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cpdrun.comm.sharded.fsdp import fsdp_comm
+    from cpdrun.comm.script.fsdp import fsdp_comm
 
     return fsdp_comm

@@ -1,6 +1,7 @@
-"""Which of the N workers this process plays, and which process plays the others.
+"""The assignment of workers to processes.
 
-Rank r of the ranks plays workers r*N/ranks .. (r+1)*N/ranks - 1, so rank-major order is worker order.
+With N workers and P ranks, rank r emulates the workers r*N/P to (r+1)*N/P - 1. The order of ranks is therefore the
+order of workers.
 """
 
 import os
@@ -15,10 +16,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Workers:
-    """The share of `world_size` workers that rank `rank` of `ranks` plays.
+    """The share of the workers that one rank emulates.
 
-    group: the process group of these ranks, None for the default one. Raises ValueError where the ranks cannot share
-    the workers equally.
+    Attributes:
+        world_size: The number of workers.
+        rank: This rank.
+        ranks: The number of ranks.
+        group: The process group of the ranks, or None for the default group.
+
+    Raises:
+        ValueError: The number of ranks does not divide the number of workers.
     """
 
     world_size: int
@@ -37,9 +44,10 @@ class Workers:
 
     @classmethod
     def of_group(cls, world_size: int, group: "dist.ProcessGroup | Workers | None" = None) -> "Workers":
-        """Shared by the ranks of a group; all played by this process where torch.distributed is not initialised.
+        """Return the assignment to the ranks of a process group.
 
-        Workers in place of a group are those: what a process emulates alone, whatever else it is a rank of.
+        If torch.distributed is not initialized, this process emulates all workers. If `group` is already a `Workers`,
+        it is returned. A process uses this to emulate workers alone although it belongs to a process group.
         """
         if isinstance(group, Workers):
             return group
@@ -49,27 +57,40 @@ class Workers:
 
     @classmethod
     def from_environment(cls, world_size: int) -> "Workers":
-        """By RANK and WORLD_SIZE as torchrun sets them; one process plays all where they are not set."""
+        """Return the assignment given by RANK and WORLD_SIZE as torchrun sets them.
+
+        If they are not set, one process emulates all workers.
+        """
         return cls(world_size, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     @property
     def share(self) -> int:
-        """Workers a rank."""
+        """The number of workers on each rank."""
         return self.world_size // self.ranks
 
     @property
     def mine(self) -> range:
+        """The workers of this rank."""
         return self.played_by(self.rank)
 
     def played_by(self, rank: int) -> range:
+        """Return the workers of a rank."""
         return range(rank * self.share, (rank + 1) * self.share)
 
     def owner(self, worker: int) -> int:
-        """The rank that plays it."""
+        """Return the rank that emulates a worker."""
         return worker // self.share
 
     def rows(self, stacks: Sequence[Tensor], layers: int) -> list[Tensor]:
-        """(share, n) of each layer's gradients, (share, ...). Raises ValueError where one is missing or too many."""
+        """Flatten each layer's gradients to shape (share, n).
+
+        Args:
+            stacks: For each layer, the gradients of this rank's workers, with shape (share, ...).
+            layers: The expected number of layers.
+
+        Raises:
+            ValueError: The number of layers or of workers is wrong.
+        """
         if len(stacks) != layers:
             raise ValueError(f"{len(stacks)} gradients for {layers} parameters")
         for stack in stacks:
@@ -78,17 +99,27 @@ class Workers:
         return [stack.detach().reshape(self.share, -1) for stack in stacks]
 
     def total(self, count: int, device: torch.device) -> int:
-        """Of all ranks' counts. Collective."""
+        """Return the sum of all ranks' counts. Collective."""
         return int(self.sum_of_disjoint(torch.tensor(count, dtype=torch.int64, device=device)))
 
     def sum_of_disjoint(self, table: Tensor) -> Tensor:
-        """Add tables over the ranks, each entry set by one rank and zero elsewhere: exact in any order."""
+        """Add tables over the ranks in place.
+
+        Each entry is set by one rank and zero elsewhere, so the sum is exact in any order. Collective.
+        """
         if self.ranks > 1:
             dist.all_reduce(table, group=self.group)
         return table
 
     def gather(self, mine: dict[Any, Any]) -> dict[Any, Any]:
-        """Of each worker something, by keys that no two ranks share: all of it on rank 0, {} elsewhere. Collective."""
+        """Gather one dictionary per rank on rank 0. Collective.
+
+        Args:
+            mine: The values of this rank. No two ranks have the same key.
+
+        Returns:
+            All values on rank 0, an empty dictionary on the other ranks.
+        """
         if self.ranks == 1:
             return mine
         everyone: list[Any] | None = [None] * self.ranks if self.rank == 0 else None

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _methods(configs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the first config that uses each compressor, keyed by its name in reports."""
-    from cpdrun.config.keys import flatten
+    from cpdrun.config.overrides import flatten
     from cpdrun.study.group import method_of
 
     found: dict[str, dict[str, Any]] = {}

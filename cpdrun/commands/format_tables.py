@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.config.uses import uses
+from cpdrun.config.yaml_files import files_that_name
 from cpdrun.report.render import join_first
 from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import widen
@@ -97,7 +97,7 @@ def show_format(output: Output, fmt: NumberFormat, values: Sequence[float], *, h
 
     `has_more` says whether --values would print values that are not printed now.
     """
-    known, used = facts(fmt), uses(fmt)
+    known, used = facts(fmt), files_that_name(fmt)
     shown = [written(value) for value in values] or None
     output.set_result(FormatDocument(**vars(known), used_in=used, values=shown), "format")
     if output.as_json:

@@ -114,7 +114,7 @@ def may_start(
     Raises:
         UserError: The runs cannot be trained. The message has a line per problem.
     """
-    from cpdrun.sweep.requirements import missing_folders, smaller_experiment
+    from cpdrun.config.dry_run import missing_folders, smaller_experiment
 
     if _was_cancelled(sweep, cancelled_before, output):
         return False

@@ -123,7 +123,7 @@ def _forecast(results: "Results", slots: int | None) -> list[str]:
     """Return lines about the likely cost, and notes about ambiguous format names."""
     from custom_fp.formats.synonyms import naming_notes
 
-    from cpdrun.config.keys import flatten
+    from cpdrun.config.overrides import flatten
     from cpdrun.report.search_text import describe_cost
     from cpdrun.search.plan import forecast_cost
 

@@ -85,10 +85,10 @@ def _show_question(
     question: "ScreenQuestion", rounds: "list[Round]", arguments: argparse.Namespace
 ) -> "list[PlannedRun]":
     """Print the factors of a round, and return the runs that are not done."""
+    from cpdrun.config.run_states import run_states
     from cpdrun.record import State
     from cpdrun.report.allocation_text import ScreenDocument, describe_round
     from cpdrun.search.allocate.results import screen_result
-    from cpdrun.sweep.run_states import run_states
 
     output = arguments.output
     output.print_lines(describe_round(question))

@@ -16,11 +16,11 @@ from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, wr
 
 if TYPE_CHECKING:
     from cpdrun.commands.sweep_document import SweepDocument
+    from cpdrun.config.run_states import RunStates
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.shell.output import Output
     from cpdrun.study.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
-    from cpdrun.sweep.run_states import RunStates
 
 WHAT_TO_RUN = (
     "say what to run: cpdrun sweep exp=NAME, such as exp=digits_bits, or key=value for one run of the defaults. "
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _sweep(arguments: argparse.Namespace, session: "Session") -> int:
     """Train the runs that are not done, and return the exit code."""
     from cpdrun.commands.sweep_document import SweepDocument
-    from cpdrun.sweep.dry_run import describe_sweep, print_config, print_dry_run
-    from cpdrun.sweep.run_states import run_states
+    from cpdrun.config.dry_run import describe_sweep, print_config, print_dry_run
+    from cpdrun.config.run_states import run_states
 
     options, output = options_of(arguments), arguments.output
     sweep = _plan(arguments, session)
@@ -159,10 +159,10 @@ def _notes(
     sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", options: "LaunchOptions"
 ) -> list[str]:
     """Return notes to read before any run starts."""
+    from cpdrun.config.ignored_settings import ignored_settings
     from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
-    from cpdrun.sweep.ignored_settings import ignored_settings
 
     executor = own_class(to_run[0].config["launcher"]) if to_run else None
     of_launcher = [] if executor is None else executor.idle(options)
@@ -184,9 +184,9 @@ def _train(
     document: "SweepDocument",
 ) -> int:
     """Train the runs, print the answer, complete the document, and return the exit code."""
+    from cpdrun.config.dry_run import describe_sweep
+    from cpdrun.config.run_states import run_states
     from cpdrun.sweep import write_manifest
-    from cpdrun.sweep.dry_run import describe_sweep
-    from cpdrun.sweep.run_states import run_states
 
     output, options = arguments.output, options_of(arguments)
     if not to_run:
@@ -266,11 +266,11 @@ def _print_answer(sweep: "Plan", output: "Output") -> "SeedPower | None":
     Returns:
         The margins that the seeds can decide; None if no runs are compared.
     """
+    from cpdrun.config.manifest import write_ledger
     from cpdrun.report.sweep_text import answer_lines
     from cpdrun.study import ReportError
     from cpdrun.study.reader import read_study
     from cpdrun.study.seed_power import seed_power
-    from cpdrun.sweep.manifest import write_ledger
 
     power = None
     if len(sweep.runs) > 1:

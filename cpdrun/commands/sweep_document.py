@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from cpdrun.config.dry_run import SweepDescription
 from cpdrun.launch.summary import Summary
 from cpdrun.study.seed_power import SeedPower
-from cpdrun.sweep.dry_run import SweepDescription
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Composing configs: Hydra composes the choices of groups, single values are set on plain dicts.
+"""Compose configs from conf/ with Hydra, and resolve their interpolations.
 
-Hydra's compose takes 30 ms and knows no sub-commands and no multirun. So each combination of group choices
-is composed once and copied for every run that has it; of our own conf/, which no process changes, once a process.
+Hydra composes the choices of groups. Single values are then set on plain dicts, because a composition takes 30 ms. Each
+combination of choices is composed once and copied for every run that has it.
 """
 
 import contextlib
@@ -23,20 +23,26 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import INGREDIENTS, copied, flatten, get_key, has_key
-from cpdrun.config.overrides import typed_form
-from cpdrun.config.yaml_packages import CONF_MODULE, EXPERIMENT, ROOT, SCRIPT_ROOT, yaml_packages
+from cpdrun.config.overrides import INGREDIENTS, copied, flatten, get_key, has_key, typed_form
+from cpdrun.config.yaml_files import (
+    CONF_MODULE,
+    EXPERIMENT,
+    ROOT,
+    SCRIPT_ROOT,
+    OutOfBoundsError,
+    read_yaml,
+    yaml_packages,
+)
 
 BASE = "any_run"  # the yaml file that both ROOT and SCRIPT_ROOT include
-NO_GROUPS = ("hydra",)  # Hydra's own folder
-NONE_CHOSEN = "None"  # null, as a choice of a group that may have none
+NO_GROUPS = ("hydra",)  # folders with Hydra's own settings
+NONE_CHOSEN = "None"  # the choice null, for groups that allow it
 RECIPE = "recipe"
 MAY_BE_NONE = (RECIPE,)
 MOST_LISTED = 12  # choices in a message about an unknown one
-LIST = "list"  # typed as a choice, to list all
-MOST_REFERENCES = 8  # from one to the next; more go round in a circle, which OmegaConf reports
+LIST = "list"  # GROUP=list lists the choices of a group
+MOST_REFERENCES = 8  # a longer chain of references is a cycle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 
@@ -59,28 +65,38 @@ def installed() -> tuple[str, ...]:
 
 
 @dataclass
-class _Known:
-    """What is known of some folders of yaml: read or composed, it stays as it is."""
+class _Cache:
+    """A cache of what was read and composed from some folders of yaml files.
 
-    files: dict[str, Any] = field(default_factory=dict)  # as Hydra reads them
-    bodies: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by group and choice
-    groups: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by root
-    usual: dict[tuple[str, str | None], dict[str, str]] = field(
-        default_factory=dict
-    )  # by root and experiment
-    # by root and choices: the config, and what was left out of its experiment
+    Attributes:
+        files: The files as Hydra reads them, keyed by path.
+        bodies: The contents of the file of a choice, keyed by group and choice.
+        groups: The choices of each group, keyed by root.
+        usual: The choice of each group, keyed by root and experiment.
+        composed: The config and the settings that were left out of its experiment, keyed by root and choices.
+    """
+
+    files: dict[str, Any] = field(default_factory=dict)
+    bodies: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    groups: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    usual: dict[tuple[str, str | None], dict[str, str]] = field(default_factory=dict)
     composed: dict[tuple[Any, ...], tuple[dict[str, Any], list[str]]] = field(default_factory=dict)
 
 
-_OURS = _Known()
+_CONF_CACHE = _Cache()
 
 
 class Composer:
-    """Access to conf/ and, in front of it, to a folder of the user's own: a yaml there is a further choice of
-    its group, or stands for ours of the same name.
+    """Composes configs from conf/ and from a folder of the user's own.
 
-    Use as a context manager; it holds Hydra's global state while open. Raises ConfigError for a `config_dir`
-    that is no folder of groups.
+    A yaml file in the user's folder is another choice of its group, or replaces the file of the same name in conf/. Use
+    the composer as a context manager, because it holds Hydra's global state while it is open.
+
+    Args:
+        config_dir: The user's folder, if any.
+
+    Raises:
+        ConfigError: The folder does not exist, or it has a file that would replace all defaults.
     """
 
     def __init__(self, config_dir: Path | None = None):
@@ -94,7 +110,7 @@ class Composer:
                 )
         self._user_dir = config_dir
         self.root = ROOT
-        self._known = _OURS if config_dir is None else _Known()
+        self._cache = _CONF_CACHE if config_dir is None else _Cache()
         self._left_out: dict[str, None] = {}
         self._open = contextlib.ExitStack()
 
@@ -103,77 +119,80 @@ class Composer:
             _check_bounds(self._user_dir)
         self._open.enter_context(initialize_config_module(CONF_MODULE, version_base="1.3"))
         self.loader: Any = GlobalHydra.instance().config_loader()
-        loader: Any = self.loader  # of which Hydra's types tell less than there is
+        loader: Any = self.loader  # Any, because Hydra's annotations are incomplete
         search_path = loader.get_search_path()
-        if self._user_dir is not None:  # hydra.searchpath would put it behind ours
+        if self._user_dir is not None:  # hydra.searchpath would append it
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
         for package in installed():
             search_path.append("installed", f"pkg://{package}", anchor="main")  # Hydra wants its own last
         loader.repository.initialize_sources(search_path)
-        _read_each_file_once(loader.repository, self._known.files)
+        _read_each_file_once(loader.repository, self._cache.files)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
     def use(self, root: str) -> None:
-        """Compose what `root` says a run is, ROOT or SCRIPT_ROOT; to be called before anything is composed."""
+        """Select the top-level file, ROOT or SCRIPT_ROOT. Call this before anything is composed."""
         self.root = root
 
     def groups(self) -> dict[str, list[str]]:
-        """Every group with its choices, the user's own included; of a script's run those that it has."""
-        if self.root not in self._known.groups:
+        """Return the choices of each group, including the user's own. Runs of a script have fewer groups."""
+        if self.root not in self._cache.groups:
             found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
             names = [name for name in sorted(found) if name not in NO_GROUPS]
             if self.root != ROOT:
                 usual = self.loader.compute_defaults_list(self.root, [], RunMode.RUN).overrides.known_choices
                 names = [name for name in names if name in usual or name == EXPERIMENT]
-            self._known.groups[self.root] = {name: sorted(found[name]) for name in names}
-        return self._known.groups[self.root]
+            self._cache.groups[self.root] = {name: sorted(found[name]) for name in names}
+        return self._cache.groups[self.root]
 
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
-        """The defaults under these group choices, as plain data with interpolations unresolved; a fresh copy.
+        """Return a new config with the given choices of groups. Its interpolations are not resolved.
 
-        What an experiment's file sets for its own choice of a group, such as `partition: {skew: 0.5}`, is left out
-        where another is chosen that does not know it. Raises ConfigError for an unknown choice or a yaml that cannot
-        be read.
+        An experiment may set keys of its own choice of a group, such as `partition: {skew: 0.5}`. They are left out if
+        another choice is given that does not have them.
+
+        Raises:
+            ConfigError: A choice is unknown, or a yaml file cannot be read.
         """
-        return copied(self._cached(choices))
+        return copied(self._composed(choices))
 
     @property
     def is_ours(self) -> bool:
-        """Whether there is no folder of the user's own."""
+        """Whether all files are those of conf/, without a folder of the user's own."""
         return self._user_dir is None
 
     def kind(self, group: str, choices: Mapping[str, str]) -> Any:
-        """The class that `compose` gives a group; None where a yaml makes something else of it."""
-        section = self._cached(choices).get(group)
+        """Return the class of a group in the composed config, or None if the group is not a section."""
+        section = self._composed(choices).get(group)
         return section.get("_target_") if isinstance(section, Mapping) else None
 
     def file(self, group: str, choice: str) -> dict[str, Any]:
-        """What the yaml of a choice says by itself, which costs no composition; a fresh copy."""
-        bodies = self._known.bodies
+        """Return a copy of the content of the yaml file of a choice, without composing it."""
+        bodies = self._cache.bodies
         if (group, choice) not in bodies:
             found = self.loader.repository.load_config(f"{group}/{choice}").config
             bodies[group, choice] = _plain(found)
         return copied(bodies[group, choice])
 
     def body(self, experiment: str) -> dict[str, Any]:
-        """What an experiment's yaml says by itself; empty where it cannot be read, which `compose` tells."""
+        """Return the content of an experiment's yaml file, or {} if the file cannot be read (`compose` reports it)."""
         try:
             body = self.file(EXPERIMENT, experiment)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError):
             return {}
         return body if isinstance(body, dict) else {}
 
-    def _cached(self, choices: Mapping[str, str]) -> dict[str, Any]:
+    def _composed(self, choices: Mapping[str, str]) -> dict[str, Any]:
+        """Return the config for some choices from the cache. Callers must not change it."""
         key = (self.root, *sorted(choices.items()))
-        if key not in self._known.composed:
+        if key not in self._cache.composed:
             _check_choices(choices, self.groups(), self._user_dir)
             config = self._compose(choices)
             without = self._leave_out(config, choices) if EXPERIMENT in choices else []
-            self._known.composed[key] = config, without
-        config, without = self._known.composed[key]
+            self._cache.composed[key] = config, without
+        config, without = self._cache.composed[key]
         self._left_out |= dict.fromkeys(without)
         return config
 
@@ -199,7 +218,7 @@ class Composer:
                 continue
             if section.keys() <= self.file(group, choice).keys():
                 continue
-            its_own = self.compose({group: choice})[group] or {}  # with what its yaml takes from others
+            its_own = self.compose({group: choice})[group] or {}  # includes its defaults list
             unknown = [key for key in section if key not in its_own]
             if not unknown:
                 continue
@@ -221,11 +240,11 @@ class Composer:
     def _choices_of(self, experiment: str | None) -> dict[str, str]:
         """Return the choice of each group if only the experiment, already composed, is typed."""
         key = self.root, experiment
-        if key not in self._known.usual:
+        if key not in self._cache.usual:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
             found = self.loader.compute_defaults_list(self.root, typed, RunMode.RUN).overrides.known_choices
-            self._known.usual[key] = {g: found[g] for g in self.groups() if found.get(g) is not None}
-        return self._known.usual[key]
+            self._cache.usual[key] = {g: found[g] for g in self.groups() if found.get(g) is not None}
+        return self._cache.usual[key]
 
     def _compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         overrides = [
@@ -238,7 +257,7 @@ class Composer:
             mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
-        except AttributeError:  # Hydra reads its own settings, which `hydra: null` removes
+        except AttributeError:  # `hydra: null` removes settings that Hydra reads
             raise ConfigError("hydra: these are Hydra's own settings; leave them out of your yaml") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
@@ -252,7 +271,7 @@ class Composer:
             OSError,
             RecursionError,
         ) as error:
-            silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no words for it
+            silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no message
             raise ConfigError(" ".join(str(error).split()) or silent) from None
         return _laid_out(_plain(config))
 
@@ -262,8 +281,10 @@ def _plain(config: Any, *, resolve: bool = False) -> Any:
 
 
 def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
-    """With every group, and the ingredients of a recipe as a section of their own, which its rules refer to; what an
-    experiment says of them goes before."""
+    """Return the config with all groups, and with the ingredients of a recipe in the section `ingredients`.
+
+    The rules of a recipe refer to this section. The ingredients of an experiment override those of the recipe.
+    """
     config = dict.fromkeys(MAY_BE_NONE) | config
     recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}
     if not isinstance(ingredients, dict):
@@ -282,7 +303,7 @@ def _check_choices(
             continue
         if choice not in groups[group]:
             kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
-            here = Path("conf", group, f"{choice}.yaml")  # as `cpdrun init` lays a project out
+            here = Path("conf", group, f"{choice}.yaml")  # the layout of `cpdrun init`
             if user_dir is None and here.is_file():
                 raise ConfigError(f"unknown {kind} {str(choice)!r}: {here} is read with --config-dir conf")
             if choice == LIST:
@@ -305,14 +326,14 @@ def _override(group: str, choice: str) -> str:
 
 
 def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
-    """Hydra reads all yaml again for each composition, a third of its time; here from `found` once it is there."""
+    """Make Hydra read each file once, into the dict `found`. Reading takes a third of its time."""
     load = repository.load_config
 
     def load_config(config_path: str) -> Any:
         if config_path not in found:
             try:
                 found[config_path] = load(config_path)
-            except AssertionError:  # Hydra's own check of a key such as 1
+            except AssertionError:  # raised by Hydra for a key such as 1
                 raise ValueError(
                     f"{config_path}: the keys of its defaults list must be names of groups"
                 ) from None
@@ -322,8 +343,7 @@ def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
 
 
 def _axes_in(block: Any) -> set[str]:
-    """Keys that an experiment's `sweep:` gives several values, its cases' included; whatever else it may hold is
-    looked at by whoever plans it."""
+    """Return the keys of the axes and cases in an experiment's section `sweep`. `request.read` checks the section."""
     if not isinstance(block, Mapping):
         return set()
     cases = block.get("cases")
@@ -332,18 +352,18 @@ def _axes_in(block: Any) -> set[str]:
 
 
 def _check_bounds(folder: Path) -> None:
-    """Hydra reads whatever a yaml stands for. Raises ConfigError for a file of `folder` that stands for too much."""
+    """Raise ConfigError if a yaml file in the folder is too large. Hydra reads yaml without limits."""
     for path in sorted(folder.rglob("*.yaml")):
         try:
             read_yaml(path)
         except OutOfBoundsError as error:
             raise ConfigError(f"{path} {error}") from None
-        except (OSError, ValueError):  # told where it is used
+        except (OSError, ValueError):  # `compose` reports it if the file is used
             continue
 
 
 def _not_utf8(folder: Path | None) -> str:
-    """The first file of `folder` that is not UTF-8."""
+    """Return the first file of the folder that is not UTF-8."""
     for path in sorted(folder.rglob("*.yaml")) if folder is not None else ():
         try:
             path.read_text(encoding="utf-8")
@@ -353,10 +373,14 @@ def _not_utf8(folder: Path | None) -> str:
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:
-    """Interpolations (${...}) replaced by their values; raises ConfigError where one points nowhere."""
+    """Return a copy of the config with its interpolations (${...}) replaced by their values.
+
+    Raises:
+        ConfigError: An interpolation refers to a key that does not exist, or to itself.
+    """
     try:
         return _resolved(config, config)
-    except _Demanding:  # OmegaConf can all of it, and takes 10 ms a run
+    except _ComplexInterpolationError:  # OmegaConf resolves these as well, but it takes 10 ms per run
         pass
     try:
         return _plain(OmegaConf.create(config), resolve=True)
@@ -364,12 +388,16 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(str(error).splitlines()[0]) from None
 
 
-class _Demanding(Exception):
-    """An interpolation that is more than the name of another value."""
+class _ComplexInterpolationError(Exception):
+    """An interpolation is more than the name of a key."""
 
 
 def _resolved(node: Any, config: dict[str, Any], depth: int = 0) -> Any:
-    """A copy of `node` with each ${dotted.key} replaced by that value of `config`; _Demanding for anything else."""
+    """Return a copy of `node` with each ${dotted.key} replaced by the value of the key in `config`.
+
+    Raises:
+        _ComplexInterpolationError: There is another interpolation.
+    """
     if isinstance(node, dict):
         return {key: _resolved(value, config, depth) for key, value in node.items()}
     if isinstance(node, list):
@@ -378,5 +406,5 @@ def _resolved(node: Any, config: dict[str, Any], depth: int = 0) -> Any:
         return node
     reference = REFERENCE.fullmatch(node)
     if reference is None or not has_key(config, reference[1]) or depth > MOST_REFERENCES:
-        raise _Demanding
+        raise _ComplexInterpolationError
     return _resolved(get_key(config, reference[1]), config, depth + 1)

@@ -12,8 +12,8 @@ from typing import Any
 
 from custom_fp.formats.names import is_own, parse
 
-from cpdrun.config.keys import INGREDIENTS, flatten
-from cpdrun.config.moved import CLASSIFICATION, FIRST_NAME, FIRST_TASK
+from cpdrun.config.class_names import CLASSIFICATION, FIRST_NAME, FIRST_TASK
+from cpdrun.config.overrides import INGREDIENTS, flatten
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
@@ -192,3 +192,20 @@ def belongs_to_identity(key: str) -> bool:
 def _belongs(key: str, left_out: Collection[str]) -> bool:
     sections = (key[:i] for i, letter in enumerate(key) if letter == ".")
     return key not in left_out and not any(s in left_out for s in sections) and not key.endswith("_dir")
+
+
+def format_facts(name: str) -> dict[str, Any]:
+    """Return what a record stores about a number format, so that readers need not import the user's own formats.
+
+    Args:
+        name: The name of the format. The module of a user's own format is imported.
+
+    Returns:
+        A dict with `name`, `bits` (bits per value, including the share of a block's scale) and `exponent_bits` (None if
+        the format is not a floating-point format).
+
+    Raises:
+        ValueError: The format is unknown.
+    """
+    fmt = parse(name)
+    return {"name": name, "bits": fmt.bits, "exponent_bits": fmt.exponent_bits}

@@ -2,7 +2,8 @@
 
 `TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key
 of conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
-Defaults are not in the model, because conf/ has them. The JSON Schema of experiments (`json_schema`) uses the same types.
+Defaults are not in the model, because conf/ has them. The JSON Schema of an experiment (`json_schema`) uses these
+types.
 """
 
 import itertools
@@ -18,12 +19,11 @@ from custom_fp.formats.names import is_own, parse
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten, get_key, has_key
-from cpdrun.config.overrides import typed_form
-from cpdrun.config.paths import MOST_NAME_BYTES
+from cpdrun.config.overrides import flatten, get_key, has_key, typed_form
 from cpdrun.config.script import is_script, with_number
 
 TARGET = "_target_"
+MOST_NAME_BYTES = 255  # of a file or folder on Linux
 FORMATS = "cpdrun.train.precision.formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc

@@ -124,7 +124,7 @@ def _alpha(network: Network) -> float:
     return network.latency_s + network.message_s
 
 
-# Copies of the constants in cpdrun.comm.sums.summations.exchange, which a report cannot import. A test compares them.
+# Copies of the constants in cpdrun.comm.sums.exchange, which a report cannot import. A test compares them.
 SEGMENT_VALUES = 512 * 1024
 LAG = 2
 

@@ -36,16 +36,16 @@ from custom_fp.formats.names import parse
 from torch import Tensor, nn
 
 from cpdrun.comm import RankLost
-from cpdrun.comm.base import GradientSync
-from cpdrun.comm.compressors.compression import Message
-from cpdrun.comm.statistics import count_nonfinite
+from cpdrun.comm.compressors.message import Message
 from cpdrun.comm.sums import codec
+from cpdrun.comm.sums.exchange import SEGMENT_VALUES
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sums.summations.exchange import SEGMENT_VALUES
-from cpdrun.comm.wire.failure import naming_lost_ranks
-from cpdrun.comm.wire.post import Post
-from cpdrun.comm.wire.tags import Tag
+from cpdrun.comm.sync.base import GradientSync
+from cpdrun.comm.sync.statistics import count_nonfinite
+from cpdrun.comm.wire import Tag
+from cpdrun.comm.wire.communicator import Communicator
+from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import write_json
@@ -231,11 +231,11 @@ def measure_network(device: torch.device, repeats: int) -> dict[str, float]:
 
 def _shift(buffer_2xRxB: Tensor, messages: int) -> None:
     """Send messages to the next rank while receiving from the previous one. All are in flight at once."""
-    post, rows = Post(None), buffer_2xRxB.shape[1]
+    communicator, rows = Communicator(None), buffer_2xRxB.shape[1]
     into, source = buffer_2xRxB
-    before, after = (post.rank - 1) % post.ranks, (post.rank + 1) % post.ranks
+    before, after = (communicator.rank - 1) % communicator.ranks, (communicator.rank + 1) % communicator.ranks
     receives = [(before, into[m % rows]) for m in range(messages)]
-    post.exchange(receives, [(after, source[m % rows]) for m in range(messages)], Tag.MEASURED)
+    communicator.exchange(receives, [(after, source[m % rows]) for m in range(messages)], Tag.MEASURED)
 
 
 # ---- time

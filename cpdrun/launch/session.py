@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import yaml
 
-from cpdrun.config.format_facts import format_facts
+from cpdrun.config.identity import format_facts
 from cpdrun.config.secrets import hand_over, mask_text, masked
 from cpdrun.errors import before_a_start, writing
 from cpdrun.launch.attempt.connection import WarmEngine

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from cpdrun import __version__
-from cpdrun.config.bounded_yaml import parse_yaml
 from cpdrun.config.identity import identity_hash
+from cpdrun.config.yaml_files import parse_yaml
 from cpdrun.errors import writing
 from cpdrun.record import validation
 from cpdrun.record.entries import Ending, Outcome, Result

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpdrun.config.paths import RESULTS_DIR, results_dir_of
+from cpdrun.config.overrides import RESULTS_DIR, results_dir_of
 from cpdrun.errors import UserError
 from cpdrun.record.layout import RunDir, SweepDir
 

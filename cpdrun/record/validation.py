@@ -10,9 +10,9 @@ from typing import Any
 from custom_fp.formats.names import is_own, parse
 from custom_fp.formats.synonyms import meant
 
-from cpdrun.config.bounded_yaml import MOST_DEPTH
 from cpdrun.config.identity import belongs_to_identity
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
+from cpdrun.config.yaml_files import MOST_DEPTH
 from cpdrun.errors import UserError
 from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure, known_measure
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cpdrun.config.bounded_yaml import MOST_BYTES, parse_yaml
+from cpdrun.config.yaml_files import MOST_BYTES, parse_yaml
 from cpdrun.record.files import read_record
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.version import NewerRecordError, newer

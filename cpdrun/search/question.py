@@ -17,8 +17,7 @@ from typing import Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity, cell_name
-from cpdrun.config.keys import INGREDIENTS, get_key, has_key
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.overrides import INGREDIENTS, get_key, has_key, typed_form
 from cpdrun.config.script import SCRIPT, direction_of, is_script
 from cpdrun.record import SweepDir
 from cpdrun.search.ladders import Candidate, Ladder, Tuning, renamed

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from cpdrun.config.manifest import LEDGER, read_ledger
 from cpdrun.config.script import is_script
 from cpdrun.search.initial_width import (
     choose_starts,
@@ -26,7 +27,6 @@ from cpdrun.study.answers import finite
 from cpdrun.study.margin import Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
-from cpdrun.sweep.manifest import LEDGER, read_ledger
 from cpdrun.whatif.damage import strictness
 
 

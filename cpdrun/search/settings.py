@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.errors import ConfigError, did_you_mean
-from cpdrun.config.keys import flatten
 from cpdrun.config.margin import Typed, parse_margin
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.overrides import flatten, typed_form
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LARGEST
 

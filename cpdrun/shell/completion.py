@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.config.script import SHORT_FORMS
-from cpdrun.config.yaml_packages import EXPERIMENT, ROOT, SCRIPT_ROOT, yaml_packages
+from cpdrun.config.yaml_files import EXPERIMENT, ROOT, SCRIPT_ROOT, yaml_packages
 
 if TYPE_CHECKING:
     from cpdrun.record import SweepDir

@@ -37,9 +37,9 @@ from typing import Any
 
 import pandas as pd
 
+from cpdrun.config.class_names import as_now
 from cpdrun.config.identity import NOT_IDENTITY_OF_SCRIPTS, belongs_to_identity, identity_hash
-from cpdrun.config.keys import INGREDIENTS
-from cpdrun.config.moved import as_now
+from cpdrun.config.overrides import INGREDIENTS
 from cpdrun.record import (
     RunDir,
     State,

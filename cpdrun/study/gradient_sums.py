@@ -2,8 +2,8 @@
 
 The statistics come from metrics.jsonl, with one row per epoch. `layers` in a row maps a layer's name to its last
 statistics in that epoch: {"format", "exponent_min", "exponent_max", "underflow", "overflow", "nonfinite", "sum_error"}
-(`cpdrun.comm.statistics`). `nonfinite_gradients` counts the inf and NaN elements of the epoch's sums, including those
-that the format turned into finite numbers.
+(`cpdrun.comm.sync.statistics`). `nonfinite_gradients` counts the inf and NaN elements of the epoch's sums, including
+those that the format turned into finite numbers.
 """
 
 import math

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from cpdrun.config.keys import INGREDIENTS
+from cpdrun.config.overrides import INGREDIENTS
 from cpdrun.record import RunDir, State
 from cpdrun.stats.failures import Failure
 from cpdrun.stats.means import mean

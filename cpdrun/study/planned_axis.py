@@ -8,9 +8,8 @@ from custom_fp.formats.names import is_own
 from custom_fp.formats.names import parse as parse_any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.format_facts import format_facts
-from cpdrun.config.keys import flatten, get_key, has_key
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.identity import format_facts
+from cpdrun.config.overrides import flatten, get_key, has_key, typed_form
 from cpdrun.study import choices, formats
 from cpdrun.study.axes import (
     APS,

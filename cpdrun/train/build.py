@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
-from cpdrun.comm.local.outer import OuterStep
+from cpdrun.comm.sync.local import OuterStep
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Iid, InOrder, Partition
 from cpdrun.data.stream import Stream, length_of

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from cpdrun.config.class_names import PRESENT_NAME, with_present_names
 from cpdrun.data.base import DataError
 from cpdrun.errors import UserError
 
@@ -23,11 +24,12 @@ def part(section: str, spec: dict[str, Any], **given: Any) -> Any:
     """That of config[section] = spec, with further arguments; `_partial_=True`: what makes it. Raises BuildError."""
     with naming(section):
         locate(spec["_target_"])
-        return instantiate(spec, _convert_="all", **given)
+        return instantiate(with_present_names(spec), _convert_="all", **given)
 
 
 def locate(target: str) -> Any:
     """What `target` (package.module.Class) names; Hydra's own look-up prints three lines where it finds nothing."""
+    target = PRESENT_NAME.get(target, target)
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

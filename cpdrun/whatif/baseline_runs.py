@@ -16,9 +16,9 @@ from typing import Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import belongs_to_identity, run_name
-from cpdrun.config.keys import flatten
-from cpdrun.config.registry import foreign_names
+from cpdrun.config.overrides import flatten
 from cpdrun.config.script import is_script
+from cpdrun.config.yaml_files import foreign_names
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.sweep import PlannedRun
 from cpdrun.whatif.effects import is_observed

@@ -9,8 +9,7 @@ from typing import Any
 from custom_fp.formats.names import is_own
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import get_key, has_key, set_key
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.overrides import get_key, has_key, set_key, typed_form
 from cpdrun.config.schema import validate
 from cpdrun.study import formats
 from cpdrun.study.collect import SCALING
@@ -168,7 +167,7 @@ def _formats(name: str) -> Iterator[tuple[str, str]]:
 def _aps() -> dict[str, Any]:
     # Importing Hydra takes 0.2 s, which a report on a sweep can save.
     from cpdrun.config.compose import Composer
-    from cpdrun.config.scaling import SHORT_FOR
+    from cpdrun.config.short_forms import APS_RULE
 
     with Composer() as composer:
-        return composer.file(SCALING, SHORT_FOR)
+        return composer.file(SCALING, APS_RULE)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.config.identity import identity_hash
-from cpdrun.config.registry import foreign_names
+from cpdrun.config.yaml_files import foreign_names
 from cpdrun.errors import FAILED, UserError
 from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, read_object, write_json
 

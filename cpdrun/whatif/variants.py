@@ -14,11 +14,10 @@ from custom_fp.formats.names import parse as parse_format
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.identity import hash_in, run_name
-from cpdrun.config.keys import copied, flatten, get_key, has_key, set_key
 from cpdrun.config.margin import parse_margin
-from cpdrun.config.overrides import Typed, parse, typed_form
-from cpdrun.config.registry import foreign_names
+from cpdrun.config.overrides import Typed, copied, flatten, get_key, has_key, parse, set_key, typed_form
 from cpdrun.config.schema import validate
+from cpdrun.config.yaml_files import foreign_names
 from cpdrun.errors import UserError
 from cpdrun.record import Ending, RunDir, read_config
 from cpdrun.study.margin import choose_margin, course_of

@@ -1,6 +1,6 @@
-r"""An Accelerate loop with gradient accumulation on scikit-learn's digits, as Accelerate's own guide has it.
+r"""Train on scikit-learn's digits with Accelerate and gradient accumulation, as in Accelerate's guide.
 
-How many bits do its gradients need? No line is changed:
+How many bits do its gradients need? The script needs no change:
 
     cpdrun sweep script=accelerate_digits.py script_args='--seed {seed}' \
         script.metrics.accuracy='accuracy ([0-9.]+)' \

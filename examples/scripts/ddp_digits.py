@@ -1,6 +1,8 @@
-r"""DistributedDataParallel on scikit-learn's digits, as PyTorch's own tutorial has it; without torchrun, one process.
+r"""Train on scikit-learn's digits with DistributedDataParallel, as in PyTorch's tutorial.
 
-How many bits do its gradients need? No line is changed:
+Without torchrun, it runs in one process.
+
+How many bits do its gradients need? The script needs no change:
 
     cpdrun sweep script=ddp_digits.py script_args='--seed {seed}' \
         script.metrics.accuracy='accuracy ([0-9.]+)' \
@@ -9,7 +11,7 @@ How many bits do its gradients need? No line is changed:
     cpdrun report
 
 Answer (accuracy in per cent, 2 workers): fp32 90.4 ± 2.6; e4m3 90.7 ± 1.7, with APS 90.5 ± 2.1; e3m0 10.8 ± 1.4, with
-APS 90.7 ± 2.6. Four bits with APS are as good, within what three seeds tell; without APS they learn nothing.
+APS 90.7 ± 2.6. Four bits with APS are as good, as far as three seeds can show. Without APS, they learn nothing.
 
     cpdrun search script=ddp_digits.py script_args='--seed {seed}' \
         script.metrics.accuracy='accuracy ([0-9.]+)' \

@@ -1,6 +1,6 @@
-r"""A Lightning Fabric loop on scikit-learn's digits, as Fabric's own examples have it.
+r"""Train on scikit-learn's digits with Lightning Fabric, as in Fabric's examples.
 
-How many bits do its gradients need? No line is changed:
+How many bits do its gradients need? The script needs no change:
 
     cpdrun sweep script=fabric_digits.py script_args='--seed {seed}' \
         script.metrics.accuracy='accuracy ([0-9.]+)' \

@@ -1,13 +1,13 @@
-r"""Hugging Face's Trainer on a tiny GPT-2 made from a GPT2Config: no download, a byte is a token.
+r"""Train a tiny GPT-2 with Hugging Face's Trainer. Nothing is downloaded, and a token is a byte.
 
-How many bits do its gradients need? No line is changed; what Trainer logs is recorded by itself:
+How many bits do its gradients need? The script needs no change, and what Trainer logs is recorded:
 
     cpdrun sweep script=hf_trainer.py script_args='--seed {seed} --output_dir {run_dir}/out' \
         format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2
     cpdrun report
 
 Answer (eval_loss after 60 steps, 2 workers, CPython 3.11): fp32 2.95 ± .23; e3m0 4.47 ± .07, with APS 2.93 ± .42.
-With nproc=1 world_size=2 and --gradient_accumulation_steps 2 one process plays both workers.
+With nproc=1 world_size=2 and --gradient_accumulation_steps 2, one process emulates both workers.
 """
 
 import argparse
@@ -29,7 +29,7 @@ set_seed(args.seed)
 
 
 class ByteBlocks(Dataset):
-    """Stretches of 32 bytes of English."""
+    """English text, in sequences of 32 bytes."""
 
     def __init__(self, text):
         self.blocks = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().split(32)[:-1]

@@ -1,6 +1,6 @@
-r"""A LightningModule and Lightning's Trainer on scikit-learn's digits.
+r"""Train on scikit-learn's digits with a LightningModule and Lightning's Trainer.
 
-How many bits do its gradients need? No line is changed; what `self.log` logs is recorded by itself:
+How many bits do its gradients need? The script needs no change, and what `self.log` logs is recorded:
 
     cpdrun sweep script=lightning_digits.py script_args='--seed {seed}' \
         format=fp32,e3m0 aps=false,true seed=0,1,2 nproc=2

@@ -1,7 +1,9 @@
-r"""A loop of nanoGPT's shape (get_batch, estimate_loss, gradient accumulation, warm-up and cosine) on bytes of English.
+r"""Train a small GPT on bytes of English text, with a training loop like nanoGPT's.
 
-The text is CPython's own documentation (pydoc_data), which every Python ships: another version, another text.
-How many bits do its gradients need? No line is changed:
+The loop has get_batch, estimate_loss, gradient accumulation, warm-up and a cosine schedule. The text is CPython's
+documentation (pydoc_data), which is part of every Python and differs between versions.
+
+How many bits do its gradients need? The script needs no change:
 
     cpdrun sweep script=nanogpt.py script_args='--seed {seed}' \
         script.metrics.val_loss='val loss ([0-9.]+)' \
@@ -10,7 +12,7 @@ How many bits do its gradients need? No line is changed:
     cpdrun report
 
 Answer (loss on unseen text after 60 steps, 2 workers, CPython 3.11): fp32 3.21 ± .11; e3m0 4.65 ± .30, with APS
-3.28 ± .34. With nproc=1 world_size=2 one process plays both workers, a micro-batch each.
+3.28 ± .34. With nproc=1 world_size=2, one process emulates both workers, with one micro-batch each.
 """
 
 import argparse

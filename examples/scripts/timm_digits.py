@@ -1,7 +1,8 @@
-r"""A small network of timm's in a plain loop: digits at 32x32 pixels, timm's optimizer, schedule and meters.
+r"""Train a small network of timm on digits of 32x32 pixels, with timm's optimizer, schedule and meters.
 
-In several processes DistributedDataParallel, as timm's train.py does it.
-How many bits do its gradients need? Two lines (marked) say what is recorded; outside of a run they do nothing:
+Several processes use DistributedDataParallel, as in timm's train.py.
+
+How many bits do its gradients need? The two marked lines choose what is recorded, and have no effect without cpdrun:
 
     cpdrun sweep script=timm_digits.py script_args='--seed {seed}' \
         format=fp32,e3m0 aps=false,true seed=0 nproc=2
@@ -22,7 +23,7 @@ from timm.utils import AverageMeter, accuracy, init_distributed_device, random_s
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import cpdrun  # <- one
+import cpdrun  # <- added
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="test_efficientnet", help="any of timm.list_models()")
@@ -64,7 +65,7 @@ for epoch in range(args.epochs):
     net.eval()
     with torch.no_grad():
         (top1,) = accuracy(net(test.tensors[0]), test.tensors[1])
-    cpdrun.attach().log(epoch=epoch + 1, loss=losses.avg, test_accuracy=top1)  # <- two
+    cpdrun.attach().log(epoch=epoch + 1, loss=losses.avg, test_accuracy=top1)  # <- added
     if args.rank == 0:
         print(f"epoch {epoch + 1}: loss {losses.avg:.4f}, accuracy {top1:.2f}", flush=True)
 

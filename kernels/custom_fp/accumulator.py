@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any, ClassVar, cast
 
-from custom_fp.accumulators import block_scales, words
+from custom_fp.accumulators import block_scales, name_parts
 from custom_fp.accumulators.machines import MACHINES
 from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
@@ -32,7 +32,7 @@ from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.suggestions import did_you_mean
 
-EXACT, FP32 = words.EXACT, Format(8, 23)
+EXACT, FP32 = name_parts.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # of a block: its sums fit in 64-bit integers
 _WORD = re.compile(r"-(?=[a-z])")  # a hyphen before digits belongs to a format, as its bias
 Operand = Format | ScaledFormat
@@ -231,25 +231,25 @@ class Accumulator:
 
         It has no character with a special meaning on a command line or in a file name.
         """
-        said = [self.sum_format.name]
+        parts = [self.sum_format.name]
         default = replace(self, product=None).product
         if self.product != default:
-            said.append("fused" if self.product == EXACT else f"product_{self.product}")
+            parts.append("fused" if self.product == EXACT else f"product_{self.product}")
         if self.operands:
-            said.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operand_formats)]))
-        said += [f"block_{self.block}"] if self.block > 1 else []
-        said += [f"width_{self.width}"] if self.width is not None else []
-        said += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
-        said += [f"split_{self.split}"] if self.split > 1 else []
-        said += [f"group_{self.group}"] if self.group > 1 else []
-        said += ["flush"] if self.flush else []
-        said += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
-        said += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
-        said += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
-        said += ["kahan"] if self.kahan else []
+            parts.append("_".join(["of", *dict.fromkeys(fmt.name for fmt in self.operand_formats)]))
+        parts += [f"block_{self.block}"] if self.block > 1 else []
+        parts += [f"width_{self.width}"] if self.width is not None else []
+        parts += [f"join_{self.join[0]}_{self.join[1]}"] if self.join is not None else []
+        parts += [f"split_{self.split}"] if self.split > 1 else []
+        parts += [f"group_{self.group}"] if self.group > 1 else []
+        parts += ["flush"] if self.flush else []
+        parts += [str(self.order)] if self.order is not Order.SEQUENTIAL else []
+        parts += [self.rounding] if self.rounding != Rounding.NEAREST_EVEN else []
+        parts += [self.overflow] if self.rule.overflow is not Overflow.INFINITY else []
+        parts += ["kahan"] if self.kahan else []
         if self.chunk is not None:
-            said.append(f"chunk_{self.chunk}" + ("" if self.total_format.is_fp32 else f"_{self.total}"))
-        return "-".join(said)
+            parts.append(f"chunk_{self.chunk}" + ("" if self.total_format.is_fp32 else f"_{self.total}"))
+        return "-".join(parts)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -396,7 +396,7 @@ def _parsed(name: str) -> Accumulator:
     parts: dict[str, Any] = {}
     try:
         for word in rest:
-            for key, value in words.part(word).items():
+            for key, value in name_parts.read_part(word).items():
                 if key in parts:
                     raise ValueError(f"{word!r} sets {key} again")
                 parts[key] = value

@@ -59,7 +59,7 @@ def part_of(name: str) -> tuple[str, ...]:
     """Return the options with which NVRTC compiles the part with a kernel: the similar kernels for its rounding."""
     part = next(part for start, part in PARTS.items() if name.startswith(start))
     mode = next((mode for mode in MODES if mode in name), MODES[0])
-    return "-DCFP_SOME", f"-DCFP_ONLY_{part}", f"-DCFP_FOR_EACH_MODE(kernel)=kernel({mode})"
+    return "-DCFP_PART", f"-DCFP_ONLY_{part}", f"-DCFP_FOR_EACH_MODE(kernel)=kernel({mode})"
 
 
 @cache

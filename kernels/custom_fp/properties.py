@@ -168,14 +168,14 @@ def written(value: float) -> float | str:
 def _numbers(fmt: NumberFormat, values: Any) -> dict[str, Any]:
     positive = sorted({v for v in values or () if 0 < v < math.inf})
     known = fmt if not fmt.has_scales else getattr(fmt, "element", fmt)  # the elements'
-    said = {name: getattr(known, name, None) for name in ("max", "smallest_normal", "smallest_subnormal")}
-    said |= {name: getattr(known, name, None) for name in ("emax", "emin")}
-    largest = said["max"] if said["max"] is not None else positive[-1] if positive else None
-    smallest = positive[0] if positive else said["smallest_subnormal"] or said["smallest_normal"]
-    if said["emax"] is None and largest:
-        said["emax"] = math.frexp(largest)[1] - 1
+    numbers = {name: getattr(known, name, None) for name in ("max", "smallest_normal", "smallest_subnormal")}
+    numbers |= {name: getattr(known, name, None) for name in ("emax", "emin")}
+    largest = numbers["max"] if numbers["max"] is not None else positive[-1] if positive else None
+    smallest = positive[0] if positive else numbers["smallest_subnormal"] or numbers["smallest_normal"]
+    if numbers["emax"] is None and largest:
+        numbers["emax"] = math.frexp(largest)[1] - 1
     return {
-        **said,
+        **numbers,
         "max": largest,
         "smallest": smallest,
         "epsilon": next((v - 1 for v in positive if v > 1), None) if positive else _epsilon(known),

@@ -88,12 +88,12 @@ class Form(_Word):
 
     @property
     def most_bits(self) -> int:
-        """The largest number of random bits. `shaped` in csrc/philox.h uses three of the 32 bits itself."""
+        """The largest number of random bits. `rounding_bits` in csrc/philox.h uses three of the 32 bits itself."""
         return MOST_BITS if self is Form.CUT else MOST_BITS - 2
 
     @cached_property
-    def told(self) -> int:
-        """The bits that `shaped` in csrc/philox.h reads below the bits that count."""
+    def mask_bits(self) -> int:
+        """The bits that `rounding_bits` in csrc/philox.h reads below the bits that count."""
         return {Form.CUT: 0b000, Form.FAST: 0b001, Form.EVEN: 0b011, Form.ODD: 0b111}[self]
 
     def word(self, bits: int | str) -> str:
@@ -250,7 +250,7 @@ class Rule:
 
         The mask has ones for those of an element's 32 random bits that count, and the form in its low bits.
         """
-        seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits) | self.form.told
+        seed, mask = (self.seed or 0) & (1 << 64) - 1, (1 << 32) - (1 << 32 - self.bits) | self.form.mask_bits
         return self.rounding.mode, self.overflow.mode, seed, self.offset, mask
 
 

@@ -17,14 +17,14 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
-    """Run here, on one thread, what cuda.py and the *_cuda.py modules launch.
+    """Run here, on one thread, what cuda.py and scaled/cuda.py launch.
 
-    Yields the modules cuda and scaled.codebook_cuda, and a list of the names of the kernels that ran. The arguments
+    Yields the modules cuda and scaled.cuda, and a list of the names of the kernels that ran. The arguments
     pass through cuda.launch and CuPy's own conversion; only the driver is replaced.
     """
     cuda = pytest.importorskip("custom_fp.cuda", reason="needs CuPy")
     from cupy_launches import replaced_driver
-    from custom_fp.scaled import codebook_cuda, tiles_cuda
+    from custom_fp.scaled import cuda as scaled_cuda
 
     kinds = {"u": c_ulonglong, "f": c_float}
     wide = {("i", 4): c_int, ("i", 8): c_longlong, ("u", 4): c_uint}
@@ -41,10 +41,10 @@ def launched(kernels, monkeypatch):
         ]
         getattr(kernels, name)(*converted)
 
-    for module in (codebook_cuda, tiles_cuda):  # the kernels for runs need whole warps: ptx/ runs those
-        monkeypatch.setattr(module, "run", lambda layout: 0)
+    # the kernels for runs need whole warps: ptx/ runs those
+    monkeypatch.setattr(scaled_cuda, "run", lambda layout: 0)
     with replaced_driver(run):
-        yield cuda, codebook_cuda, ran
+        yield cuda, scaled_cuda, ran
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Accumulators: their names, their results compared with rational arithmetic and between backends, and their uses."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -71,7 +72,7 @@ WORDS = [
     "p3109_k8p4uf-exact",
     "fp16-chunk_4_posit16",
 ]
-QUICK = [  # of csrc/accumulators/cpu_quick.h, in float32 and in float64
+PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
     *(
         "fp16-pairwise",
         "bf16-chunk_4",
@@ -99,10 +100,10 @@ QUICK = [  # of csrc/accumulators/cpu_quick.h, in float32 and in float64
         "e8m21-fused-stochastic",
         "e5m2-block_4-pairwise-stochastic_5-saturate",
         "fp16-stochastic_3-kahan",
-        *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which are none of them
+        *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which only the general panels compute
     ),
 ]
-ANCHORED = [  # of csrc/accumulators/cpu_anchored.h, in float32 and in float64
+BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
     *(
         "h100_fp8",
         "deepseek_v3",
@@ -188,7 +189,7 @@ def test_native_is_the_reference():
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-60, 2.0**9, 1.0), columns=70)
         a[3, 5], b[6, 67] = math.inf, math.nan  # of the second panel of columns
-        a = torch.cat([a, torch.randn(1, 37)])  # no fast way takes products of so many digits
+        a = torch.cat([a, torch.randn(1, 37)])  # no fast path computes products of so many digits
         want = by_reference(a, b, how)
         for isa in native._native.isas():
             native._native.use_isa(isa)
@@ -196,8 +197,24 @@ def test_native_is_the_reference():
             assert same_bits(got, want), (name, isa)
 
 
-def test_sums_at_the_edges_of_the_fast_way():
-    """Partial sums that cancel, that pass 32 bits, that pass the format's range, and that no block adds to."""
+@pytest.mark.parametrize(
+    "name", ["h100_fp8", "a100_bf16", "fp16-fused", "e8m13-fused", "fp32-exact", "e8m20-stochastic"]
+)
+def test_every_path_returns_the_same_bits(name):
+    how = Accumulator.parse(name)
+    a, b = operands(how, (1.0, 2.0**-60, 2.0**9, 1.0), columns=70)
+    a[3, 5] = math.inf
+    want = by_reference(a, b, how)
+    try:
+        for blocks, panels in itertools.product((True, False), repeat=2):
+            native._native.use_paths(blocks, panels)
+            assert same_bits(custom_fp.matmul(a, b, accumulator=how, seed=SEED), want), (blocks, panels)
+    finally:
+        native._native.use_paths(True, True)
+
+
+def test_sums_at_the_edges_of_the_fast_paths():
+    """Test partial sums that cancel, exceed 32 bits, exceed the format's range, and that no block adds to."""
     for name in (
         "h100_fp16",
         "h100_fp16_to_fp16",
@@ -220,11 +237,11 @@ def test_sums_at_the_edges_of_the_fast_way():
 
 
 @pytest.mark.parametrize("isa", native._native.isas())
-def test_quick_sums_give_up_where_they_must(isa):
-    """Rows that no quick way takes and rows that it must not trust, among others that it takes: sums past the largest
-    value and past float32's, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
+def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path(isa):
+    """Test rows that fast panels do not take or must not trust, among rows that they compute: sums that exceed the
+    largest value or that of float32, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
     native._native.use_isa(isa)
-    for name in QUICK:
+    for name in PANELS:
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-30, 2.0**7, 2.0**60, 2.0**-120, 1.0, 1.0, 1.0, 1.0), columns=70)
         a[5, 4], a[6, 4], a[7] = math.inf, math.nan, -0.0
@@ -237,11 +254,11 @@ def test_quick_sums_give_up_where_they_must(isa):
 
 
 @pytest.mark.parametrize("isa", native._native.isas())
-def test_blocks_on_an_anchor(isa):
-    """Blocks and widths at the ends of what csrc/accumulators/cpu_anchored.h takes, and past them, of rows it takes
-    among rows it must not: zeros of both signs, blocks of them, sums of the largest that cancel."""
+def test_aligned_blocks_at_the_limits_of_their_path(isa):
+    """Test blocks and widths up to the limits of csrc/accumulators/cpu_blocks.h and beyond, with rows that it computes
+    among rows that it must leave: zeros of both signs, blocks of zeros, the largest values, which cancel."""
     native._native.use_isa(isa)
-    for name in ANCHORED:
+    for name in BLOCKS:
         how = Accumulator.parse(name)
         largest = Format.parse(how.operands[0]).max if how.operands[0].emin > -100 else 2.0**40
         a, b = operands(how, (1.0,) * 5 + (2.0**-6, 1.0, 2.0**-20, 1.0, 1.0, 1.0), depth=67, columns=66)

@@ -49,6 +49,43 @@ def test_any_block_equals_torch_on_every_instruction_set_and_two_threads(block, 
         torch.set_num_threads(threads)
 
 
+TABLES = ["mxposit8", "nvhif8_2d", "posit6_column", "mxtakum8", "nvlns4_3_4x7", "mxp3109_k8p3se"]
+BOOKS = ["mxnf4", "nf4_2d", "nvdynamic_tree_2d", "dynamic_map_unsigned_8x16"]
+
+
+@pytest.mark.parametrize("name", [*TABLES, *BOOKS, "int5_affine_8x16"])
+def test_tables_under_scales_equal_the_reference_in_every_rounding(name, monkeypatch):
+    """Values, bytes, and the values of all bytes, of which not all are codes."""
+    fmt, x = custom_fp.parse(name), values()[:7740].view(4, 45, 43)
+    x[1] = torch.randn(45, 43, generator=torch.Generator().manual_seed(1))
+    some_bytes = torch.arange(256, dtype=torch.uint8).repeat(31)[:7740].view(x.shape)
+    roundings = ["nearest_even", "to_odd", "stochastic", "stochastic_even_9"][
+        : 4 if fmt.takes_rounding else 1
+    ]
+
+    def everything() -> list[torch.Tensor]:
+        found = []
+        for axis in (None, 0, 1, 2):
+            codes, *scales = custom_fp.encode(x, fmt, axis=axis)
+            found += [codes, *scales, custom_fp.decode((some_bytes, *scales), fmt, axis=axis)]
+            for rounding in roundings:
+                rule = {"rounding": rounding, "seed": 3, "axis": axis, "offset": 1001}
+                found += [custom_fp.quantize(x, fmt, **rule), custom_fp.pack(x, fmt, **rule)]
+        return [part.view(-1).view(torch.uint8) for part in found]
+
+    compiled = everything()
+    in_torch(monkeypatch)
+    assert all(map(torch.equal, compiled, everything()))
+
+
+def test_codes_whose_values_are_no_float32_are_not_written_under_scales():
+    """A third of takum8's codes have values past the ends of float32."""
+    element = custom_fp.parse("takum8")
+    held = {*element.positive.codes, *element.negative.codes}
+    x = torch.logspace(-38, 38, 4096) * torch.tensor([1.0, -1.0]).repeat(2048)
+    assert element.unheld and {*custom_fp.encode(x, "takum8_tensor")[0].tolist()} <= held
+
+
 def test_threads_begin_at_whole_bytes():
     """Large enough for several threads: 400,000 values in blocks of 3, 4 bits each."""
     fmt, x = BlockFormat("mine", "e2m1fn", 3), torch.randn(400_001)

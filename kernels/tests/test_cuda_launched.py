@@ -64,36 +64,36 @@ DENSE = custom_fp.Codebook("dense", tuple(0.5 + i * 2.0**-20 for i in range(256)
 
 @pytest.mark.parametrize("book", ["nf4_b64", "dynamic_tree", "dynamic_map_b16", DENSE], ids=str)
 def test_codebooks(launched, book):
-    _, codebook_cuda, ran = launched
+    _, scaled_cuda, ran = launched
     book = custom_fp.parse(book)
     for x in (hostile(3, 41, 150), torch.randn(2, 90, 101), torch.empty(0, 4)):
         for axis in (None, 0, 1, x.dim() - 1):
             out = torch.empty_like(x)
-            codebook_cuda.codebook.quantize(x, book, custom_fp.Rule(), out, axis)
+            scaled_cuda.backend.quantize(x, book, custom_fp.Rule(), out, axis)
             assert same_bits(out, custom_fp.quantize(x, book, axis=axis)), axis
             expected = custom_fp.encode(x, book, axis=axis)
             codes = [torch.empty_like(part) for part in expected]
-            codebook_cuda.codebook.encode(x, book, *codes, axis=axis)
+            scaled_cuda.backend.encode(x, book, *codes, axis=axis)
             assert all(map(same_bits, codes, expected)), axis
     rows = torch.randn(5, 70)
     out = torch.empty_like(rows)
-    codebook_cuda.codebook.quantize_rows(rows, book, out)
+    scaled_cuda.backend.quantize_rows(rows, book, out)
     assert same_bits(out, custom_fp.quantize_rows(rows, book))
     assert set(ran) == {"codebook_tiles"} | ({"codebook_whole"} if book.block == "tensor" else set())
 
 
 @pytest.mark.parametrize("name", ["int8_affine", "int4_affine_b32", "int8_affine_channel", "int3_affine_4x8"])
 def test_affine_integers(launched, name):
-    _, codebook_cuda, ran = launched
+    _, scaled_cuda, ran = launched
     fmt = custom_fp.parse(name)
     for x in (hostile(3, 41, 150), torch.randn(2, 90, 101) + 1, torch.empty(0, 4)):
         for axis in (None, 0, 1, x.dim() - 1):
             out = torch.empty_like(x)
-            codebook_cuda.affine.quantize(x, fmt, custom_fp.Rule(), out, axis)
+            scaled_cuda.backend.quantize(x, fmt, custom_fp.Rule(), out, axis)
             assert same_bits(out, custom_fp.quantize(x, fmt, axis=axis)), axis
             expected = custom_fp.encode(x, fmt, axis=axis)
             codes = [torch.empty_like(part) for part in expected]
-            codebook_cuda.affine.encode(x, fmt, *codes, axis=axis)
+            scaled_cuda.backend.encode(x, fmt, *codes, axis=axis)
             assert all(map(same_bits, codes, expected)), axis
     assert ("affine_whole" in ran) == (name == "int8_affine")
 
@@ -114,7 +114,7 @@ def test_affine_integers(launched, name):
     ],
 )
 def test_scaled_formats(launched, name):
-    from custom_fp.scaled.tiles_cuda import backend
+    from custom_fp.scaled.cuda import backend
 
     _, _, ran = launched
     fmt = custom_fp.parse(name)

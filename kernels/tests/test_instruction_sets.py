@@ -24,7 +24,7 @@ NEEDS = {  # as Linux names the features
     "avx512": {"avx512f", "avx512bw", "avx512vl"},
 }
 NO_KERNELS = {  # functions of the module that have one implementation for all instruction sets
-    *("isas", "isa", "use_isa", "count_binades", "join_halves", "split_halves"),
+    *("isas", "isa", "use_isa", "use_paths", "count_binades", "join_halves", "split_halves"),
     "count_disorder",  # a measurement of quantize
 }
 

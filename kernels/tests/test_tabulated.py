@@ -19,6 +19,8 @@ NAMES = [
     "lns4_3",
     "hif8",
     "posit3",
+    "posit2",  # two steps for each sign
+    "p3109_k2p1se",
 ]
 ROUNDINGS = [*Rounding, "stochastic_5"]
 

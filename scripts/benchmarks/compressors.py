@@ -1,23 +1,21 @@
-"""Time the compressors against copying memory: one worker's layer, compressed and decompressed; one table.
+"""How long do the compressors take to compress and decompress one worker's layer, compared with copying it?
 
     python scripts/benchmarks/compressors.py                  # 2**22 values, 1 thread
     python scripts/benchmarks/compressors.py --values 25000000 --device cuda
 
-Columns: milliseconds and copies (the time that copying the values takes) to compress and to decompress, bits a value.
-The fastest of all turns counts. power_sgd is a whole step of one worker on a square layer, with error feedback: both
-products, the sums of the factors, the result and what is left. Input: normal(0, 1) * 1e-3.
+Columns: bits per value, and milliseconds to compress and to decompress, each also as a multiple of the time to copy the
+values. power_sgd is a whole step of one worker on a square layer, with error feedback: both products, the sums of the
+factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. It takes about a minute.
 """
 
-import argparse
-import platform
-
 import torch
-from numerics import time_in_turns
+from harness import Report, describe_machine, make_parser, make_table, time_fastest
 
-from cpdrun.comm.compressing import compressing, named
 from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.script.compressor_names import make_compressed_sync, named
 from cpdrun.comm.workers import Workers
 
+HEADS = ("compressor", "bits a value", "compress ms", "copies", "decompress ms", "copies")
 KINDS = {
     "rounded fp32": ("rounded", "fp32", {}),
     "rounded e4m3": ("rounded", "e4m3", {}),
@@ -32,58 +30,57 @@ KINDS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--values", type=int, default=2**22)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rank", type=int, default=2, help="of power_sgd")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    x_1xn = torch.randn(1, asked.values, generator=torch.Generator().manual_seed(0)).to(asked.device) * 1e-3
-    out_1xn = torch.empty_like(x_1xn)
-    copy_s = time_in_turns({"": lambda: out_1xn.copy_(x_1xn)}, asked.device, asked.repeats)[""]
-    where = torch.cuda.get_device_name() if asked.device == "cuda" else platform.machine()
-    print(
-        f"{asked.values:,} values, {where}, torch {torch.__version__}, a copy takes {copy_s * 1e3:.2f} ms\n"
-    )
-    print(
-        "| compressor | bits a value | compress ms | copies | decompress ms | copies |\n|---|---|---|---|---|---|"
-    )
-    for label, (name, fmt, knobs) in KINDS.items():
-        c = named(name, fmt, aps=fmt != "fp32", **knobs)
-        times = of_compressor(c, x_1xn, asked.device, asked.repeats)
-        cells = [f"{s * 1e3:.1f} | {s / copy_s:.0f}" for s in times]
-        bits = 8 * c.message_bytes(asked.values) / asked.values
-        print(f"| {label} | {bits:.2f} | {' | '.join(cells)} |", flush=True)
-    bits, step_s = of_power_sgd(asked.rank, x_1xn, asked.device, asked.repeats)
-    print(
-        f"| power_sgd rank {asked.rank} | {bits:.2f} | {step_s * 1e3:.1f} | {step_s / copy_s:.0f} | the step | |"
-    )
-
-
-def of_compressor(c: Compressor, x_1xn: torch.Tensor, device: str, repeats: int) -> list[float]:
-    """Seconds to compress and to decompress."""
+def time_compressor(c: Compressor, x_1xn: torch.Tensor, device: str, repeats: int) -> list[float]:
+    """Return the seconds to compress and to decompress."""
     data, n = c.compress(x_1xn, [("bench",)]), x_1xn.shape[1]
-    calls = {"there": lambda: c.compress(x_1xn, [("bench",)]), "back": lambda: c.decompress(data, n)}
-    return list(time_in_turns(calls, device, repeats).values())
+    calls = {
+        "compress": lambda: c.compress(x_1xn, [("bench",)]),
+        "decompress": lambda: c.decompress(data, n),
+    }
+    return list(time_fastest(calls, repeats, device=device).values())
 
 
-def of_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) -> tuple[float, float]:
-    """Bits a value of both factors, and the seconds of a step."""
+def time_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) -> tuple[float, float]:
+    """Return the bits per value of both factors, and the seconds of a step."""
     side = int(x_1xn.shape[1] ** 0.5)
     stack = x_1xn[:, : side * side].view(1, side, side)
     out = torch.empty_like(stack[0])
-    sync = compressing(
+    sync = make_compressed_sync(
         "power_sgd", None, names=["layer"], world_size=1, knobs={"rank": rank}, group=Workers(1)
     )
 
     def step() -> None:
         sync.reduce_layers([0], [stack], step=0, epoch=0, out=[out])
 
-    return 32 * 2 * side * rank / side**2, time_in_turns({"": step}, device, repeats)[""]
+    return 32 * 2 * side * rank / side**2, time_fastest({"": step}, repeats, device=device)[""]
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--values", type=int, default=2**22, help="number of values (default: 2**22)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each call (default: 5)")
+    parser.add_argument("--rank", type=int, default=2, help="rank of power_sgd (default: 2)")
+    options = parser.parse_args()
+    device, repeats = options.device, options.repeats
+    torch.set_num_threads(1)
+    x_1xn = torch.randn(1, options.values, generator=torch.Generator().manual_seed(0)).to(device) * 1e-3
+    out_1xn = torch.empty_like(x_1xn)
+    copy_s = time_fastest({"": lambda: out_1xn.copy_(x_1xn)}, repeats, device=device)[""]
+    rows = []
+    for label, (name, fmt, knobs) in KINDS.items():
+        c = named(name, fmt, aps=fmt != "fp32", **knobs)
+        times = time_compressor(c, x_1xn, device, repeats)
+        cells = [text for s in times for text in (f"{s * 1e3:.1f}", f"{s / copy_s:.0f}")]
+        rows.append((label, f"{8 * c.message_bytes(options.values) / options.values:.2f}", *cells))
+    bits, step_s = time_power_sgd(options.rank, x_1xn, device, repeats)
+    cells = (f"{step_s * 1e3:.1f}", f"{step_s / copy_s:.0f}")
+    rows.append((f"power_sgd rank {options.rank}", f"{bits:.2f}", *cells, "the whole step", ""))
+    with Report(options.output) as report:
+        report.add(
+            f"{options.values:,} values, {describe_machine(device)}; a copy takes {copy_s * 1e3:.2f} ms"
+        )
+        report.add(make_table(HEADS, rows))
 
 
 if __name__ == "__main__":

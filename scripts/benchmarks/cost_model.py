@@ -1,24 +1,24 @@
-"""The cost model against the clock: predicted and measured seconds of a training step over a slow link.
+"""Does the cost model predict the measured seconds of a training step over a slow link?
 
     sudo python scripts/benchmarks/cost_model.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s
     sudo python scripts/benchmarks/cost_model.py --out results/reference/costmodel
 
-Ranks run in network namespaces (slow_links.py). In turns, so that both see the same disturbances of a
-shared machine, a round calibrates (`cpdrun.costmodel.measure`: compute, codec, network, never the exchange
-itself) and takes steps of the training loop with each method. A parameter is its median over the rounds, a
-measured step the median of all; nothing is fitted to the steps.
+Ranks run in network namespaces (slow_links.py). A round calibrates compute, codec and network, but never the exchange
+itself (`cpdrun.costmodel.measure`), and then takes steps of the training loop with each method in turns. So the
+calibration and the steps see the same disturbances of a shared machine. A calibrated parameter is the median over the
+rounds, and a measured step the median of all steps. Nothing is fitted to the steps. It takes about ten minutes. The
+results are in results/reference/costmodel.
 """
 
 import argparse
-import json
-import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slow_links import found_by_ranks
+from harness import make_table, time_ranks
+from slow_links import add_link_arguments, parse_arguments, run_ranks
 
 from cpdrun.costmodel import Calibration, Setup, StepCost, step_cost
 from cpdrun.record import write_json, write_text
@@ -26,8 +26,16 @@ from cpdrun.record import write_json, write_text
 
 @dataclass(frozen=True)
 class Method:
-    """A way to take a step: `order` of cpdrun.comm, `algorithm` of the model that it is; ddp: in a script with
-    DistributedDataParallel, whose buckets travel while backward runs, and not in the training loop."""
+    """A way to take a step.
+
+    Attributes:
+        format: The number format.
+        aps: Whether gradients are scaled by APS.
+        order: The reduction order of cpdrun.comm.
+        algorithm: The algorithm of the cost model that corresponds to it.
+        ddp: Whether the step is that of a script with DistributedDataParallel, whose buckets are sent during backward,
+            and not that of the training loop.
+    """
 
     format: str
     aps: bool = False
@@ -48,48 +56,37 @@ METHODS = {
 FORMATS = sorted({method.format for method in METHODS.values()})
 ALLOWED_ERROR = 0.15
 WARM_UPS = 2  # DDP rebuilds its buckets after the first step
+HEAD = """# The cost model against the clock
+
+`sudo python scripts/benchmarks/cost_model.py`: calibrated and measured in turns on one machine, with each rank in a
+network namespace behind a token bucket. Nothing is fitted to the steps. The ranks run ahead of the machine's other
+programs. When two cores had to be shared equally with six more, errors reached 36 %, because a calibration and the
+steps after it are then disturbed differently."""
+HEADS = "method", "compute ms", "APS ms", "exchange ms", "predicted ms", "measured ms", "quartiles", "error"
 
 
 def run_config(width: int) -> dict[str, Any]:
-    """Large for its compute: what is tried is the exchange."""
+    """Return the config of a model that is large for its compute, so that the exchange matters."""
     from cpdrun.sweep import plan
 
     overrides = ["name=bench_costmodel", "format=fp32", "device=cpu", f"model.width={width}", "batch_size=1"]
     return plan(overrides).runs[0].config
 
 
-# ---- one rank
-
-
-def be_preferred() -> None:
-    """Ahead of other programs of this machine, which would disturb the clock; the ranks mostly wait."""
-    autogroup = Path("/proc/self/autogroup")  # where there is one, nice counts inside a session only
-    if autogroup.exists():
-        autogroup.write_text("-19")
-    os.nice(-19)
-
-
-def be_rank(options: argparse.Namespace) -> None:
-    import torch
+def run_rank(options: argparse.Namespace) -> dict[str, Any]:
     import torch.distributed as dist
 
     from cpdrun.costmodel.measure import measure
 
-    torch.set_num_threads(1)
-    be_preferred()
-    dist.init_process_group("gloo")
     config = run_config(options.width) | {"world_size": dist.get_world_size()}
     steps = dict(training_steps(config))
     found: dict[str, Any] = {"calibrations": [], "steps": {label: [] for label in steps}}
-    time_steps(steps, WARM_UPS)
+    time_ranks(steps, WARM_UPS)
     for _ in range(options.rounds):
         found["calibrations"].append(measure(config, FORMATS, repeats=3))
-        for label, seconds in time_steps(steps, options.repeats).items():
-            found["steps"][label] += seconds
-    if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+        for label, turns in time_ranks(steps, options.repeats).items():
+            found["steps"][label] += [seconds for seconds, _ in turns]
+    return found
 
 
 def training_steps(config: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -98,7 +95,7 @@ def training_steps(config: dict[str, Any]) -> Iterator[tuple[str, Callable[[], N
 
 
 def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
-    """As cpdrun.train.loop: gradients, then their sum over the ranks, then the optimizer."""
+    """Return a step of cpdrun.train.loop: gradients, then their sum over the ranks, then the optimizer."""
     import torch
     import torch.distributed as dist
 
@@ -127,7 +124,7 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
 
 
 def ddp_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
-    """As a script of a user's own, with cpdrun's hook unless the method is DDP's all_reduce."""
+    """Return a step of a user's own script, with cpdrun's hook unless the method is DDP's all_reduce."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
@@ -152,35 +149,13 @@ def ddp_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
     return step
 
 
-def time_steps(steps: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each step, of the slowest rank, in turns."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-
-    seconds: dict[str, list[float]] = {label: [] for label in steps}
-    for _ in range(repeats):
-        for label, step in steps.items():
-            dist.barrier()
-            started = time.perf_counter()
-            step()
-            spent = torch.tensor(time.perf_counter() - started)
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
-            seconds[label].append(spent.item())
-    return seconds
-
-
-# ---- all ranks
-
-
-def measure_link(rate: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure_link(rate: str, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     arguments = [f"--{key}={getattr(options, key)}" for key in ("width", "rounds", "repeats")]
-    return found_by_ranks(__file__, options.ranks, rate, arguments)
+    return run_ranks(__file__, ranks, rate, arguments)
 
 
 def median_of(values: list[Any]) -> Any:
-    """Median number by number through equal structures; what is no float is taken from the first."""
+    """Return the median of each float in equal structures. All other values are taken from the first structure."""
     if isinstance(values[0], dict):
         return {key: median_of([value[key] for value in values]) for key in values[0]}
     return statistics.median(values) if isinstance(values[0], float) else values[0]
@@ -202,32 +177,28 @@ def predict(calibration: Calibration, label: str, ranks: int) -> StepCost:
 
 
 def table(rate: str, found: dict[str, Any], ranks: int) -> tuple[str, dict[str, float]]:
-    """The comparison in Markdown, and each method's relative error."""
+    """Return the comparison in Markdown, and the relative error of each method."""
     calibration = Calibration.from_json(median_of(found["calibrations"]))
     net, work = calibration.network, calibration.workload
-    lines = [
-        f"## {rate}, {ranks} ranks",
-        "",
+    head = (
+        f"## {rate}, {ranks} ranks\n\n"
         f"{work.values:,} parameters. Calibrated: {net.bandwidth_bytes_per_s * 8e-6:.1f} Mbit/s, latency "
         f"{net.latency_s * 1e6:.0f} us, {net.message_s * 1e6:.0f} us a message, burst "
-        f"{net.burst_bytes / 1024:.0f} KiB; compute {work.compute_s * 1e3:.0f} ms.",
-        "",
-        "| method | compute ms | APS ms | exchange ms | predicted ms | measured ms | quartiles | error |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    errors = {}
+        f"{net.burst_bytes / 1024:.0f} KiB; compute {work.compute_s * 1e3:.0f} ms.\n\n"
+    )
+    errors, rows = {}, []
     for label, seconds in found["steps"].items():
         cost, measured = predict(calibration, label, ranks), statistics.median(seconds)
         low, _, high = statistics.quantiles(seconds, n=4)
         errors[label] = cost.total_s / measured - 1
         numbers = (cost.compute_s, cost.agreement_s, cost.exchange_s, cost.total_s, measured)
-        cells = " | ".join(f"{1e3 * s:.0f}" for s in numbers)
-        lines.append(f"| {label} | {cells} | {1e3 * low:.0f} - {1e3 * high:.0f} | {errors[label]:+.1%} |")
-    return "\n".join(lines), errors
+        cells = [f"{1e3 * s:.0f}" for s in numbers]
+        rows.append((label, *cells, f"{1e3 * low:.0f} - {1e3 * high:.0f}", f"{errors[label]:+.1%}"))
+    return head + make_table(HEADS, rows), errors
 
 
 def draw_speedup(calibration: Calibration, path: Path) -> None:
-    """The forecast for this model and processor, over named networks and the measured link."""
+    """Draw the forecast for this model and processor, over named networks and the measured link."""
     import matplotlib
 
     from cpdrun.report import style
@@ -241,46 +212,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rate", nargs="+", default=["1gbit", "100mbit"], help="as tc spells it")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--width", type=int, default=320, help="of the conv net: 90 width^2 parameters")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=4, help="steps of each method a round")
-    parser.add_argument("--out", type=Path, help="folder for validation.md, what was measured, and a picture")
-    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.as_rank:
-        be_rank(options)
-        return
-    if os.geteuid() != 0:
-        raise SystemExit("network namespaces need root: run it with sudo")
+    add_link_arguments(parser, ranks=[2], rates=["1gbit", "100mbit"])
+    parser.add_argument(
+        "--width", type=int, default=320, help="width of the conv net, with 90 width^2 parameters"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="calibrations, each followed by steps (default: 3)"
+    )
+    parser.add_argument("--repeats", type=int, default=4, help="steps of each method in a round (default: 4)")
+    parser.add_argument(
+        "--out", type=Path, help="folder for validation.md, the measured times, and a picture"
+    )
+    options = parse_arguments(parser, run_rank)
     texts, loop_errors, ddp_errors = [], [], []
-    for rate in options.rate:
-        found = measure_link(rate, options)
-        text, errors = table(rate, found, options.ranks)
-        print(text, flush=True)
-        texts.append(text)
-        for label, error in errors.items():
-            (ddp_errors if METHODS[label].ddp else loop_errors).append(abs(error))
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            write_json(options.out / f"measured-{rate}.json", found)
-            if rate == options.rate[0]:
-                calibration = Calibration.from_json(median_of(found["calibrations"]))
-                draw_speedup(calibration, options.out / "speedup_vs_workers.png")
+    for ranks in options.ranks:
+        for rate in options.rate:
+            found = measure_link(rate, ranks, options)
+            text, errors = table(rate, found, ranks)
+            print(text, flush=True)
+            texts.append(text)
+            for label, error in errors.items():
+                (ddp_errors if METHODS[label].ddp else loop_errors).append(abs(error))
+            if options.out:
+                options.out.mkdir(parents=True, exist_ok=True)
+                write_json(options.out / f"measured-{rate}.json", found)
+                if len(texts) == 1:
+                    calibration = Calibration.from_json(median_of(found["calibrations"]))
+                    draw_speedup(calibration, options.out / "speedup_vs_workers.png")
     texts.append(
         f"Largest error of a step of the training loop: {max(loop_errors):.1%} (allowed: {ALLOWED_ERROR:.0%}); of "
         f"a DDP script, whose copies to and from buckets are not in the model: {max(ddp_errors):.1%}."
     )
     print(texts[-1])
     if options.out:
-        head = "# The cost model against the clock\n\n`sudo python scripts/benchmarks/cost_model.py`: " + (
-            "calibrated and measured in turns on one machine,\neach rank a network namespace behind a token "
-            "bucket; nothing is fitted to the steps. The ranks go before\nthe machine's other programs; when two "
-            "cores had to be shared equally with six more, errors reached 36 %, for\nthen a calibration and the "
-            "steps after it are disturbed differently."
-        )
-        write_text(options.out / "validation.md", "\n\n".join([head, *texts]) + "\n")
+        write_text(options.out / "validation.md", "\n\n".join([HEAD, *texts]) + "\n")
 
 
 if __name__ == "__main__":

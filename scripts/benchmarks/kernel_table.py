@@ -1,13 +1,15 @@
-"""What NVRTC makes of each CUDA kernel: registers, stack, spills, shared memory, widths of its accesses to memory; how
-many instructions an element takes, and how near to a copy's bandwidth these let it come.
+"""What machine code does NVRTC generate for each CUDA kernel, and how close to the bandwidth of a copy can it come?
 
     python scripts/benchmarks/kernel_table.py --output results/reference/numerics/kernels.md
 
-No GPU is needed. Figures are those of the machine code: `cuobjdump` and `nvdisasm`, which Triton brings with torch for
-CUDA. Blocks an SM, of 256 threads, are what its 65,536 registers and most threads allow. Instructions are counted as
-they stand in the code, those of paths for unaligned addresses and of what is left at an end with them; an element's
-are those that the PTX executes on the CPU (kernels/tests/ptx/ptx_work.py), times the kernel's machine instructions by
-its PTX instructions. About three minutes.
+The table has registers, stack, spills, shared memory, widths of memory accesses, the number of instructions for each
+element, and the share of a copy's bandwidth that these allow. No GPU is needed, and it takes about three minutes.
+
+The figures come from the machine code, by `cuobjdump` and `nvdisasm`, which Triton brings with torch for CUDA. Blocks
+per SM, of 256 threads, are what its 65,536 registers and its largest number of threads allow. Instructions are counted
+in the code, including the paths for unaligned addresses and for remainders. Those of an element are the instructions
+that the PTX executes on the CPU (kernels/tests/ptx/ptx_work.py), times the kernel's machine instructions divided by its
+PTX instructions.
 """
 
 import argparse
@@ -38,8 +40,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of an SM a clock: 128 instructions (4 schedulers, 32 lanes), 64 of them whole numbers, comparisons and
-    logic, 32 shared or global accesses or shuffles, 16 conversions and reciprocals, and `doubles`."""
+    """Rates of a GPU.
+
+    In each clock, an SM issues 128 instructions (4 schedulers, 32 lanes): at most 64 on integers, comparisons and
+    logic, 32 shared or global accesses or shuffles, 16 conversions and reciprocals, and `doubles` on float64.
+    """
 
     name: str
     sms: int
@@ -48,7 +53,7 @@ class Machine:
     doubles: int
 
     def share(self, work: Work, instructions: float, of: Counter) -> float:
-        """Time of the bytes alone by that of the instructions: of a copy's bandwidth, the most that these allow."""
+        """Return the largest share of a copy's bandwidth: the time of the bytes divided by that of the instructions."""
         every = of.total() or 1
         clocks = max(
             instructions / 128,
@@ -66,54 +71,43 @@ MACHINES = {
     100: Machine("B200", 148, 1.8, 8.0, 64),
     120: Machine("RTX 5090", 170, 2.4, 1.79, 2),
 }
-UNITS = {  # of machine instructions, by how they start; what is not here is a whole number
+UNITS = {  # machine instructions by their first letters; all others work on integers
     "other": (
-        "FADD",
-        "FMUL",
-        "FFMA",
-        "IMAD",
-        "U",
-        "R2U",
-        "S2",
-        "CS2",
-        "B",
-        "EXIT",
-        "CALL",
-        "RET",
-        "WARP",
-        "NOP",
-        "D",
+        *("FADD", "FMUL", "FFMA", "IMAD", "U", "R2U", "S2", "CS2", "B", "EXIT", "CALL", "RET", "WARP"),
+        *("NOP", "D"),
     ),
     "memory": ("LD", "ST", "ATOM", "RED", "SHFL"),
     "special": ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV"),
 }
 HEAD = """
-`instructions an element` is an estimate: what the kernel's PTX (compute_90) executes for one, run on the CPU on normal
-numbers with as many elements a thread as of 2^26, times its machine instructions by its PTX instructions, as they
-stand in both. A warp whose threads part ways takes the instructions of all of them, which is not in it. Of products
-and dots an element is a term of a sum. `of` says which call; where a format has a scale of the whole tensor torch
-finds it, which is not counted.
+`instructions an element` is an estimate. The kernel's PTX (compute_90) runs on the CPU on normal numbers, with as many
+elements in each thread as for 2^26 elements. The number of executed PTX instructions for each element is multiplied by
+the number of the kernel's machine instructions and divided by the number of its PTX instructions. A warp whose threads
+diverge executes the instructions of all of them, which is not included. For products and dot products, an element is a
+term of a sum. `of` names the call. If a format has a scale for the whole tensor, torch finds it, which is not counted.
 
-`share of a copy`: the time in which memory moves the call's bytes (inputs and results once each), divided by the time
-in which the machine issues its instructions: 1 and more where memory is what it waits for, so that a copy of as many
-bytes is no faster. Products have no such bytes. Assumed: {machines}. An SM takes 128 instructions a clock, of whole
-numbers, comparisons and logic 64, of accesses and shuffles 32, of conversions and reciprocals 16; nothing else is
-waited for. No GPU has shown these figures.
+`share of a copy` is the time in which memory moves the bytes of the call (inputs and results once each), divided by the
+time in which the machine issues its instructions. It is 1 or more if the kernel waits for memory, so that a copy of as
+many bytes is not faster. Products have no such bytes. Assumed: {machines}. In each clock, an SM issues 128
+instructions: at most 64 on integers, comparisons and logic, 32 accesses and shuffles, and 16 conversions and
+reciprocals. Nothing else is waited for. These figures were not measured on a GPU.
 """
 REGISTERS, THREADS, MOST_THREADS = 65536, 256, {80: 2048, 86: 1536, 89: 1536, 120: 1536}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90, 100, 120])
-    parser.add_argument("--output", type=Path, help="a file that the tables are also written to")
+    parser.add_argument("--output", type=Path, help="write the tables to this file as well")
     options = parser.parse_args()
     major, minor = cupy_nvrtc.getVersion()
     lines = [
         "# The CUDA kernels as machine code",
         "",
         f"`python scripts/benchmarks/kernel_table.py`, NVRTC {major}.{minor}.",
-        HEAD.format(machines=", ".join(map(said, MACHINES.values()))),
+        HEAD.format(machines=", ".join(map(describe, MACHINES.values()))),
     ]
     with tempfile.TemporaryDirectory() as folder:
         device = Device(ptx_of(cuda.KERNELS), nvrtc.source(), Path(folder))
@@ -126,16 +120,16 @@ def main() -> None:
         options.output.write_text("\n".join(lines))
 
 
-def said(machine: Machine) -> str:
+def describe(machine: Machine) -> str:
     m = machine
     return f"{m.name}: {m.sms} SMs at {m.ghz} GHz, {m.tb_s} TB/s, {m.doubles} float64 instructions a clock"
 
 
 def table(architecture: int, works: dict[str, Work], written: dict[str, int]) -> list[str]:
-    """Markdown, a row a kernel in the order of cuda.KERNELS. Spills are among the local loads and stores."""
+    """Return a Markdown table of all kernels. Local loads and stores include spills."""
     found = {}
     for part in dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS)):
-        found |= of_part(part, architecture)
+        found |= read_part(part, architecture)
     rows = [
         f"| {name} | {row(architecture, *found[name], works.get(name), written[name])} |"
         for name in cuda.KERNELS
@@ -143,8 +137,8 @@ def table(architecture: int, works: dict[str, Work], written: dict[str, int]) ->
     return [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS), *rows]
 
 
-def of_part(part: tuple[str, ...], architecture: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Of each kernel of it the listing, and what cuobjdump says."""
+def read_part(part: tuple[str, ...], architecture: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the listing and the resources of each kernel of a part."""
     code = nvrtc.compile_source(
         nvrtc.source(), [f"--gpu-architecture=sm_{architecture}", "-w", *nvrtc.OPTIONS, *part]
     )
@@ -181,7 +175,7 @@ def row(architecture: int, text: str, used: tuple[int, ...], work: Work | None, 
 
 
 def bound(architecture: int, opcodes: list[str], work: Work | None, written: int) -> tuple[str, str, str]:
-    """The last three columns; of a kernel that no case runs, and of a GPU that has no machine here, nothing."""
+    """Return the last three columns, which are empty for kernels that no case runs and for unknown GPUs."""
     if work is None:
         return "", "", ""
     units = Counter(unit_of(opcode) for opcode in opcodes if opcode != "NOP")
@@ -197,7 +191,7 @@ def unit_of(opcode: str) -> str:
 
 
 def width(how: str) -> int:
-    """Bytes of one access of a thread, of what stands behind LDG.E, LD.E, STG.E or ST.E."""
+    """Return the bytes of one access of a thread, from the suffix of LDG.E, LD.E, STG.E or ST.E."""
     known = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
     return next((known[word] for word in how.split(".") if word in known), 4)
 

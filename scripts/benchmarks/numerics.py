@@ -1,54 +1,24 @@
-"""Time custom_fp against copying memory and against other libraries; one table.
+"""How fast is custom_fp, compared with copying memory and with other libraries?
 
     python scripts/benchmarks/numerics.py                     # CPU, 2**24 values, 1 and 2 threads
     python scripts/benchmarks/numerics.py --only "tables of values" --threads 1
     python scripts/benchmarks/numerics.py --device cuda --log2n 26
     python scripts/benchmarks/numerics.py --output results/reference/numerics/bench.md
 
-The calls of a table are timed in turns (A B C A B C ...) and the fastest turn of each counts, for what else runs on
-the machine only ever slows a call down; `ratio` is to the table's first row. Input: normal(0, 1) * 1e-3, results
-written into existing tensors. qtorch, ml_dtypes, torchao and gfloat are timed where installed.
+`ratio` is relative to the first row of a table. Inputs are normal(0, 1) * 1e-3, and results are written into existing
+tensors. qtorch, ml_dtypes, torchao and gfloat are timed if they are installed. It takes about ten minutes. The result
+is results/reference/numerics/bench.md.
 """
 
-import argparse
 import importlib
-import platform
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import custom_fp
 import torch
+from harness import Report, describe_machine, make_parser, optional
 
 Calls = dict[str, Callable[[], object]]
-
-
-def time_in_turns(calls: Calls, device: str, repeats: int) -> dict[str, float]:
-    """Seconds of each call, the fastest of all turns."""
-
-    def once(call: Callable[[], object]) -> float:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    for call in calls.values():
-        call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            seconds[name].append(once(call))
-    return {name: min(times) for name, times in seconds.items()}
-
-
-def optional(module: str):
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        return None
+LIBRARIES = ("qtorch", "ml_dtypes", "torchao", "gfloat")
 
 
 def elementwise(x: torch.Tensor) -> Calls:
@@ -87,7 +57,7 @@ def elementwise(x: torch.Tensor) -> Calls:
 
 
 def doubles(x: torch.Tensor) -> Calls:
-    """float64 input; the first row copies as many values, and rounds them to float32."""
+    """Time float64 inputs. The first row copies as many values and rounds them to float32."""
     x, out = x.double(), torch.empty_like(x)
     codes, data = custom_fp.encode(x, "e5m2"), custom_fp.pack(x, "e5m2")
     terms = [x, x.flip(0)] * 2
@@ -126,7 +96,7 @@ def codebooks(x: torch.Tensor) -> Calls:
 
 
 def tables(x: torch.Tensor) -> Calls:
-    """Formats that are a table beside a codebook and a format whose bits are computed."""
+    """Time formats that are tables, next to a codebook and a format that is computed."""
     out = torch.empty_like(x)
     terms = [x.roll(i) for i in range(8)]
     calls: Calls = {"torch copy_": lambda: out.copy_(x)}
@@ -166,7 +136,7 @@ def other_libraries(x: torch.Tensor) -> Calls:
             rows, name, axis=-1, out=out.view_as(rows)
         )
     if optional("torchao"):
-        calls |= by_torchao(rows)
+        calls |= torchao_calls(rows)
     if gfloat := optional("gfloat"):
         info = importlib.import_module("gfloat.formats").format_info_ocp_e5m2
         values_64 = x.double().numpy()
@@ -174,12 +144,12 @@ def other_libraries(x: torch.Tensor) -> Calls:
     return calls
 
 
-def by_torchao(rows: torch.Tensor) -> Calls:
-    """Codes and scales, and back: its eager code."""
+def torchao_calls(rows: torch.Tensor) -> Calls:
+    """Time torchao's eager code: to codes and scales, and back."""
     mx = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
     nv = importlib.import_module("torchao.prototype.mx_formats.nvfp4_tensor").NVFP4Tensor
 
-    def there_and_back(dtype: torch.dtype) -> Callable[[], object]:
+    def round_trip(dtype: torch.dtype) -> Callable[[], object]:
         return lambda: mx.MXTensor.to_mx(rows, dtype, 32).dequantize(torch.float32)
 
     def nvfp4() -> object:
@@ -187,15 +157,15 @@ def by_torchao(rows: torch.Tensor) -> Calls:
         return nv.to_nvfp4(rows, per_tensor_scale=scale).dequantize(torch.float32)
 
     return {
-        "torchao mxfp8_e4m3 there and back": there_and_back(torch.float8_e4m3fn),
-        "torchao mxfp4 there and back": there_and_back(torch.float4_e2m1fn_x2),
+        "torchao mxfp8_e4m3 there and back": round_trip(torch.float8_e4m3fn),
+        "torchao mxfp4 there and back": round_trip(torch.float4_e2m1fn_x2),
         "torchao nvfp4 there and back": nvfp4,
     }
 
 
 def sums(x: torch.Tensor) -> Calls:
     terms = [x.roll(i) for i in range(8)]
-    rounded = [custom_fp.quantize(term, "e5m2") for term in terms]  # what a step of training adds up
+    rounded = [custom_fp.quantize(term, "e5m2") for term in terms]  # as in a training step
     out = torch.empty_like(x)
     payloads = [custom_fp.pack(term, "e5m2") for term in terms]
     data = torch.empty_like(payloads[0])
@@ -207,9 +177,9 @@ def sums(x: torch.Tensor) -> Calls:
     return {
         "torch add_, seven times": seven_adds,
         "accumulate 8, e5m2": lambda: custom_fp.accumulate(rounded, "e5m2", out=out),
-        "accumulate 8, e5m2, of any float32 values": lambda: custom_fp.accumulate(terms, "e5m2", out=out),
+        "accumulate 8, e5m2, any float32 values": lambda: custom_fp.accumulate(terms, "e5m2", out=out),
         "accumulate 8, fp32": lambda: custom_fp.accumulate(terms, "fp32", out=out),
-        "accumulate 8, e8m11, of any float32 values": lambda: custom_fp.accumulate(terms, "e8m11", out=out),
+        "accumulate 8, e8m11, any float32 values": lambda: custom_fp.accumulate(terms, "e8m11", out=out),
         "accumulate 8, e8m11, kahan": lambda: custom_fp.accumulate(terms, "e8m11", kahan=True, out=out),
         "accumulate 8, e5m2, kahan": lambda: custom_fp.accumulate(terms, "e5m2", kahan=True, out=out),
         "unpack + accumulate 8 + pack, e5m2": lambda: custom_fp.accumulate_packed(
@@ -235,7 +205,7 @@ def products(device: str) -> Calls:
 
 
 def small_calls(device: str) -> Calls:
-    """1,000 elements: what a call costs beside its arithmetic (1,000 calls a timing)."""
+    """Time the overhead of a call: 1,000 calls on 1,000 elements."""
     x = torch.randn(1000, device=device)
     out = torch.empty_like(x)
     op = torch.ops.custom_fp.quantize.default
@@ -254,68 +224,56 @@ def small_calls(device: str) -> Calls:
         "torch.ops.custom_fp.quantize": lambda: op(x, "e5m2", "nearest_even", "infinity", None),
     }
     if device == "cpu":
-        native = importlib.import_module("custom_fp._native")
-        spec, source, target = custom_fp.Format.parse("e5m2").spec, x.data_ptr(), out.data_ptr()
-        calls["the bare extension"] = lambda: native.quantize(
-            source, False, target, 1000, spec, 0, 0, 0, 0, 0, 1
-        )
+        extension = importlib.import_module("custom_fp._native")
+        native = importlib.import_module("custom_fp.native")
+        rule = native.pack_rule(custom_fp.Format.parse("e5m2"), native.NEAREST)
+        source, target = x.data_ptr(), out.data_ptr()
+        calls["the bare extension"] = lambda: extension.quantize(source, False, target, 1000, rule, 1)
     return {name: thousand(call) for name, call in calls.items()}
 
 
-def table(title: str, seconds: dict[str, float], unit: float, unit_name: str) -> list[str]:
-    yardstick = next(iter(seconds.values()))
-    rows = [f"| {title} | {unit_name} | ratio |", "| --- | ---: | ---: |"]
-    rows += [f"| {name} | {t / unit:.2f} | {t / yardstick:.2f} |" for name, t in seconds.items()]
-    return [*rows, ""]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--log2n", type=int, default=24)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", default="", help="the tables whose title begins so: 'tables of values'")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--log2n", type=int, default=24, help="logarithm of the number of values (default: 24)"
+    )
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads on the CPU"
+    )
+    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
+    parser.add_argument(
+        "--only", default="", help="the tables whose title starts with this: 'tables of values'"
+    )
     options = parser.parse_args()
-
-    device, n = options.device, 2**options.log2n
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    lines = [
-        f"{name}, torch {torch.__version__}, backend {custom_fp.backend(device)}, n = 2**{options.log2n}",
-        "",
-    ]
-    x = (torch.randn(n) * 1e-3).to(device)
-    where, repeats = "", options.repeats
-
-    def add(title: str, calls: Callable[[], Calls], repeats: int, unit: str = "ms") -> None:
-        if title.startswith(options.only):
-            lines.extend(table(f"{title}{where}", time_in_turns(calls(), device, repeats), 1e-3, unit))
-
-    for threads in options.threads if device == "cpu" else [1]:
-        torch.set_num_threads(threads)
-        where = f", {threads} thread{'s'[: threads > 1]}" if device == "cpu" else ", GPU"
-        add("elementwise", lambda: elementwise(x), repeats)
-        if device == "cpu":
-            add("float64", lambda: doubles(x), repeats)
-            add("Hadamard transforms", lambda: transforms(x), repeats)
-            add("codebooks and affine integers", lambda: codebooks(x), repeats)
-        add("tables of values", lambda: tables(x), repeats)
-        add("sums", lambda: sums(x), repeats)
-        add("products", lambda: products(device), repeats)
-    torch.set_num_threads(1)
-    where = ""
-    if device == "cpu":
-        add("other libraries, 1 thread", lambda: other_libraries(x), 3)
-    add("one call", lambda: small_calls(device), 5, "us")
-    for library in ("qtorch", "ml_dtypes", "torchao", "gfloat"):
-        if device == "cpu" and not options.only and optional(library) is None:
-            lines.append(f"{library} is not installed and was not timed.")
-    text = "\n".join(lines)
-    print(text)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text.rstrip() + "\n")
+    device, repeats, is_cpu = options.device, options.repeats, options.device == "cpu"
+    x = (torch.randn(2**options.log2n) * 1e-3).to(device)
+    cases: dict[str, Callable[[], Calls]] = {
+        "elementwise": lambda: elementwise(x),
+        "float64": lambda: doubles(x),
+        "Hadamard transforms": lambda: transforms(x),
+        "codebooks and affine integers": lambda: codebooks(x),
+        "tables of values": lambda: tables(x),
+        "sums": lambda: sums(x),
+        "products": lambda: products(device),
+    }
+    if not is_cpu:
+        for name in ("float64", "Hadamard transforms", "codebooks and affine integers"):
+            del cases[name]
+    with Report(options.output, options.only) as report:
+        report.add(f"{describe_machine(device)}, n = 2**{options.log2n}")
+        for threads in options.threads if is_cpu else [1]:
+            torch.set_num_threads(threads)
+            suffix = f", {threads} thread{'s'[: threads > 1]}" if is_cpu else ", GPU"
+            for name, make_calls in cases.items():
+                report.time(name + suffix, make_calls, repeats, device=device)
+        torch.set_num_threads(1)
+        if is_cpu:
+            report.time("other libraries, 1 thread", lambda: other_libraries(x), 3)
+        report.time("one call", lambda: small_calls(device), 5, device=device, unit="us")
+        missing = [name for name in LIBRARIES if is_cpu and not options.only and optional(name) is None]
+        if missing:
+            report.add(f"Not installed, and therefore not timed: {', '.join(missing)}.")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""What observing costs a run: CPU time with observe=N against none, both taking turns.
+"""How much CPU time does observing a run cost (observe=N)?
 
     python scripts/benchmarks/observation.py [EXPERIMENT ...] [--steps 24] [--repeats 3]
 
-Of the first run of each experiment (its baseline, fp32) --steps steps are trained unobserved, and the same with every
-step observed; a third run of 2 steps takes the start away. Each is a process of one thread, and of --repeats the least
-CPU time counts, since what else a machine does only adds. Printed, of each experiment: ms of a step, what an observed
-one costs more in such steps, and what 8 and 16 observed steps are of the experiment's own number of steps.
+For the baseline (fp32) of each experiment, `--steps` steps are trained without observation, and the same steps with
+every step observed. A third run of two steps measures the startup, which is subtracted. Each run is a process with one
+thread. The three take turns, and the least CPU time of each counts, because other programs can only add to it.
+
+Columns: the milliseconds of a step; the additional cost of an observed step, in unobserved steps; and the cost of 8 and
+16 observed steps, as a share of all steps of the experiment. It takes about five minutes. cpdrun/whatif uses the result
+to choose the number of observed steps.
 """
 
-import argparse
 import json
 import multiprocessing as mp
 import os
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 import yaml
+from harness import Report, make_parser
 
 from cpdrun.record import RunDir
 from cpdrun.sweep import plan
@@ -34,48 +37,32 @@ EXPERIMENTS = (
     "transformer_bits_small",
     "llama_recipes_small",
 )
-START = 2  # steps of a run that is all start
+START_STEPS = 2  # steps of the run that measures the startup
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("experiments", nargs="*", default=EXPERIMENTS, metavar="EXPERIMENT")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
-    print(
-        "| experiment | steps | ms a step | an observed one costs more, in steps | observe=8 | observe=16 |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name in given.experiments:
-        print(_row(name, given.steps, given.repeats), flush=True)
-    return 0
-
-
-def _row(experiment: str, steps: int, repeats: int) -> str:
+def measure(experiment: str, steps: int, repeats: int) -> tuple[str, ...]:
+    """Return the row of an experiment."""
     first = plan([f"exp={experiment}", "format=fp32", "aps=false", "device=cpu"]).runs[0].config
-    kinds = {"start": (START, 0), "plain": (steps, 0), "observed": (steps, steps)}
+    kinds = {"start": (START_STEPS, 0), "plain": (steps, 0), "observed": (steps, steps)}
     spent: dict[str, float] = {}
     for _ in range(repeats):
         for kind, (length, observe) in kinds.items():
-            found = _in_a_process(first | {"max_steps": length, "observe": observe, "epochs": 10**6})
+            found = train_in_process(first | {"max_steps": length, "observe": observe, "epochs": 10**6})
             spent[kind] = min(spent.get(kind, float("inf")), found["cpu_s"])
-    # `found` is of the observed run
-    of_all = first["max_steps"] or first["epochs"] * found["steps_an_epoch"]
-    step_s = (spent["plain"] - spent["start"]) / (steps - START)
+    # `found` is now that of the observed run, the last of the kinds
+    all_steps = first["max_steps"] or first["epochs"] * found["steps_an_epoch"]
+    step_s = (spent["plain"] - spent["start"]) / (steps - START_STEPS)
     more = (spent["observed"] - spent["plain"]) / steps / step_s
-    shares = " | ".join(f"{min(n, of_all) * more / of_all:.1%}" for n in (8, 16))
-    return f"| {experiment} | {of_all:,} | {1e3 * step_s:.1f} | {more:.2f} | {shares} |"
+    shares = [f"{min(n, all_steps) * more / all_steps:.1%}" for n in (8, 16)]
+    return experiment, f"{all_steps:,}", f"{1e3 * step_s:.1f}", f"{more:.2f}", *shares
 
 
-def _in_a_process(config: dict[str, Any]) -> dict[str, Any]:
+def train_in_process(config: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder) / "run")
         run.path.mkdir()
         run.config.write_text(yaml.safe_dump(config))
-        child = mp.get_context("fork").Process(target=_train, args=(run,))
+        child = mp.get_context("fork").Process(target=train, args=(run,))
         child.start()
         child.join()
         if child.exitcode:
@@ -84,7 +71,7 @@ def _in_a_process(config: dict[str, Any]) -> dict[str, Any]:
         return json.loads((run.path / "spent.json").read_text())
 
 
-def _train(run: RunDir) -> None:
+def train(run: RunDir) -> None:
     torch.set_num_threads(1)
     log = os.open(run.path / "log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
@@ -97,5 +84,25 @@ def _train(run: RunDir) -> None:
     os._exit(code)
 
 
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("experiments", nargs="*", default=EXPERIMENTS, metavar="EXPERIMENT")
+    parser.add_argument("--steps", type=int, default=24, help="steps of a run (default: 24)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    options = parser.parse_args()
+    heads = (
+        "experiment",
+        "steps",
+        "ms a step",
+        "cost of observing a step, in steps",
+        "observe=8",
+        "observe=16",
+    )
+    with Report(options.output) as report:
+        report.add_table(
+            heads, (measure(name, options.steps, options.repeats) for name in options.experiments)
+        )
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,44 +1,43 @@
-"""Time products of rounded operands as a share of torch.mm's rate, beside torchao, microxcaling and gfloat.
+"""How fast are products of rounded operands, as a share of the rate of torch.mm?
 
     python scripts/benchmarks/quantized_products.py                        # 1024^3, one thread
     python scripts/benchmarks/quantized_products.py --threads 2 --output results/reference/numerics/products.md
     PYTHONPATH=<a copy of github.com/microsoft/microxcaling> python scripts/benchmarks/quantized_products.py
 
-The calls of a table are timed in turns and the fastest turn of each counts (numerics.py). `share` is the time of
-the table's first row, float32 without rounding, over that of the row: 60 % means that the product runs at .6 of
-torch.mm's rate, the rounding of its operands included. Others round as they are called for in training: torchao's
-to_mx and to_nvfp4 and back to float32, microxcaling's quantize_mx_op on the CPU, gfloat's quantize_block on a 64th of
-the values (its time is multiplied). What is not installed is left out, and said.
+`share` is the time of the first row, float32 without rounding, divided by the time of the row. 60 % means that the
+product, including the rounding of its operands, runs at 0.6 of the rate of torch.mm. Other libraries round as they do
+in training: torchao with to_mx and to_nvfp4 and back to float32, microxcaling with quantize_mx_op on the CPU, and
+gfloat with quantize_block on a 64th of the values, whose time is multiplied. Libraries that are not installed are
+skipped. It takes about five minutes. The result is results/reference/numerics/products.md.
 """
 
-import argparse
 import importlib
-import platform
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import custom_fp
 import torch
-from numerics import Calls, optional, time_in_turns
+from harness import UNITS, Report, describe_machine, make_parser, make_table, optional, time_fastest
 from torch import Tensor, nn
 
+Calls = dict[str, Callable[[], object]]
 OURS = ("bf16", "e4m3fn", "fp8_tensor", "int8_channel", "mxfp8_e4m3", "mxfp4", "nvfp4", "nf4_b64")
 RECIPES = ("bf16", "fp8_tensorwise", "fp8_block128", "mxfp8", "nvfp4", "mxfp4_hadamard_sr", "int8")
-GFLOAT_PART = 64  # of the values
+GFLOAT_PART = 64  # gfloat rounds only a 64th of the values
 
 
-def known(names: tuple[str, ...]) -> list[str]:
+def known_formats() -> list[str]:
+    """Return the formats that this version of custom_fp has, and report the others."""
     found = []
-    for name in names:
+    for name in OURS:
         try:
             found.append(str(custom_fp.parse(name)))
         except ValueError:
-            print(f"{name} is no format of this custom_fp and was not timed.")
+            print(f"This version of custom_fp has no format {name}, which is therefore not timed.")
     return found
 
 
 def others() -> dict[str, Callable[[Tensor], object]]:
-    """By library and format, what rounds a tensor in blocks of its last dimension."""
+    """Return functions of other libraries that round a tensor in blocks along its last dimension."""
     found: dict[str, Callable[[Tensor], object]] = {}
     if optional("torchao"):
         mx = importlib.import_module("torchao.prototype.mx_formats.mx_tensor").MXTensor
@@ -58,7 +57,7 @@ def others() -> dict[str, Callable[[Tensor], object]]:
 
 
 def products(x: Tensor, w: Tensor, names: list[str]) -> Calls:
-    """x w^T, without gradients."""
+    """Time x w^T without gradients."""
     calls: Calls = {"torch.mm": lambda: torch.mm(x, w.t())}
     for name in names:
         layer = linear(w, name)
@@ -69,7 +68,7 @@ def products(x: Tensor, w: Tensor, names: list[str]) -> Calls:
 
 
 def training(x: Tensor, w: Tensor, names: list[str]) -> Calls:
-    """The three products of a Linear layer, every operand rounded, each along what its product sums over."""
+    """Time the three products of a Linear layer. Each operand is rounded along the axis that its product sums over."""
     error = torch.randn(x.shape[0], w.shape[0])
 
     def step(layer: nn.Module) -> Callable[[], None]:
@@ -87,7 +86,7 @@ def training(x: Tensor, w: Tensor, names: list[str]) -> Calls:
 
 
 def recipes(size: int) -> Calls:
-    """A step, forward and backward, of seven Linear layers; some recipes leave the last one in bf16."""
+    """Time forward and backward of seven Linear layers. Some recipes leave the last layer in bf16."""
     x = torch.randn(size, size)
 
     def step(model: nn.Module) -> Callable[[], None]:
@@ -108,7 +107,7 @@ def recipes(size: int) -> Calls:
 
 
 def roundings(x: Tensor, names: list[str]) -> Calls:
-    """Of one operand, into an existing tensor where a library can."""
+    """Time the rounding of one operand, into an existing tensor if the library supports it."""
     out = torch.empty_like(x)
     calls: Calls = {"torch copy_": lambda: out.copy_(x)}
     for name in names:
@@ -135,7 +134,7 @@ def without_gradients(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def gfloat_seconds(x: Tensor) -> float | None:
-    """Of quantize_block, mxfp8_e4m3, on all of x."""
+    """Return the seconds of gfloat's quantize_block (mxfp8_e4m3) on all of x, or None if it is not installed."""
     if not (gfloat := optional("gfloat")):
         return None
     info = importlib.import_module("gfloat.formats").format_info_mxfp8_e4m3
@@ -145,53 +144,46 @@ def gfloat_seconds(x: Tensor) -> float | None:
         for block in blocks:
             gfloat.quantize_block(info, block, gfloat.compute_scale_amax)
 
-    return time_in_turns({"gfloat": run}, "cpu", 1)["gfloat"] * GFLOAT_PART
+    return time_fastest({"gfloat": run}, 1)["gfloat"] * GFLOAT_PART
 
 
-def table(title: str, seconds: dict[str, float]) -> list[str]:
+def share_table(title: str, seconds: Mapping[str, float], unit: str = "ms") -> str:
+    """Return a table of times, and of the rate of each row as a share of that of the first row."""
     first = next(iter(seconds.values()))
-    rows = [f"| {title} | ms | share |", "| --- | ---: | ---: |"]
-    rows += [f"| {name} | {t * 1e3:.2f} | {first / t:.0%} |" for name, t in seconds.items()]
-    return [*rows, ""]
+    rows = [(name, f"{s / UNITS[unit]:.2f}", f"{first / s:.0%}") for name, s in seconds.items()]
+    return make_table((title, unit, "share"), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=1024, help="of the square operands")
+    parser = make_parser(__doc__)
+    parser.add_argument("--size", type=int, default=1024, help="size of the square operands (default: 1024)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
+    parser.add_argument("--only", default="", help="the tables whose title starts with this: 'forward'")
     options = parser.parse_args()
 
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    n, names = options.size, known(OURS)
+    n, repeats, names = options.size, options.repeats, known_formats()
     x, w = torch.randn(n, n), torch.randn(n, n) * n**-0.5
-    lines = [
-        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {options.threads} thread(s), "
-        f"backend {custom_fp.backend()}",
-        "",
-    ]
-    lines += table(f"forward product, {n}^3", time_in_turns(products(x, w, names), "cpu", options.repeats))
-    lines += table(
-        f"three products, {n}^3 each", time_in_turns(training(x, w, names), "cpu", options.repeats)
-    )
-    by_recipe = time_in_turns(recipes(n // 2), "cpu", options.repeats)
-    lines += table(f"seven layers, {n // 2}^3 each product", by_recipe)
-    seconds = time_in_turns(roundings(x, names), "cpu", options.repeats)
-    if (by_gfloat := gfloat_seconds(x)) is not None:
-        seconds["gfloat mxfp8_e4m3"] = by_gfloat
-    lines += table(f"one operand, {n} x {n}", seconds)
-    lines += [
-        f"{name} is not installed and was not timed."
-        for name, module in (("torchao", "torchao"), ("microxcaling", "mx"), ("gfloat", "gfloat"))
-        if optional(module) is None
-    ]
-    text = "\n".join(lines)
-    print(text)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text.rstrip() + "\n")
+    cases = {
+        f"forward product, {n}^3": lambda: products(x, w, names),
+        f"three products, {n}^3 each": lambda: training(x, w, names),
+        f"seven layers, {n // 2}^3 each product": lambda: recipes(n // 2),
+    }
+    with Report(options.output, options.only) as report:
+        report.add(describe_machine(threads=options.threads))
+        for title, make_calls in cases.items():
+            report.time(title, make_calls, repeats, table=share_table)
+        if (title := f"one operand, {n} x {n}").startswith(options.only):
+            seconds = time_fastest(roundings(x, names), repeats)
+            if (gfloat_s := gfloat_seconds(x)) is not None:
+                seconds["gfloat mxfp8_e4m3"] = gfloat_s
+            report.add(share_table(title, seconds))
+        libraries = {"torchao": "torchao", "microxcaling": "mx", "gfloat": "gfloat"}
+        missing = [name for name, module in libraries.items() if optional(module) is None]
+        if missing:
+            report.add(f"Not installed, and therefore not timed: {', '.join(missing)}.")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Step time of a script around which cpdrun is, against the same script alone, both taking turns in one process.
+"""How much slower is a user's script when cpdrun is attached to it?
 
     python scripts/benchmarks/script_overhead.py [--steps 300] [--threads 1] [--ranks 2]
 
-    alone      forward, backward, optimizer step of an ordinary PyTorch script
-    itself     the same once more: how far apart two equal scripts are on this machine, now
-    fp32       the same held to a run of format=fp32, a row of the record every 10 steps
-    e3m0, APS  the same held to that format
+    alone      forward, backward and optimizer step of an ordinary PyTorch script
+    itself     the same script again, which shows how much two equal scripts differ on this machine now
+    fp32       the script attached to a run of format=fp32, with a row of the record every 10 steps
+    e3m0, APS  the script attached to a run of that format
 
-in one process that is one worker, in one that plays 4 (the script accumulates 4 micro-batches a step), and in `ranks`
-processes under DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment hits both, and each comes
-after the other; two steps before each are not timed: they find the other model in the caches, which made a script 1 to
-4 % slower than itself, and the first is one that cpdrun watches. A turn's ratio is to the mean of those before and
-after it. Printed are medians, that of the ratios with its interval of 95 % by order statistics. Exit code 1 where the
-whole interval of fp32 lies above 1.01, and the medians more than 20 us a step apart, which is more than a row takes.
+The script runs in one process as one worker, in one process that emulates 4 workers (by 4 micro-batches in a step), and
+in `--ranks` processes under DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment hits both
+sides. The two steps before each turn are not timed, because they find the other model in the caches, and because cpdrun
+inspects the first step. The ratio of a turn is relative to the mean of the turns before and after it. The table has
+medians, and the 95 % interval of the ratio by order statistics. It takes about five minutes.
+
+The exit status is 1 if the whole interval of fp32 is above 1.01 and the medians differ by more than 20 us a step, which
+is more than a row of the record takes.
 """
 
-import argparse
 import itertools
 import math
 import multiprocessing as mp
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from harness import Report, describe_machine, make_parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,38 +51,37 @@ MODELS = {
         nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 256)
     ),
 }
-HELD_TO = {
+ATTACHED_TO = {
     "itself": None,
     "fp32": ("format=fp32", "aps=false"),
     "e3m0, APS": ("format=e3m0", "aps=true"),
 }
 
 
-class Measured(NamedTuple):
-    """Seconds of a step alone and held, the ratio, and what that lies in."""
+class Overhead(NamedTuple):
+    """The seconds of a step alone and attached, their ratio and its interval."""
 
     alone_s: float
-    held_s: float
+    attached_s: float
     ratio: float
     interval: tuple[float, float]
 
-    def __str__(self) -> str:
+    def cells(self) -> tuple[str, ...]:
         low, high = self.interval
-        return (
-            f"{1e3 * self.alone_s:.3f} | {1e3 * self.held_s:.3f} | {self.ratio:.3f} | {low:.3f} to {high:.3f}"
-        )
+        ms = (f"{1e3 * s:.3f}" for s in (self.alone_s, self.attached_s))
+        return *ms, f"{self.ratio:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def config(ranks: int, workers: int, *typed: str) -> dict[str, Any]:
+def config(ranks: int, workers: int, *overrides: str) -> dict[str, Any]:
     many = (f"world_size={ranks * workers}", f"nproc={ranks}")
-    (planned,) = plan(["data=digits", "name=bench", *many, *typed, "results_dir=nowhere"]).runs
+    (planned,) = plan(["data=digits", "name=bench", *many, *overrides, "results_dir=nowhere"]).runs
     return planned.config
 
 
-def steps_of(
+def make_turn(
     make: Callable[[], nn.Module], micro_batches: int, recorder: Recorder | None
 ) -> Callable[[int], None]:
-    """So many steps of a script, with a row after the TURN-th."""
+    """Return a function that takes a number of steps of a script and records a row after every TURN steps."""
     torch.manual_seed(0)
     model: nn.Module = make()
     if dist.is_initialized():
@@ -102,7 +103,7 @@ def steps_of(
     return turn
 
 
-def timed(turn: Callable[[int], None]) -> float:
+def time_turn(turn: Callable[[int], None]) -> float:
     turn(2)
     start = time.perf_counter()
     turn(TURN)
@@ -110,74 +111,74 @@ def timed(turn: Callable[[int], None]) -> float:
 
 
 def measure(
-    make: Callable[[], nn.Module], workers: int, typed: tuple[str, ...] | None, steps: int, folder: str
-) -> Measured:
-    """Medians of turns."""
-    alone = steps_of(make, workers, None)
-    if typed is None:
-        return compared(alone, steps_of(make, workers, None), nullcontext, steps)
+    make: Callable[[], nn.Module], workers: int, overrides: tuple[str, ...] | None, steps: int, folder: str
+) -> Overhead:
+    """Compare the script alone with the script attached to a run, or with itself if there are no overrides."""
+    alone = make_turn(make, workers, None)
+    if overrides is None:
+        return compare(alone, make_turn(make, workers, None), nullcontext, steps)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    interceptor = Interceptor(config(ranks, workers, *typed))
+    interceptor = Interceptor(config(ranks, workers, *overrides))
     interceptor.script.print = lambda line: None
 
     @contextmanager
-    def held() -> Iterator[None]:
+    def attached() -> Iterator[None]:
         interceptor.install()
         yield
         interceptor.uninstall()
 
-    with held():
-        other = steps_of(make, workers, Recorder(Path(folder), rank=rank))
-    measured = compared(alone, other, held, steps)
+    with attached():
+        other = make_turn(make, workers, Recorder(Path(folder), rank=rank))
+    measured = compare(alone, other, attached, steps)
     interceptor.check()
     return measured
 
 
-def compared(
-    alone: Callable[[int], None], other: Callable[[int], None], held: Callable[[], Any], steps: int
-) -> Measured:
-    alone_s, held_s = [timed(alone)], []
+def compare(
+    alone: Callable[[int], None], other: Callable[[int], None], attached: Callable[[], Any], steps: int
+) -> Overhead:
+    alone_s, attached_s = [time_turn(alone)], []
     for _ in range(steps // TURN + WARM_UPS):
-        with held():
-            held_s.append(timed(other))
-        alone_s.append(timed(alone))
+        with attached():
+            attached_s.append(time_turn(other))
+        alone_s.append(time_turn(alone))
     alone_s = [(before + after) / 2 for before, after in itertools.pairwise(alone_s)][WARM_UPS:]
-    held_s = held_s[WARM_UPS:]
-    ratios = sorted(h / a for h, a in zip(held_s, alone_s, strict=True))
+    attached_s = attached_s[WARM_UPS:]
+    ratios = sorted(h / a for h, a in zip(attached_s, alone_s, strict=True))
     outside = max(math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))), 0)
     interval = ratios[outside], ratios[-1 - outside]
-    return Measured(
-        statistics.median(alone_s), statistics.median(held_s), statistics.median(ratios), interval
+    return Overhead(
+        statistics.median(alone_s), statistics.median(attached_s), statistics.median(ratios), interval
     )
 
 
-def rows(workers: int, steps: int, threads: int) -> list[tuple[str, str, Measured]]:
+def measure_all(workers: int, steps: int, threads: int) -> list[tuple[str, str, Overhead]]:
     torch.set_num_threads(threads)
     found = []
     for name, make in MODELS.items():
-        for label, typed in HELD_TO.items():
+        for label, overrides in ATTACHED_TO.items():
             with tempfile.TemporaryDirectory() as folder:
-                found.append((name, label, measure(make, workers, typed, steps, folder)))
+                found.append((name, label, measure(make, workers, overrides, steps, folder)))
     return found
 
 
-def in_rank(rank: int, ranks: int, store: str, results: Any, steps: int, threads: int) -> None:
+def run_rank(rank: int, ranks: int, store: str, results: Any, steps: int, threads: int) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    found = rows(1, steps, threads)
+    found = measure_all(1, steps, threads)
     dist.barrier()
     if rank == 0:
         results.put(found)
     dist.destroy_process_group()
 
 
-def in_ranks(ranks: int, steps: int, threads: int) -> list[tuple[str, str, Measured]]:
+def measure_in_ranks(ranks: int, steps: int, threads: int) -> list[tuple[str, str, Overhead]]:
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
         arguments = (ranks, f"{folder}/store", results, steps, threads)
-        processes = [context.Process(target=in_rank, args=(r, *arguments)) for r in range(ranks)]
+        processes = [context.Process(target=run_rank, args=(r, *arguments)) for r in range(ranks)]
         for process in processes:
             process.start()
         found = results.get()
@@ -187,22 +188,35 @@ def in_ranks(ranks: int, steps: int, threads: int) -> list[tuple[str, str, Measu
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=300, help="timed steps of each side (default: 300)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=2)
-    given = parser.parse_args()
-    too_slow = False
-    print("| script | model | held to | alone ms | held ms | ratio | 95 % |\n|---|---|---|---|---|---|---|")
-    for script, measured in (
-        ("one worker", lambda: rows(1, given.steps, given.threads)),
-        ("one process plays 4", lambda: rows(4, given.steps, given.threads)),
-        (f"DDP, {given.ranks} processes", lambda: in_ranks(given.ranks, given.steps, given.threads)),
-    ):
-        for name, label, of in measured():
-            print(f"| {script} | {name} | {label} | {of} |", flush=True)
-            too_slow |= label == "fp32" and of.interval[0] > LIMIT and of.held_s - of.alone_s > FIXED_S
-    return int(too_slow)
+    parser.add_argument("--ranks", type=int, default=2, help="processes under DDP (default: 2)")
+    options = parser.parse_args()
+    steps, threads = options.steps, options.threads
+    scripts = {
+        "one worker": lambda: measure_all(1, steps, threads),
+        "one process emulates 4": lambda: measure_all(4, steps, threads),
+        f"DDP, {options.ranks} processes": lambda: measure_in_ranks(options.ranks, steps, threads),
+    }
+    is_slow = False
+
+    def measure_rows() -> Iterator[tuple[str, ...]]:
+        nonlocal is_slow
+        for script, measure_script in scripts.items():
+            for model, label, found in measure_script():
+                yield script, model, label, *found.cells()
+                is_slow |= (
+                    label == "fp32"
+                    and found.interval[0] > LIMIT
+                    and found.attached_s - found.alone_s > FIXED_S
+                )
+
+    with Report(options.output) as report:
+        report.add(describe_machine(threads=threads))
+        heads = ("script", "model", "attached to", "alone ms", "attached ms", "ratio", "95 %")
+        report.add_table(heads, measure_rows(), text_columns=3)
+    return int(is_slow)
 
 
 if __name__ == "__main__":

@@ -1,74 +1,45 @@
-"""Seconds of sharded training's exchange over a real slow link, end to end: reduce-scatter of gradients and all-gather
-of weights, rounding and packing included; and of a whole FSDP2 step.
+"""How long do the exchanges of sharded training take over a slow link, including rounding and packing?
 
-    sudo python scripts/benchmarks/sharded_step.py                                # 2 and 4 ranks, 1 Gbit/s, 25M values
+    sudo python scripts/benchmarks/sharded_step.py                      # 2 and 4 ranks, 1 Gbit/s, 25M values
     sudo python scripts/benchmarks/sharded_step.py --ranks 2 --output table.md
-    sudo chrt -r 5 python scripts/benchmarks/sharded_step.py                      # beside other work on the machine
-    python scripts/benchmarks/sharded_step.py --loopback                          # no link, no root
+    sudo chrt -r 5 python scripts/benchmarks/sharded_step.py            # next to other work on the machine
+    python scripts/benchmarks/sharded_step.py --loopback                # no link, which needs no root
 
-Ranks run in network namespaces behind token buckets (slow_links.py), and on machines with other work in turns: each
-repeat times every method once. Seconds and ratios are medians.
+Each rank runs in a network namespace behind a token bucket (slow_links.py). Seconds and ratios are medians, and seconds
+are those of the slowest rank.
 
-`reduce-scatter + all-gather`: gradients and weights of square layers, as FSDP cuts them; fp32 and bf16 are torch's own,
-whose reduce-scatter over gloo sends as much as an all-reduce; "fp32, direct" is ours, nearly all of it the wire.
-`FSDP2 step`: forward, backward and exchange of those layers as linear ones, five a `fully_shard` call, gathered once a
-step; bf16 is torch's, by MixedPrecisionPolicy for weights and gradients. Theory is 2 (N-1)/N n k/8 bytes.
+`reduce-scatter + all-gather`: gradients and weights of square layers, as FSDP splits them. fp32 and bf16 are torch's
+own; torch's reduce-scatter over gloo sends as much as an all-reduce. "fp32, direct" is ours, and nearly all of its time
+is spent on the link. `FSDP2 step`: forward, backward and exchange of such layers, five for each `fully_shard` call,
+gathered once a step; bf16 is torch's MixedPrecisionPolicy for weights and gradients. `theory` is 2 (N-1)/N n k/8 bytes.
+It takes about 20 minutes. The result is results/reference/wire/sharded.md.
 """
 
 import argparse
-import json
-import os
-import signal
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from slow_links import found_by_ranks, sent_bytes
+from all_reduce import add_exchange_arguments, run_on_links
+from harness import Report, make_parser, time_ranks
+from slow_links import add_link_arguments, parse_arguments, sent_bytes
 
 BITS = {"fp32": 32, "fp32, direct": 32, "bf16": 16, "8 bits": 8, "4 bits": 4}
 FORMATS = {"fp32, direct": "fp32", "8 bits": "e4m3", "4 bits": "e2m1"}
-WIDTH, TOGETHER, WARM_UPS = 1000, 5, 2
+WIDTH, LAYERS_PER_GROUP, WARM_UPS = 1000, 5, 2
 
 Step = Callable[[], Any]
 
 
-def in_turns(methods: dict[str, Step], repeats: int) -> dict[str, dict[str, float]]:
-    """Median seconds and bytes sent of each."""
-    import torch.distributed as dist
-
-    seconds: dict[str, list[float]] = {label: [] for label in methods}
-    sent: dict[str, list[int]] = {label: [] for label in methods}
-    for turn in range(WARM_UPS + repeats):
-        for label, step in methods.items():
-            dist.barrier()
-            before, started = sent_bytes(), time.perf_counter()
-            step()
-            if turn >= WARM_UPS:
-                seconds[label].append(time.perf_counter() - started)
-                sent[label].append(sent_bytes() - before)
-    return {
-        label: {
-            "seconds": statistics.median(seconds[label]),
-            "best": min(seconds[label]),
-            "sent": statistics.median(sent[label]),
-        }
-        for label in methods
-    }
-
-
-def exchanges(n_values: int) -> dict[str, Step]:
+def make_exchanges(n_values: int) -> dict[str, Step]:
+    """Return a reduce-scatter of gradients and an all-gather of weights, by each method."""
     import torch
     import torch.distributed as dist
 
     from cpdrun.comm import AllReduceSync
-    from cpdrun.comm.sharded.gather import Gather, Weights
     from cpdrun.comm.sums.scaling import APS
-    from cpdrun.comm.sums.summations.base import Shards
-    from cpdrun.comm.wire.cut import by_rows
+    from cpdrun.comm.sums.summation import Shards
+    from cpdrun.comm.sync.sharded import WeightGather, Weights
+    from cpdrun.comm.wire.layout import shard_by_rows
     from cpdrun.comm.workers import Workers
 
     rank, N = dist.get_rank(), dist.get_world_size()
@@ -81,7 +52,7 @@ def exchanges(n_values: int) -> dict[str, Step]:
     halves = [torch.empty(N, layers * part, dtype=torch.bfloat16) for _ in range(2)]
     half_S = torch.empty(layers * part, dtype=torch.bfloat16)
     shapes = [(WIDTH // N * N, WIDTH)] * layers
-    cut, numels = by_rows(shapes, N), tuple(rows * columns for rows, columns in shapes)
+    sharding, numels = shard_by_rows(shapes, N), tuple(rows * columns for rows, columns in shapes)
     names = [str(p) for p in range(layers)]
 
     def fp32() -> None:
@@ -96,11 +67,11 @@ def exchanges(n_values: int) -> dict[str, Step]:
         dist.all_gather_into_tensor(halves[1].view(-1), half_S)
         weights_NxS.copy_(halves[1])
 
-    def few(fmt: str) -> Step:
+    def make_exchange(fmt: str) -> Step:
         scaling = None if fmt == "fp32" else APS()
         sync = AllReduceSync(format=fmt, world_size=N, parameter_names=names, scaling=scaling)
-        gather = Gather(fmt, Workers(N, rank, N), scaled=True)
-        shards = Shards(cut, numels, apart=True)
+        gather = WeightGather(fmt, Workers(N, rank, N), scaled=True)
+        shards = Shards(sharding, numels, apart=True)
 
         def place(owner: int, piece: Any) -> torch.Tensor:
             begin = piece.layer * part + piece.start - owner * part
@@ -111,14 +82,15 @@ def exchanges(n_values: int) -> dict[str, Step]:
             out = list(mine_S.split(part))
             sync.reduce_layers(range(layers), stacks, step=0, epoch=0, out=out, shards=shards)
             mine = list(master_S.split(part))
-            gather.run(Weights(names, mine, numels, cut, place))
+            gather.run(Weights(names, mine, numels, sharding, place))
 
         return step
 
-    return {"fp32": fp32, "bf16": bf16} | {label: few(fmt) for label, fmt in FORMATS.items()}
+    return {"fp32": fp32, "bf16": bf16} | {label: make_exchange(fmt) for label, fmt in FORMATS.items()}
 
 
-def steps(n_values: int) -> dict[str, Step]:
+def make_steps(n_values: int) -> dict[str, Step]:
+    """Return FSDP2 training steps, by each method."""
     import torch
     from torch import nn
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -128,10 +100,12 @@ def steps(n_values: int) -> dict[str, Step]:
     x = torch.randn(16, WIDTH)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
-    def step_of(policy: MixedPrecisionPolicy, fmt: str | None = None) -> Step:
+    def make_step(policy: MixedPrecisionPolicy, fmt: str | None = None) -> Step:
         torch.manual_seed(0)
         layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(max(1, n_values // WIDTH**2))]
-        groups = [nn.Sequential(*layers[i : i + TOGETHER]) for i in range(0, len(layers), TOGETHER)]
+        groups = [
+            nn.Sequential(*layers[i : i + LAYERS_PER_GROUP]) for i in range(0, len(layers), LAYERS_PER_GROUP)
+        ]
         model = nn.Sequential(*groups)
         for group in model:
             fully_shard(group, mp_policy=policy, reshard_after_forward=False)
@@ -149,74 +123,26 @@ def steps(n_values: int) -> dict[str, Step]:
         return step
 
     plain = MixedPrecisionPolicy()
-    return {"fp32": step_of(plain), "bf16": step_of(half)} | {
-        label: step_of(plain, fmt) for label, fmt in FORMATS.items()
+    return {"fp32": make_step(plain), "bf16": make_step(half)} | {
+        label: make_step(plain, fmt) for label, fmt in FORMATS.items()
     }
 
 
-def be_rank(options: argparse.Namespace) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
-    found = {"reduce-scatter + all-gather": in_turns(exchanges(options.values), options.repeats)}
-    if not options.exchange_only:
-        found["FSDP2 step"] = in_turns(steps(options.values), options.repeats)
-    if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def measure(ranks: int, rate: str | None, options: argparse.Namespace) -> dict[str, dict]:
-    """What rank 0 found, behind links of `rate` (None: loopback)."""
-    arguments = ["--values", str(options.values), "--repeats", str(options.repeats)]
-    return found_by_ranks(__file__, ranks, rate, arguments + ["--exchange-only"] * options.exchange_only)
-
-
-def table(title: str, found: dict[str, dict], ranks: int, n_values: int) -> str:
-    """As Markdown."""
-    fp32, direct, bf16 = (found[label]["seconds"] for label in ("fp32", "fp32, direct", "bf16"))
-    heads = ("", "s", "best s", "of fp32", "of direct", "of bf16", "sent MB", "theory MB")
-    lines = [f"### {title}", "", f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
-    for label, row in found.items():
-        seconds, theory = row["seconds"], 2 * (ranks - 1) / ranks * n_values * BITS[label] / 8
-        ratios = " | ".join(f"{other / seconds:.2f} x" for other in (fp32, direct, bf16))
-        lines.append(
-            f"| {label} | {seconds:.3f} | {row['best']:.3f} | {ratios} | {row['sent'] / 1e6:.1f} | {theory / 1e6:.1f} |"
-        )
-    return "\n".join([*lines, ""])
+def run_rank(options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    makers = {"reduce-scatter + all-gather": make_exchanges, "FSDP2 step": make_steps}
+    for title, make in list(makers.items())[: 1 if options.exchange_only else 2]:
+        found[title] = time_ranks(make(options.values), options.repeats, warm_ups=WARM_UPS, count=sent_bytes)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--values", type=int, default=25_000_000)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rate", nargs="+", default=["1gbit"], help="as tc spells it")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--loopback", action="store_true", help="no link: needs no root")
-    parser.add_argument("--exchange-only", action="store_true", help="no second table")
-    parser.add_argument("--output", type=Path, help="the tables, as Markdown")
-    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.as_rank:
-        be_rank(options)
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the link is removed
-    if not options.loopback and os.geteuid() != 0:
-        raise SystemExit("network namespaces need root: run it with sudo, or with --loopback")
-    tables = []
-    for ranks in options.ranks:
-        for rate in [None] if options.loopback else options.rate:
-            for title, found in measure(ranks, rate, options).items():
-                where = f"{title}: {ranks} ranks, {rate or 'loopback'}, {options.values:,} values"
-                tables.append(table(where, found, ranks, options.values))
-                print(tables[-1], flush=True)
-    if options.output:
-        options.output.write_text("\n".join(tables))
+    parser = make_parser(__doc__)
+    add_link_arguments(parser, ranks=[2, 4], rates=["1gbit"])
+    add_exchange_arguments(parser)
+    options = parse_arguments(parser, run_rank)
+    with Report(options.output) as report:
+        run_on_links(report, __file__, options, ["fp32", "fp32, direct", "bf16"], BITS)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,95 @@
-"""Ranks behind real slow links, for the benchmarks that need them.
+"""Run the ranks of a benchmark behind real slow links.
 
-Each rank runs in a network namespace of its own (root), joined to a bridge by a veth pair that a token bucket filter
-limits in both directions. Namespaces and links are removed at the end, whatever happens.
+Each rank runs in its own network namespace, which needs root. A veth pair joins it to a bridge, and a token bucket
+filter limits both directions. Namespaces and links are removed at the end, even after an error.
 """
 
+import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 INTERFACE = "eth0"
+LOOPBACK = "loopback"
 
 
-def found_by_ranks(script: str, ranks: int, rate: str | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """The JSON that rank 0 of `script --as-rank *arguments` prints last.
+def add_link_arguments(parser: argparse.ArgumentParser, *, ranks: list[int], rates: list[str]) -> None:
+    """Add the options of all benchmarks that run ranks behind links."""
+    parser.add_argument("--ranks", type=int, nargs="+", default=ranks, help="numbers of ranks")
+    parser.add_argument(
+        "--rate", nargs="+", default=rates, help=f"rates of links, as tc spells them, or {LOOPBACK}"
+    )
+    parser.add_argument(
+        "--loopback", action="store_const", dest="rate", const=[LOOPBACK], help="no link, which needs no root"
+    )
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
 
-    Every rank is a process of its own behind a link of `rate`, as tc spells it (None: loopback, without root)."""
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, run_rank: Callable[[argparse.Namespace], Any]
+) -> argparse.Namespace:
+    """Parse the command line. In the process of a rank, run `run_rank` and exit.
+
+    Rank 0 prints what `run_rank` returns, as JSON. Exit with a message if a link is requested without root.
+    """
+    options = parser.parse_args()
+    if options.as_rank:
+        _run_as_rank(options, run_rank)
+        sys.exit()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the links are removed
+    if os.geteuid() != 0 and any(rate != LOOPBACK for rate in options.rate):
+        sys.exit("error: network namespaces need root: run it with sudo, or with --loopback")
+    return options
+
+
+def _run_as_rank(options: argparse.Namespace, run_rank: Callable[[argparse.Namespace], Any]) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if os.environ["GLOO_SOCKET_IFNAME"] == INTERFACE:
+        raise_priority()
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
+    found = run_rank(options)
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def raise_priority() -> None:
+    """Run ahead of the other programs of this machine. The ranks mostly wait."""
+    autogroup = Path("/proc/self/autogroup")  # if it exists, nice has an effect inside a session only
+    if autogroup.exists():
+        autogroup.write_text("-19")
+    os.nice(-19)
+
+
+def run_ranks(script: str, ranks: int, rate: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run `script --as-rank *arguments` in one process for each rank.
+
+    Args:
+        script: The file of the benchmark.
+        ranks: The number of ranks.
+        rate: The rate of the link of each rank, as tc spells it, or LOOPBACK.
+        arguments: Further arguments.
+
+    Returns:
+        The JSON object that rank 0 prints last.
+
+    Raises:
+        SystemExit: Rank 0 failed.
+    """
     with ExitStack() as stack:
-        machines = lay_links(stack, ranks, rate) if rate else [None] * ranks
+        machines = create_links(stack, ranks, rate) if rate != LOOPBACK else [None] * ranks
         processes = []
         for rank, machine in enumerate(machines):
             environment = os.environ | {
@@ -43,12 +111,12 @@ def found_by_ranks(script: str, ranks: int, rate: str | None, arguments: Sequenc
             processes.append(process)
         output, _ = processes[0].communicate()
         if processes[0].returncode:
-            raise SystemExit(f"a rank failed with exit code {processes[0].returncode}")
+            raise SystemExit(f"error: rank 0 failed with exit code {processes[0].returncode}")
         return json.loads(output.splitlines()[-1])
 
 
-def lay_links(stack: ExitStack, ranks: int, rate: str) -> list[str]:
-    """Namespaces of `ranks` machines on one switch, linked to it at the given rate. Returns their names."""
+def create_links(stack: ExitStack, ranks: int, rate: str) -> list[str]:
+    """Create network namespaces that are linked to one switch at the given rate. Return their names."""
     prefix = f"bw{os.getpid() % 100000}"
     switch, machines = f"{prefix}sw", [f"{prefix}n{r}" for r in range(ranks)]
     for name in [switch, *machines]:
@@ -72,6 +140,6 @@ def run(command: str) -> None:
 
 
 def sent_bytes() -> int:
-    """As the kernel counted them on this rank's interface."""
+    """Return the number of bytes that the kernel counted as sent on the interface of this rank."""
     name = os.environ["GLOO_SOCKET_IFNAME"]
     return int(Path(f"/sys/class/net/{name}/statistics/tx_bytes").read_text())

@@ -1,6 +1,8 @@
-"""How good custom_fp.testing is: false failures on legal results, and planted bugs that it finds.
+"""How good is custom_fp.testing: how many legal results does it reject, and how many planted bugs does it find?
 
     python scripts/benchmarks/testing_study.py [--elements 1000000] [--only legal|bugs|time] [--output FILE]
+
+It takes about ten minutes. The result is results/reference/numerics/testing.md.
 
 Legal results are made by a model of a kernel that shares no code with the bound. Blocks of K come in random order and
 are divided at random into partial sums. Each is a chain of the named machine. They are added in float32 in a random
@@ -43,7 +45,7 @@ def operand_formats(machine: str) -> tuple[str, str]:
 
 
 def draw(kind: str, rows: int, depth: int, columns: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Operands before they are rounded to the machine's formats."""
+    """Draw operands that are not yet rounded to the machine's formats."""
     a, b = torch.randn(rows, depth, generator=g), torch.randn(depth, columns, generator=g)
 
     def spread(x: Tensor, low: int, high: int) -> Tensor:
@@ -75,7 +77,7 @@ KINDS = ("normal", "positive", "wide", "subnormal", "tiny", "large", "cancel", "
 
 
 def shuffled(x: Tensor, order: Tensor, unit: int, axis: int) -> Tensor:
-    """Whole units of an axis in another order; a short last one stays last."""
+    """Return the units of an axis in another order. A shorter last unit stays last."""
     whole = len(order) * unit
     head, tail = x.narrow(axis, 0, whole), x.narrow(axis, whole, x.shape[axis] - whole)
     head = head.unflatten(axis, (len(order), unit)).index_select(axis, order).flatten(axis, axis + 1)
@@ -85,7 +87,7 @@ def shuffled(x: Tensor, order: Tensor, unit: int, axis: int) -> Tensor:
 def legal_result(
     a: Tensor, b: Tensor, machine: str, dtype: torch.dtype, scales: tuple, g: torch.Generator
 ) -> Tensor:
-    """A result of a random legal order."""
+    """Return a product whose order of summation is random and legal."""
     how = custom_fp.Accumulator.parse(machine)
     unit = how.chunk or how.block
     depth = a.shape[1]
@@ -93,7 +95,7 @@ def legal_result(
     a, b = shuffled(a, order, unit, 1), shuffled(b, order, unit, 0)
     problem = read_problem(torch.zeros(a.shape[0], b.shape[1]), a, b, machine, "any", *scales)
     starts = range(unit, depth, unit)
-    share = torch.rand(1, generator=g).item() ** 3  # often few parts, sometimes every block for itself
+    share = torch.rand(1, generator=g).item() ** 3  # often few parts, sometimes one for each block
     cuts = [0, *(s for s in starts if torch.rand(1, generator=g) < share), depth]
     sums = [problem.chain(first, last)[0] for first, last in itertools.pairwise(cuts)]
     while len(sums) > 1:
@@ -166,7 +168,7 @@ def check_legal(elements: int, seed: int = 0) -> list[str]:
 
 @dataclass
 class Kernel:
-    """A correct product, and the same with a bug."""
+    """A correct product, and the same product with a bug."""
 
     name: str
     got: Tensor
@@ -179,7 +181,7 @@ class Kernel:
     """What the explanation must contain."""
 
     def reference(self) -> Tensor:
-        """What tests of public kernels compare with: a float32 product."""
+        """Return the float32 product that tests of public kernels compare with."""
         a, b = self.a.float(), self.b.float()
         s_a, s_b = self.known.get("scale_a"), self.known.get("scale_b")
         if isinstance(s_a, Tensor) and s_a.shape[-1] > 1:
@@ -375,7 +377,7 @@ def planted() -> list[Kernel]:
 
 
 def close_enough(kernel: Kernel, got: Tensor) -> dict[str, bool]:
-    """Whether each check of public kernels passes."""
+    """Return whether each check of public kernels passes."""
     want, dtype = kernel.reference(), got.dtype
     x, y = got.double(), want.double()
     ao = 2e-3 if dtype == torch.float32 else 7e-2
@@ -485,7 +487,7 @@ def main() -> None:
     )
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--only", choices=["legal", "bugs", "time"])
-    parser.add_argument("--output", type=Path, help="write the tables to this file, too")
+    parser.add_argument("--output", type=Path, help="write the tables to this file as well")
     options = parser.parse_args()
     parts = {
         "legal": lambda: check_legal(options.elements),

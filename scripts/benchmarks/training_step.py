@@ -1,20 +1,19 @@
-"""Step time of the training loop against a plain PyTorch script's, both taking turns in one process.
+"""How much slower is a step of cpdrun's training loop than that of a plain PyTorch script?
 
     python scripts/benchmarks/training_step.py [--device cuda] [--steps 200] [--threads 1]
 
-    plain      what a user would have written: order, batch, forward, backward, optimizer, as in the test that
-               holds the loop's losses equal to such a script's
+    plain      what a user would have written: order, batch, forward, backward, optimizer
     loop       cpdrun's training loop, all formats fp32, world_size 1
-    emulated   the loop with e4m3 and APS at world_size 8, the same samples a step
+    emulated   the loop with e4m3 and APS at world_size 8, with the same samples in a step
 
-After every step of the loop the plain script takes one of its own, so that a slow moment hits both. On the CPU a
-small network for small images, where what surrounds the arithmetic weighs most; on cuda also resnet18 for images
-of CIFAR's shape. Printed are medians, the ratio of medians, and that of means, which has the gradient statistics
-of every 20th step in it. Exit code 1 where the loop's median is above the plain script's by more than 3 % and
-by more than 0.2 ms, what a step's seeds, checks and records cost in Python whatever the model.
+After every step of the loop, the plain script takes one of its own, so that a slow moment hits both. On the CPU, small
+networks on small images are timed, because there the overhead matters most; on cuda also resnet18 on images of CIFAR's
+shape. The table has medians, the ratio of medians, and the ratio of means, which includes the gradient statistics of
+every 20th step. It takes about two minutes. The exit status is 1 if the loop's median exceeds the plain script's by
+more than 3 % and by more than 0.2 ms, which is what the seeds, checks and records of a step cost in Python for any
+model.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from harness import Report, describe_machine, make_parser
 from torch import Tensor
 
 from cpdrun.comm.workers import Workers
@@ -37,7 +37,7 @@ from cpdrun.train.state.journal import Journal
 
 LIMIT, FIXED_S = 1.03, 2e-4
 WARM_UPS = 20
-WORKLOADS = {  # what is typed, samples a step
+WORKLOADS = {  # overrides, and samples in a step
     "convnet, digits": (("model=convnet", "data=digits"), 64),
     "resnet8, Fashion-MNIST": (
         ("model=resnet_cifar", "model.depth=8", "data=fashion_mnist", "data.train_samples=6400"),
@@ -51,7 +51,7 @@ WORKLOADS = {  # what is typed, samples a step
 
 
 class Noise:
-    """Images of noise in the shape of CIFAR-10, kept on the GPU: what a step costs does not depend on them."""
+    """Random images in the shape of CIFAR-10, stored on the GPU. The cost of a step does not depend on them."""
 
     num_classes, in_channels = 10, 3
 
@@ -70,41 +70,41 @@ class InMemory(torch.utils.data.TensorDataset):
         return self.tensors[0][index_B], self.tensors[1][index_B]
 
 
-class Enough(Exception):
-    """As many steps as were asked for."""
+class AllStepsTakenError(Exception):
+    """All steps were taken."""
 
 
-class TakingTurns(Journal):
-    """A journal that, asked after a step whether to stop, has the plain script take one, and times both."""
+class AlternatingJournal(Journal):
+    """A journal that lets the plain script take a step after each step of the loop, and times both."""
 
     def __init__(self, folder: Path, plain: Iterator[None], steps: int, device: torch.device):
         super().__init__(RunDir(folder), 0)
         self.plain, self.left, self.device = plain, steps + WARM_UPS, device
         self.loop_s: list[float] = []
         self.plain_s: list[float] = []
-        self._began: float | None = None
+        self._started: float | None = None
         self._between_epochs = False
 
     def stop_requested(self) -> bool:
         ended = self._now()
         next(self.plain)
         now = self._now()
-        if self._began is not None:
-            self.loop_s.append(ended - self._began)
+        if self._started is not None:
+            self.loop_s.append(ended - self._started)
             self.plain_s.append(now - ended)
             self.left -= 1
         if not self.left:
-            raise Enough
-        self._began = None if self._between_epochs else now
+            raise AllStepsTakenError
+        self._started = None if self._between_epochs else now
         self._between_epochs = False
         return False
 
     def epoch_done(self, *_: Any) -> None:
-        """Evaluation is no step, nor is the checkpoint after it."""
-        self._began, self._between_epochs = None, True
+        """Do not time the evaluation and the checkpoint as a step."""
+        self._started, self._between_epochs = None, True
 
     def restart_at(self, epoch: int) -> None:
-        """Nothing is kept, so nothing is dropped."""
+        """Do nothing, because nothing is stored."""
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -113,7 +113,7 @@ class TakingTurns(Journal):
 
 
 def plain_script(config: dict[str, Any], device: torch.device) -> Iterator[None]:
-    """The plain script; gives way after each step."""
+    """Run the plain script and yield after each step."""
     parts = build(config, device)
     data, model, optimizer, B = parts.data, parts.model, parts.optimizer, config["batch_size"]
     base_lr, S = optimizer.param_groups[0]["lr"], len(data.train) // B
@@ -130,44 +130,50 @@ def plain_script(config: dict[str, Any], device: torch.device) -> Iterator[None]
             yield
 
 
-def measure(typed: tuple[str, ...], samples: int, world_size: int, device: torch.device, steps: int):
-    """Seconds of each step: (the loop's, the plain script's)."""
-    fixed = (*typed, "name=bench", "epochs=100000", f"device={device.type}")
+def measure(overrides: tuple[str, ...], samples: int, world_size: int, device: torch.device, steps: int):
+    """Return the seconds of each step of the loop and of the plain script."""
+    fixed = (*overrides, "name=bench", "epochs=100000", f"device={device.type}")
     batch = (f"world_size={world_size}", f"batch_size={samples // world_size}")
     (run,) = plan([*fixed, *batch, *(() if world_size == 1 else ("format=e4m3", "aps=true"))]).runs
     (plain,) = plan([*fixed, "world_size=1", f"batch_size={samples}"]).runs
     with tempfile.TemporaryDirectory() as folder:
-        journal = TakingTurns(Path(folder), plain_script(plain.config, device), steps, device)
-        with contextlib.suppress(Enough):
+        journal = AlternatingJournal(Path(folder), plain_script(plain.config, device), steps, device)
+        with contextlib.suppress(AllStepsTakenError):
             train(run.config, build(run.config, device), Workers(world_size), device, journal)
     return journal.loop_s[WARM_UPS:], journal.plain_s[WARM_UPS:]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="timed steps of each side (default: 200)")
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    device = torch.device(arguments.device)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
     if device.type == "cuda":
-        torch.backends.cudnn.deterministic = True  # as the worker sets it
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print("| workload | side | ms a step | x plain (medians) | x plain (means) |\n|---|---|--:|--:|--:|")
-    slow = False
-    for name, (typed, samples) in WORKLOADS.items():
-        if device.type == "cpu" and name.startswith("resnet18"):
-            continue
-        for world_size, side in ((1, "loop"), (8, "emulated, 8 workers")):
-            loop_s, plain_s = measure(typed, samples, world_size, device, arguments.steps)
-            ours, plain = statistics.median(loop_s), statistics.median(plain_s)
-            means = statistics.mean(loop_s) / statistics.mean(plain_s)
-            if world_size == 1:
-                print(f"| {name} | plain | {1e3 * plain:.3f} | 1 | 1 |")
-                slow |= ours > max(LIMIT * plain, plain + FIXED_S)
-            print(f"| {name} | {side} | {1e3 * ours:.3f} | {ours / plain:.3f} | {means:.3f} |", flush=True)
-    return int(slow)
+        torch.backends.cudnn.deterministic = True  # as in the worker
+    is_slow = False
+
+    def measure_rows() -> Iterator[tuple[object, ...]]:
+        nonlocal is_slow
+        for name, (overrides, samples) in WORKLOADS.items():
+            if device.type == "cpu" and name.startswith("resnet18"):
+                continue
+            for world_size, side in ((1, "loop"), (8, "emulated, 8 workers")):
+                loop_s, plain_s = measure(overrides, samples, world_size, device, options.steps)
+                ours, plain = statistics.median(loop_s), statistics.median(plain_s)
+                means = statistics.mean(loop_s) / statistics.mean(plain_s)
+                if world_size == 1:
+                    yield name, "plain", f"{1e3 * plain:.3f}", 1, 1
+                    is_slow |= ours > max(LIMIT * plain, plain + FIXED_S)
+                yield name, side, f"{1e3 * ours:.3f}", f"{ours / plain:.3f}", f"{means:.3f}"
+
+    with Report(options.output) as report:
+        report.add(describe_machine(device.type, options.threads))
+        heads = ("workload", "side", "ms a step", "x plain (medians)", "x plain (means)")
+        report.add_table(heads, measure_rows(), text_columns=2)
+    return int(is_slow)
 
 
 if __name__ == "__main__":

@@ -25,65 +25,38 @@ from custom_fp.rounding import Overflow, Rounding
 from ptx_device import Device, ptx_of
 
 FORMATS = [
-    *(
-        "e5m2",
-        "e4m3",
-        "e3m4",
-        "e3m0",
-        "e4m0",
-        "e2m1",
-        "e1m2",
-        "e1m0",
-        "e5m10",
-        "e6m9",
-        "e5m23",
-        "e7m11",
-        "bf16",
-    ),
-    *("fp32", "tf32", "e8m0", "e8m3", "e8m16", "e4m3fn", "e5m2fn", "e3m0fn", "e1m3fn", "e1m0fn", "e8m0fn"),
-    *("e2m1fn", "e2m3fn", "e3m2fn", "e4m3b11fn", "e4m3b-100", "e2m2b127", "e5m12fn", "e5m21", "e8m22"),
-    *("e4m3fnuz", "e5m2fnuz", "e3m0fnuz", "e4m3fo", "ue5m3", "ue4m3", "ue5m6"),
-]
+    "e5m2", "e4m3", "e3m4", "e3m0", "e4m0", "e2m1", "e1m2", "e1m0", "e5m10", "e6m9", "e5m23", "e7m11", "bf16",
+    "fp32", "tf32", "e8m0", "e8m3", "e8m16", "e4m3fn", "e5m2fn", "e3m0fn", "e1m3fn", "e1m0fn", "e8m0fn", "e2m1fn",
+    "e2m3fn", "e3m2fn", "e4m3b11fn", "e4m3b-100", "e2m2b127", "e5m12fn", "e5m21", "e8m22", "e4m3fnuz", "e5m2fnuz",
+    "e3m0fnuz", "e4m3fo", "ue5m3", "ue4m3", "ue5m6",
+]  # fmt: skip
 SCALED = [
-    "mxfp8_e4m3",
-    "mxfp4_rceil",
-    "mxint8",
-    "nvfp4",
-    "nvfp4_2d",
-    "nvfp4_4over6",
-    "nvint4",
-    "fp8_b64",
-    "int8_b128",
-    "fp8_tensor",
-    "int8_channel",
-]
-DOTS = ["h100_fp8", "v100_fp16", "a100_bf16", "fp32-fused", "fp16-stochastic", "fp16-nearest_away"]
-DOTS += [
-    "mi250_bf16",
-    "mi300_bf16",
-    "mi300_fp8",
-    "b200_mxfp8",
-    "b200_nvfp4",
-    "posit16-exact",
-    "takum8-fused-stochastic",
+    "mxfp8_e4m3", "mxfp4_rceil", "mxint8", "nvfp4", "nvfp4_2d", "nvfp4_4over6", "nvint4", "fp8_b64", "int8_b128",
+    "fp8_tensor", "int8_channel",
+]  # fmt: skip
+DOTS = [
+    "h100_fp8", "v100_fp16", "a100_bf16", "fp32-fused", "fp16-stochastic", "fp16-nearest_away", "mi250_bf16",
+    "mi300_bf16", "mi300_fp8", "b200_mxfp8", "b200_nvfp4", "posit16-exact", "takum8-fused-stochastic",
     "e4m3fnuz-toward_zero-fused",
-]
-TABLES = ["posit8", "takum12", "p3109_k8p3se", "hif8"]
+]  # fmt: skip
+TABLES = [
+    "posit8", "takum12", "p3109_k8p3se", "hif8",
+]  # fmt: skip
 NEAREST = [
-    "nf4_b64",
-    "dynamic_tree",
-    "dynamic_map_b16",
-    "int8_affine",
-    "int4_affine_b32",
-    "int8_affine_channel",
-]
+    "nf4_b64", "dynamic_tree", "dynamic_map_b16", "int8_affine", "int4_affine_b32", "int8_affine_channel",
+]  # fmt: skip
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--architecture", default="compute_90")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="times that everything runs, on other values and sizes"
+        "--rounds",
+        type=int,
+        default=1,
+        help="number of repetitions, with other values and sizes (default: 1)",
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -96,7 +69,7 @@ def main() -> int:
         )
         to = ptx_cases.Compared(device, random.Random(options.seed))
         for _ in range(options.rounds):
-            everything(to)
+            compare_all(to)
     print("\n| operator | values |\n| --- | --- |")
     print("\n".join(f"| {what} | {count:,} |" for what, count in to.values.items()))
     idle = set(device.parameters) - set(device.launches)
@@ -109,7 +82,8 @@ def main() -> int:
     return int(bool(to.wrong or idle))
 
 
-def everything(to: ptx_cases.Compared) -> None:
+def compare_all(to: ptx_cases.Compared) -> None:
+    """Compare every operator once."""
     words = ptx_cases.rules([str(r) for r in Rounding], [str(o) for o in Overflow])
     ptx_cases.whole(to)
     ptx_cases.fused_sum(to)

@@ -205,10 +205,14 @@ def hifloat() -> Iterator[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--softposit", type=Path, help="SoftPosit as a shared library")
     parser.add_argument("--takum", type=Path, help="libtakum as a shared library")
-    parser.add_argument("--most", type=int, default=8, help="P3109: formats of so many bits and fewer")
+    parser.add_argument(
+        "--most", type=int, default=8, help="largest number of bits of P3109 formats (default: 8)"
+    )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     checks = [lambda: p3109(options.most), lambda: p3109_stochastic(options.most), hifloat]
@@ -225,7 +229,7 @@ def main() -> int:
                 lines.append(f"| {what} | {against} | {inputs:,} | {wrong} |")
                 print(lines[-1], flush=True)
         except ImportError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text("\n".join(lines) + "\n")

@@ -1,13 +1,13 @@
-"""Compare custom_fp.quantize with the reference on every float32, all 2**32 of them, bit for bit.
+"""Does custom_fp.quantize equal the reference for every float32, all 2**32 of them, bit for bit?
 
-    python scripts/checks/exhaustive.py                       # e5m2 e4m3 e4m3fn e3m0; minutes a format
+    python scripts/checks/exhaustive.py                       # e5m2, e4m3, e4m3fn and e3m0; minutes for each
     python scripts/checks/exhaustive.py --output results/reference/numerics/exhaustive.md e3m2
 
-Scalar formats of every family (e4m3fnuz, e4m3fo, ue5m3), in any rounding that draws nothing (--rounding to_odd); tables
-(posits, P3109 ...) are scripts/checks/check_tables.py's.
+It takes scalar formats of every family (e4m3fnuz, e4m3fo, ue5m3), with any rounding that draws no random numbers
+(--rounding to_odd). check_tables.py checks formats that are tables (posits, P3109, ...).
 
-The reference (kernels/custom_fp/reference.py) works in float64 with torch's own operations and shares no line with
-the compiled kernels. Exit status 1 if a single result differs.
+The reference (kernels/custom_fp/reference.py) works in float64 with torch's own operations and shares no code with the
+compiled kernels. The exit status is 1 if a single result differs.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from custom_fp import reference
 from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Overflow, Rounding, Rule
 
-DRAWING_NOTHING = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
+DETERMINISTIC = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
 CHUNK = 1 << 15  # small enough for the reference to stay in the cache
 
 
 def differences(fmt: Format, rounding: str, overflow: str) -> int:
-    """How many of all float32 inputs the two round differently."""
+    """Return for how many of all float32 inputs the results differ."""
     rule = Rule(rounding, overflow)
     expected, got = torch.empty(CHUNK), torch.empty(CHUNK)
     wrong = 0
@@ -40,15 +40,17 @@ def differences(fmt: Format, rounding: str, overflow: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("formats", nargs="*", default=["e5m2", "e4m3", "e4m3fn", "e3m0"])
     parser.add_argument("--overflow", default="infinity", choices=[*map(str, Overflow)])
-    parser.add_argument("--rounding", default="nearest_even", choices=DRAWING_NOTHING)
+    parser.add_argument("--rounding", default="nearest_even", choices=DETERMINISTIC)
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
 
     rows = [
-        f"quantize({options.rounding}, {options.overflow}), backend {custom_fp.backend()}, against the reference, "
+        f"quantize({options.rounding}, {options.overflow}), backend {custom_fp.backend()}, and the reference, "
         "on all 2**32 float32 inputs:",
         "",
         "| format | inputs | different | seconds |",

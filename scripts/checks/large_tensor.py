@@ -1,6 +1,6 @@
-"""custom_fp on 2**31 + 8 values, where 32-bit indices would break: in place, packed to 2 bits, and their exponent.
+"""Check custom_fp on 2**31 + 8 values, where 32-bit indices would overflow: in place, packed to 2 bits, and exponents.
 
-python scripts/checks/large_tensor.py [cpu | cuda]        # needs 10 GB of memory there
+python scripts/checks/large_tensor.py [cpu | cuda]        # needs 10 GB of memory; takes about a minute
 """
 
 import argparse
@@ -12,7 +12,9 @@ N = 2**31 + 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("device", nargs="?", choices=["cpu", "cuda"], default="cpu")
     device = parser.parse_args().device
     x = torch.zeros(N, device=device)

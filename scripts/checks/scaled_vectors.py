@@ -1,10 +1,10 @@
-"""Write what torchao and gfloat make of some blocks: the known answers that tests hold scaled formats to.
+"""Write the results of torchao and gfloat for some blocks, with which tests compare formats with scales.
 
     python scripts/checks/scaled_vectors.py kernels/tests/scaled_vectors.json
 
-torchao's eager code on the CPU, and gfloat's block functions; no code of custom_fp runs. Blocks are normal values of
-several magnitudes, values in the middle of two elements, zeros, and one that is all of one value. Codes are one
-hexadecimal string a format, scales likewise; values are given as the bits of float32, so that nothing is rounded.
+It runs torchao's eager code on the CPU and gfloat's block functions, but no code of custom_fp, and takes seconds.
+Blocks are normal values of several magnitudes, midpoints of two elements, zeros, and one block with a single value.
+Codes and scales are one hexadecimal string for each format. Values are the bits of float32, so that nothing is rounded.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def values() -> torch.Tensor:
     return x
 
 
-def one_a_byte(packed: torch.Tensor) -> torch.Tensor:
-    """Of two 4-bit codes a byte."""
+def split_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """Return one code per byte from two 4-bit codes per byte."""
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
@@ -47,23 +47,23 @@ def hexadecimal(codes: torch.Tensor) -> str:
     return bytes(codes.contiguous().view(torch.uint8).flatten().tolist()).hex()
 
 
-def by_torchao(x: torch.Tensor) -> dict[str, dict[str, str]]:
+def encode_by_torchao(x: torch.Tensor) -> dict[str, dict[str, str]]:
     found = {}
     for name, dtype in MX.items():
         for rule, mode in MODES.items():
             scales, data = to_mx(x, dtype, 32, ScaleCalculationMode[mode])
-            codes = one_a_byte(data) if name == "mxfp4" else data
+            codes = split_bytes(data) if name == "mxfp4" else data
             key = name if rule == "floor" else f"{name}_{rule}"
             found[key] = {"codes": hexadecimal(codes), "scales": hexadecimal(scales)}
     t = per_tensor_amax_to_scale(x.abs().max())
     for name, given in (("nvfp4", t), ("nvfp4_1level", None)):
         scales, data = nvfp4_quantize(x, 16, given)
-        found[name] = {"codes": hexadecimal(one_a_byte(data)), "scales": hexadecimal(scales)}
+        found[name] = {"codes": hexadecimal(split_bytes(data)), "scales": hexadecimal(scales)}
     found["nvfp4"]["tensor_scale"] = hexadecimal(t.view(1))
     return found
 
 
-def by_gfloat(x: torch.Tensor) -> dict[str, dict[str, str]]:
+def encode_by_gfloat(x: torch.Tensor) -> dict[str, dict[str, str]]:
     found = {}
     for name, info in GFLOAT.items():
         scales, codes = [], []
@@ -78,7 +78,9 @@ def by_gfloat(x: torch.Tensor) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path)
     path = parser.parse_args().path
     x = values()
@@ -88,7 +90,7 @@ def main() -> None:
         "made_by": made_by,
         "shape": list(x.shape),
         "values": hexadecimal(x),
-        "formats": by_torchao(x) | by_gfloat(x),
+        "formats": encode_by_torchao(x) | encode_by_gfloat(x),
     }
     path.write_text(json.dumps(known, indent=1) + "\n")
 

@@ -1,18 +1,25 @@
-"""The nightly test: sweeps that are killed, signalled and stopped at random end as if nothing had been.
+"""Do sweeps that are killed, interrupted and stopped at random end like undisturbed ones? This is the nightly test.
 
-    python scripts/checks/soak.py                          # 200 blows, seed 0: about an hour on two cores
-    python scripts/checks/soak.py --blows 10 --seed 3      # a look at it
-    python scripts/checks/soak.py --kills                  # only by kill -9
+    python scripts/checks/soak.py                          # 200 signals, seed 0: about an hour on two cores
+    python scripts/checks/soak.py --signals 10 --seed 3    # a few minutes
+    python scripts/checks/soak.py --kills                  # only kill -9
     python scripts/checks/soak.py --script                 # runs of soak_script.py instead of the built-in loop
-    python scripts/checks/soak.py --search 20              # then a search that is killed so often: soak_search.py
-    python scripts/checks/soak.py --fuzz 10000             # then that many override strings and yaml files
+    python scripts/checks/soak.py --search 20              # then a search that is killed 20 times (soak_search.py)
+    python scripts/checks/soak.py --fuzz 10000             # then 10,000 override strings and YAML files
 
-A sweep of digits, or of a user's script, is trained undisturbed. Then sweeps of the same runs, with 1 and with 2 ranks
-in turn, are struck: a launcher, warm process, engine, agent, rank, or a whole group; by KILL, by INT, TERM or HUP once
-or twice, or by STOP and later CONT. A launcher that ended is started again. It must show: every final weight and metric
-as undisturbed, no failure of a launch that was not struck, no run finished twice, no process left, no traceback of a
-launcher, an end within --patience seconds. The same seed chooses the same blows; what they meet depends on the machine.
-Every blow is printed; what broke is named, its folder kept, and the exit status is 1.
+A sweep of digits, or of a user's script, is trained undisturbed. Then sweeps of the same runs, with 1 and 2 ranks in
+turn, receive signals: the launcher, the warm process, an engine, agent or rank, or a whole process group gets KILL;
+INT, TERM or HUP once or twice; or STOP and later CONT. A launcher that ended is started again. The test checks that
+
+- all final weights and metrics are those of the undisturbed sweep,
+- no launch fails that did not receive a signal,
+- no run is finished twice,
+- no process is left,
+- no launcher prints a traceback,
+- the sweep ends within --patience seconds.
+
+The same seed chooses the same signals, but what they hit depends on the machine. Every signal is printed. If a property
+does not hold, it is named, the folder is kept, and the exit status is 1.
 """
 
 import argparse
@@ -32,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import soak_search
-from soak_search import BrokenError
+from soak_processes import BrokenError, find_roles, start, wait_until_alone
 
 from cpdrun.record import Result, RunDir, SweepDir
 
@@ -44,9 +51,9 @@ SCRIPT_RUNS = [
     *("format=e4m3,e3m0", "aps=true,false", "seed=0,1", "world_size=2", "device=cpu"),
 ]
 ROLES = ("launcher", "warm process", "engine", "agent", "rank", "group")
-BLOWS = ("KILL", "INT", "INT twice", "TERM", "TERM twice", "HUP", "HUP twice", "STOP")
+SIGNALS = ("KILL", "INT", "INT twice", "TERM", "TERM twice", "HUP", "HUP twice", "STOP")
 KILL_SHARE = 0.4
-SEARCHED = [
+SEARCH = [
     "exp=digits_search",
     "world_size=2",
     "batch_size=32",
@@ -55,19 +62,31 @@ SEARCHED = [
     "search.tolerance=4",
     "device=cpu",
 ]
-STARTING_S = 2.0  # before the first blow, so that not all fall on a launcher that imports
-PAUSE_S = (0.0, 0.6)  # between blows
-TWICE_S = (0.0, 0.25)
-STOPPED_S = (0.05, 3.0)
-LATER_S = (0.0, 3.0)  # after the first rank
-WAIT_FOR_A_ROLE_S = 10.0
-TRAINING_SHARE = 0.75  # of kills alone: those that wait until some rank is there
-MOST_A_STORM = 20  # so that 1 and 2 ranks come in turn
+STARTING_S = 2.0  # before the first signal, so that not all of them hit a launcher that is still importing
+PAUSE_S = (0.0, 0.6)  # between signals
+TWICE_S = (0.0, 0.25)  # between the two signals of `twice`
+STOPPED_S = (0.05, 3.0)  # between STOP and CONT
+AFTER_RANK_S = (0.0, 3.0)  # after the first rank has started
+WAIT_FOR_ROLE_S = 10.0
+TRAINING_SHARE = 0.75  # of --kills: the share that waits until a rank exists
+SIGNALS_PER_SWEEP = 20  # at most, so that 1 and 2 ranks take turns
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\w[\w.]*)", re.MULTILINE)
 
 
 @dataclass
 class Soak:
+    """Sweeps that receive signals, and what they must result in.
+
+    Attributes:
+        folder: The folder of all sweeps.
+        dice: The random numbers that choose roles, signals and pauses.
+        patience_s: The seconds without a signal after which a sweep must have ended.
+        of_script: Whether the runs are those of a user's script.
+        only_kills: Whether KILL is the only signal.
+        expected: The weights and metrics of the undisturbed sweep, by run.
+        struck: The number of signals that were sent.
+    """
+
     folder: Path
     dice: random.Random
     patience_s: float
@@ -77,22 +96,22 @@ class Soak:
     struck: int = 0
 
     def calm(self) -> None:
-        """The weights that every storm must end with."""
+        """Train the undisturbed sweep."""
         launcher = self._launch("calm", nproc=1)
         if launcher.wait(self.patience_s) != 0:
-            raise BrokenError(f"the undisturbed sweep ended with {launcher.returncode}")
-        self.expected = self._weights("calm")
+            raise BrokenError(f"the undisturbed sweep ended with exit status {launcher.returncode}")
+        self.expected = self._results("calm")
         print(f"undisturbed: {len(self.expected)} runs", flush=True)
 
     def storm(self, name: str, nproc: int, most: int) -> None:
-        """One sweep from its start to its end, struck at most until `most` blows have fallen in all."""
+        """Run one sweep from start to end and send signals to it, until `most` signals were sent in total."""
         finished: dict[str, int] = {}
         until = time.monotonic() + self.patience_s
         while True:
             launcher, struck_before = self._launch(name, nproc), self.struck
             time.sleep(self.dice.uniform(0, STARTING_S))
             while launcher.poll() is None:
-                self._look(name, finished)
+                self._check_finished_once(name, finished)
                 if self.struck < most:
                     time.sleep(self.dice.uniform(*PAUSE_S))
                     if self._strike(launcher, name):
@@ -100,57 +119,49 @@ class Soak:
                 else:
                     time.sleep(0.05)
                 if time.monotonic() > until:
-                    raise BrokenError(f"{name}: no end {self.patience_s:.0f} s after the last blow")
+                    raise BrokenError(f"{name} did not end within {self.patience_s:.0f} s of the last signal")
             wait_until_alone(self.folder / name, self.patience_s)
-            self._look(name, finished)
+            self._check_finished_once(name, finished)
             self._check_output(name)
             if launcher.returncode == 0:
                 break
+            status = f"exit status {launcher.returncode}"
             if self.struck == struck_before:
-                raise BrokenError(f"{name}: a launch that nobody struck ended with {launcher.returncode}")
+                raise BrokenError(f"{name}: a launch that received no signal ended with {status}")
             if time.monotonic() > until:
-                raise BrokenError(f"{name}: ends with {launcher.returncode} again and again")
-        found = self._weights(name)
+                raise BrokenError(f"{name} ends with {status} again and again")
+        found = self._results(name)
         if found != self.expected:
             wrong = [run for run, weights in self.expected.items() if found.get(run) != weights]
-            raise BrokenError(f"{name}: other weights in {', '.join(wrong)}")
-        print(
-            f"{name}, {nproc} ranks: {len(found)} runs as undisturbed; {self.struck} blows so far", flush=True
-        )
+            raise BrokenError(f"{name}: the weights or metrics of {', '.join(wrong)} differ")
+        print(f"{name}, {nproc} ranks: {len(found)} equal runs after {self.struck} signals", flush=True)
 
     def _launch(self, name: str, nproc: int) -> subprocess.Popen:
         runs = SCRIPT_RUNS if self.of_script else RUNS
-        command = [sys.executable, "-m", "cpdrun.cli", "sweep", *runs, f"nproc={nproc}"]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, f"results_dir={self.folder / name}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        words = [*runs, f"nproc={nproc}", f"results_dir={self.folder / name}"]
+        return start("sweep", words, self.folder / f"{name}.log", start_new_session=True)
 
     def _strike(self, launcher: subprocess.Popen, name: str) -> bool:
-        """One blow, as soon as somebody has the role that was drawn; none where nobody comes to have it."""
-        role, blow = self.dice.choice(ROLES), self._blow()
+        """Send a random signal to a random role. Return False if no process gets that role in time."""
+        role, words = self.dice.choice(ROLES), self._choose_signal()
         gaps = [self.dice.uniform(*TWICE_S), self.dice.uniform(*STOPPED_S)]
-        until = time.monotonic() + WAIT_FOR_A_ROLE_S
+        until = time.monotonic() + WAIT_FOR_ROLE_S
         if self.only_kills and self.dice.random() < TRAINING_SHARE:
             until = time.monotonic() + self.patience_s / 2
-            while "rank" not in roles(launcher) and launcher.poll() is None and time.monotonic() < until:
+            while "rank" not in find_roles(launcher) and launcher.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
-            time.sleep(self.dice.uniform(*LATER_S))
-        while not (victims := roles(launcher).get("agent" if role == "group" else role, [])):
+            time.sleep(self.dice.uniform(*AFTER_RANK_S))
+        while not (victims := find_roles(launcher).get("agent" if role == "group" else role, [])):
             if launcher.poll() is not None or time.monotonic() > until:
                 return False
             time.sleep(0.02)
         victims = [launcher.pid, *victims] if role == "group" else victims
         victim = self.dice.choice(victims)
-        send = _to_group if role == "group" else os.kill
+        send = _signal_group if role == "group" else os.kill
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self.struck += 1
-            print(f"  {self.struck:3d}  {name}  {blow} to {role} {victim}", flush=True)
-            first, *more = blow.split()
+            print(f"  {self.struck:3d}  {name}  {words} to {role} {victim}", flush=True)
+            first, *more = words.split()
             number = signal.Signals[f"SIG{first}"]
             send(victim, number)
             if more:
@@ -161,12 +172,12 @@ class Soak:
                 send(victim, signal.SIGCONT)
         return True
 
-    def _blow(self) -> str:
+    def _choose_signal(self) -> str:
         is_kill = self.only_kills or self.dice.random() < KILL_SHARE
-        return BLOWS[0] if is_kill else self.dice.choice(BLOWS[1:])
+        return SIGNALS[0] if is_kill else self.dice.choice(SIGNALS[1:])
 
-    def _look(self, name: str, finished: dict[str, int]) -> None:
-        """A done.json, once there, is never written again."""
+    def _check_finished_once(self, name: str, finished: dict[str, int]) -> None:
+        """Check that no done.json was written a second time, and remember when the new ones were written."""
         for run in self._sweep(name).runs():
             with contextlib.suppress(FileNotFoundError):
                 when = run.done.stat().st_mtime_ns
@@ -174,19 +185,19 @@ class Soak:
                     raise BrokenError(f"{name}: {run.name} was finished twice")
 
     def _check_output(self, name: str) -> None:
-        said = (self.folder / f"{name}.log").read_text(errors="replace")
-        ends = set(TRACEBACK.findall(said)) - {
-            "KeyboardInterrupt"
-        }  # which is what INT to one process alone gives
-        if ends:
-            raise BrokenError(f"{name}: a traceback of {', '.join(ends)} in {name}.log")
+        log = (self.folder / f"{name}.log").read_text(errors="replace")
+        errors = set(TRACEBACK.findall(log)) - {"KeyboardInterrupt"}  # expected after INT to a single process
+        if errors:
+            raise BrokenError(f"{name}: {name}.log has a traceback of {', '.join(errors)}")
 
     def _sweep(self, name: str) -> SweepDir:
         return SweepDir(self.folder / name / (SCRIPT.stem if self.of_script else "digits_bits"))
 
-    def _weights(self, name: str) -> dict[str, Any]:
-        """The final weights and metrics of each run, None for one that is not done; by the run's name without its
-        digest, which for a script depends on the number of ranks."""
+    def _results(self, name: str) -> dict[str, Any]:
+        """Return the weights and metrics of each run, or None for a run that is not finished.
+
+        Runs are named without their digest, which for a script depends on the number of ranks.
+        """
         runs = {run.name.rpartition("-")[0]: run for run in self._sweep(name).runs()}
         return {
             short: (done := run.result()) and (_digest(run, done), done.metrics)
@@ -195,125 +206,77 @@ class Soak:
 
 
 def _digest(run: RunDir, done: Result) -> str | None:
-    """Of the final weights, which a script saves itself."""
+    """Return the digest of the final weights, which a script saves itself."""
     file = run.path / "weights.pt"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else done.weights_sha256
 
 
-def _to_group(pid: int, number: int) -> None:
+def _signal_group(pid: int, number: int) -> None:
     os.killpg(os.getpgid(pid), number)
 
 
-def roles(launcher: subprocess.Popen) -> dict[str, list[int]]:
-    """The processes of a sweep by what they are, from their command lines and who started whom."""
-    parents, lines = {}, {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            with contextlib.suppress(OSError):
-                state, parent = (process / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-                if state != "Z":
-                    pid = int(process.name)
-                    parents[pid] = int(parent)
-                    lines[pid] = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    found: dict[str, list[int]] = {"launcher": [launcher.pid]}
-    above = {launcher.pid: "launcher"}
-    for pid in _down_from(launcher.pid, parents):
-        line = " ".join(lines[pid])
-        if "cpdrun.launch.attempt.agent" in line:
-            role = "agent"
-        elif above[parents[pid]] == "launcher":
-            role = "warm process"
-        else:  # forked from the warm process, or started cold by an agent; ranks are forked from an engine
-            role = "engine" if above[parents[pid]] in ("warm process", "agent") else "rank"
-        above[pid] = role
-        found.setdefault(role, []).append(pid)
-    return found
-
-
-def _down_from(root: int, parents: dict[int, int]) -> list[int]:
-    """The descendants of `root`, parents before children."""
-    found = [root]
-    for pid in found:
-        found += sorted(child for child, parent in parents.items() if parent == pid)
-    return found[1:]
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command line or open files name something under `folder`."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                names = [(process / "cmdline").read_bytes().decode(errors="replace")]
-                names += [str(entry.readlink()) for entry in (process / "fd").iterdir()]
-                if any(f"{folder}/" in name or name.endswith(str(folder)) for name in names):
-                    found.append(int(process.name))
-    return found
-
-
-def wait_until_alone(folder: Path, patience_s: float) -> None:
-    until = time.monotonic() + patience_s
-    while left := processes_of(folder):
-        if time.monotonic() > until:
-            raise BrokenError(f"{folder.name}: processes left: {left}")
-        time.sleep(0.1)
-
-
 def fuzz(tries: int) -> int:
-    """tests/config/test_fuzz*.py with as many tries."""
+    """Run tests/config/test_fuzz*.py with this many tries."""
     tests = map(str, sorted((Path(__file__).parents[2] / "tests" / "config").glob("test_fuzz*.py")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0", *tests]
     return subprocess.run(command, env={**os.environ, "CPDRUN_FUZZ": str(tries)}).returncode
 
 
 def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None:
-    """What broke, or None."""
+    """Return what is broken, or None."""
     try:
-        said = soak_search.soak(SEARCHED, kills, seed, folder, patience_s)
+        answer = soak_search.soak(SEARCH, kills, seed, folder, patience_s)
         wait_until_alone(folder / "struck", patience_s)
-        print(said, flush=True)
+        print(answer, flush=True)
     except BrokenError as error:
         print(f"BROKEN: {error} (--seed {seed}; {folder})", flush=True)
         return str(error)
     return None
 
 
-def soak(run: Soak, blows: int, seed: int) -> str | None:
-    """Return what broke, or None."""
+def soak(run: Soak, signals: int, seed: int) -> str | None:
+    """Return what is broken, or None."""
     try:
         run.calm()
         for number in itertools.count(1):
-            run.storm(f"storm{number}", nproc=2 - number % 2, most=min(blows, run.struck + MOST_A_STORM))
-            if run.struck >= blows:
+            run.storm(
+                f"storm{number}", nproc=2 - number % 2, most=min(signals, run.struck + SIGNALS_PER_SWEEP)
+            )
+            if run.struck >= signals:
                 return None
     except BrokenError as error:
-        return f"{error} (blow {run.struck}, --seed {seed}; {run.folder})"
+        return f"{error} (signal {run.struck}, --seed {seed}; {run.folder})"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--blows", type=int, default=200, help="kills and signals in all (default 200; 0: none)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", action="store_true", help="kill -9 alone, and no other signal")
-    parser.add_argument("--script", action="store_true", help="runs of a user's script")
-    parser.add_argument("--search", type=int, default=0, metavar="N", help="kills of a search after")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--patience", type=float, default=300, help="seconds without a blow until an end")
-    parser.add_argument("--folder", type=Path, help="where the sweeps lie (default: a temporary one)")
-    parser.add_argument(
-        "--fuzz", type=int, default=0, metavar="N", help="strings and yaml files to try after"
+    add = parser.add_argument
+    add(
+        "--signals",
+        "--blows",
+        type=int,
+        default=200,
+        help="signals in total (default: 200; 0: skip the sweeps)",
     )
+    add("--kills", action="store_true", help="send KILL only")
+    add("--script", action="store_true", help="run a user's script instead of the built-in training loop")
+    add("--search", type=int, default=0, metavar="N", help="then kill a search N times")
+    add("--seed", type=int, default=0)
+    add("--patience", type=float, default=300, help="seconds without a signal until a sweep must have ended")
+    add("--folder", type=Path, help="folder of the sweeps (default: a temporary one)")
+    add("--fuzz", type=int, default=0, metavar="N", help="then try N override strings and YAML files")
     arguments = parser.parse_args()
     folder = (arguments.folder or Path(tempfile.mkdtemp(prefix="cpdrun-soak-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     broken = []
-    if arguments.blows:
+    if arguments.signals:
         dice = random.Random(arguments.seed)
         run = Soak(folder, dice, arguments.patience, arguments.script, arguments.kills)
-        fell = soak(run, arguments.blows, arguments.seed)
-        print(f"BROKEN: {fell}" if fell else f"{arguments.blows} blows changed nothing", flush=True)
-        broken.append(fell)
+        error = soak(run, arguments.signals, arguments.seed)
+        print(f"BROKEN: {error}" if error else f"{arguments.signals} signals changed nothing", flush=True)
+        broken.append(error)
     if arguments.search:
         broken.append(search(arguments.search, arguments.seed, arguments.patience, folder))
     if arguments.fuzz:

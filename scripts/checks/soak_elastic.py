@@ -1,15 +1,16 @@
-"""Ranks of runs with elastic=true are killed at random steps: what it costs, and that it changes no bit.
+"""What does it cost to kill ranks of runs with elastic=true, and does it change any bit?
 
     nice python scripts/checks/soak_elastic.py                       # 20 kills: about three minutes on two cores
     python scripts/checks/soak_elastic.py --kills 100 --seed 3
-    python scripts/checks/soak_elastic.py --overhead 5               # only: what a step costs more with elastic=true
+    python scripts/checks/soak_elastic.py --overhead 5               # only the cost of elastic=true without kills
 
-Each case is trained undisturbed by one process that plays all workers, then by several ranks of which one is killed by
-KILL, again and again. It must show: one attempt, the final weights of the undisturbed run, a line of lost.jsonl a kill.
+Each case is trained undisturbed by one process that emulates all workers, and then by several ranks of which one is
+killed with KILL, again and again. The test checks that the run ends in its first attempt, with the final weights of the
+undisturbed run and one line in lost.jsonl for each kill. If that is not so, the exit status is 1.
 
-Printed, a line a kill: the steps that had to be trained again; `lost`, seconds from the end of the last step that was
-complete until it was complete again, as the run records it; `from the kill`, seconds until then as seen from here. The
-exit status is 1 where something did not hold.
+For each kill it prints the number of steps that had to be trained again; `lost`, the seconds from the end of the last
+complete step until it was complete again, as the run records it; and `from the kill`, the seconds from the kill until
+then, as measured here. The result is in results/reference/elastic.
 """
 
 import argparse
@@ -23,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from soak_processes import BrokenError, find_rank, start, wait_for
+
 from cpdrun.record import RunDir, SweepDir
 
 COMMON = [
@@ -33,42 +36,35 @@ COMMON = [
     "checkpoint.every_epochs=1000",
     "name=soaked",
 ]
-CASES = {  # by name: what is typed, and the ranks
+CASES = {  # overrides, and the number of ranks
     "all_reduce, APS": (["aps=true"], 2),
     "all_reduce, error feedback": (["aps=true", "sync.error_feedback=true"], 4),
     "gossip_choco": (["sync=gossip_choco", "aps=false"], 2),
     "local steps": (["sync=local", "aps=true"], 2),
 }
-LOOK_S = 0.005
 PATIENCE_S = 300.0
 
 
-class BrokenError(Exception):
-    """What did not hold."""
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20, help="kills in total (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30, help="of a run: longer ones take more kills")
-    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be given again")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of a run; longer runs take more kills")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this case; can be repeated")
     parser.add_argument(
-        "--overhead", type=int, metavar="N", help="no kills: N pairs of undisturbed runs, side by side"
+        "--overhead", type=int, metavar="N", help="kill nothing; time N pairs of undisturbed runs"
     )
     arguments = parser.parse_args()
     cases = {name: CASES[name] for name in arguments.case or CASES}
     with tempfile.TemporaryDirectory(prefix="soak-elastic-") as folder:
-        if arguments.overhead:
-            for name, (typed, ranks) in cases.items():
-                overhead(
-                    name,
-                    [*typed, f"epochs={arguments.epochs}", f"nproc={ranks}"],
-                    arguments.overhead,
-                    Path(folder),
-                )
-            return 0
-        return soak(cases, arguments, Path(folder))
+        if not arguments.overhead:
+            return soak(cases, arguments, Path(folder))
+        for name, (overrides, ranks) in cases.items():
+            overrides = [*overrides, f"epochs={arguments.epochs}", f"nproc={ranks}"]
+            measure_overhead(name, overrides, arguments.overhead, Path(folder))
+        return 0
 
 
 def soak(cases: dict[str, tuple[list[str], int]], arguments: argparse.Namespace, folder: Path) -> int:
@@ -76,42 +72,41 @@ def soak(cases: dict[str, tuple[list[str], int]], arguments: argparse.Namespace,
     print(
         "| run | ranks | killed | at step | steps again | lost, s | from the kill, s |\n|---|---|---|---|---|---|---|"
     )
-    for number, (name, (typed, ranks)) in enumerate(cases.items()):
-        typed = [*typed, f"epochs={arguments.epochs}"]
+    for number, (name, (overrides, ranks)) in enumerate(cases.items()):
+        overrides = [*overrides, f"epochs={arguments.epochs}"]
         kills = arguments.kills // len(cases) + (number < arguments.kills % len(cases))
-        calm = train(typed, folder / f"{number}-calm")
+        calm = train(overrides, folder / f"{number}-calm")
         calm.wait(PATIENCE_S)
         try:
-            costs += strike(name, typed, ranks, kills, dice, folder / f"{number}-struck")
+            costs += strike(name, overrides, ranks, kills, dice, folder / f"{number}-struck")
             check_same(run_of(folder / f"{number}-calm"), run_of(folder / f"{number}-struck"), kills)
         except BrokenError as error:
             print(f"{name}: {error}\n{(folder / f'{number}-struck' / 'log').read_text()[-2000:]}")
             return 1
     costs.sort()
     print(
-        f"{len(costs)} kills: {statistics.median(costs):.2f} s of work lost in the median, {costs[-1]:.2f} s at most; "
-        "every run ended in its first attempt with the weights of the undisturbed one"
+        f"{len(costs)} kills: {statistics.median(costs):.2f} s of work lost (median), {costs[-1]:.2f} s at most; "
+        "every run ended in its first attempt with the weights of the undisturbed run"
     )
     return 0
 
 
 def strike(
-    name: str, typed: list[str], ranks: int, kills: int, dice: random.Random, folder: Path
+    name: str, overrides: list[str], ranks: int, kills: int, dice: random.Random, folder: Path
 ) -> list[float]:
-    """Kill a rank so many times, each when the run has recovered from the one before; the seconds each has cost."""
-    process, costs = train([*typed, f"nproc={ranks}", "elastic=true"], folder), []
+    """Kill a rank this many times, each time after the run has recovered. Return the seconds that each kill cost."""
+    process, costs = train([*overrides, f"nproc={ranks}", "elastic=true"], folder), []
     try:
-        run = wait_for(lambda: run_of(folder), process, "the run")
-        wait_for(lambda: run.metrics.exists(), process, "the first epoch")
+        run = wait_for(lambda: run_of(folder), "the run", PATIENCE_S, process)
+        wait_for(lambda: run.metrics.exists(), "the first epoch", PATIENCE_S, process)
         for n in range(kills):
             time.sleep(dice.uniform(0.0, 1.0))
             rank = dice.randrange(ranks)
-            victim = wait_for(lambda r=rank: process_of_rank(run, r), process, f"rank {rank}")
+            victim = wait_for(lambda r=rank: find_rank(run, r), f"rank {rank}", PATIENCE_S, process)
             os.kill(victim, signal.SIGKILL)
             killed = time.time()
-            lost = wait_for(lambda n=n: run.attempts()[0].losses()[n:], process, "the step that was reached")[
-                0
-            ]
+            losses = wait_for(lambda n=n: run.attempts()[0].losses()[n:], "the recovery", PATIENCE_S, process)
+            lost = losses[0]
             again_s = time.time() - killed
             print(
                 f"| {name} | {ranks} | {lost.rank} | {lost.step} | {lost.steps} | {lost.seconds:.2f} | {again_s:.2f} |",
@@ -131,19 +126,19 @@ def check_same(calm: RunDir | None, struck: RunDir | None, kills: int) -> None:
     if expected is None or found is None:
         raise BrokenError("a run was not finished")
     if expected.weights_sha256 != found.weights_sha256:
-        raise BrokenError("its weights are not those of the undisturbed run")
+        raise BrokenError("the weights differ from those of the undisturbed run")
     if len(struck.attempts()) != 1 or struck.attempts()[0].outcome().restarts != kills:
-        raise BrokenError("it took another attempt, or another number of restarts than kills")
+        raise BrokenError("the run took a second attempt, or the number of restarts is not that of kills")
 
 
-def overhead(name: str, typed: list[str], pairs: int, folder: Path) -> None:
-    """The share that elastic=true adds to the time of training, each pair of runs one after the other."""
+def measure_overhead(name: str, overrides: list[str], pairs: int, folder: Path) -> None:
+    """Print how much longer training takes with elastic=true. The two runs of a pair follow each other."""
     ratios = []
     for pair in range(pairs):
         seconds = []
         for elastic in ("false", "true"):
             place = folder / f"{name}-{pair}-{elastic}".replace(" ", "-").replace(",", "")
-            train([*typed, f"elastic={elastic}"], place).wait(PATIENCE_S)
+            train([*overrides, f"elastic={elastic}"], place).wait(PATIENCE_S)
             seconds.append(run_of(place).result().train_seconds)
         ratios.append(seconds[1] / seconds[0])
     print(
@@ -153,37 +148,12 @@ def overhead(name: str, typed: list[str], pairs: int, folder: Path) -> None:
     )
 
 
-def train(typed: list[str], folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "cpdrun.cli", "sweep", *COMMON, *typed, f"results_dir={folder}"]
-    folder.mkdir()
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+def train(overrides: list[str], folder: Path) -> subprocess.Popen:
+    return start("sweep", [*COMMON, *overrides, f"results_dir={folder}"], folder / "log")
 
 
 def run_of(folder: Path) -> RunDir | None:
     return next((run for run in SweepDir(folder / "soaked").runs() if run.attempts()), None)
-
-
-def process_of_rank(run: RunDir, rank: int) -> int | None:
-    """The process that writes the log of `rank`."""
-    log = run.attempts()[0].rank_log(rank).resolve()
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdecimal() and (process / "fd" / "1").readlink() == log:
-                return int(process.name)
-        except OSError:
-            continue
-    return None
-
-
-def wait_for(condition, process: subprocess.Popen, what: str):
-    """Raises BrokenError where the sweep ends before, or it takes too long."""
-    until = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        if process.poll() is not None or time.monotonic() > until:
-            raise BrokenError(f"waited in vain for {what}")
-        time.sleep(LOOK_S)
-    return value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A user's script for scripts/checks/soak.py: two workers on two ranks or on one, with checkpoints of its own."""
+"""Train a small model for soak.py, as a user's script with two workers and its own checkpoints."""
 
 import argparse
 import os

@@ -9,7 +9,7 @@ from bits import large, same_bits
 from ranks import run_ranks
 
 from cpdrun.comm import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
-from cpdrun.comm.sums.summations import exchange as exchange_module
+from cpdrun.comm.sums import exchange as exchange_module
 
 CALLS = [
     (fmt, {"aps": aps, **options})

@@ -14,10 +14,10 @@ from custom_fp import Codebook
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync, RankLost, Sum, all_reduce, all_reduce_, emulate_all_reduce
+from cpdrun.comm.sums import summation_of
 from cpdrun.comm.sums.scaling import APS
-from cpdrun.comm.sums.summations import summation_of
-from cpdrun.comm.sums.summations.base import Layers
-from cpdrun.comm.sync import decoded
+from cpdrun.comm.sums.summation import Layers
+from cpdrun.comm.sync.all_reduce import decoded
 from cpdrun.comm.workers import Workers
 
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it

@@ -14,15 +14,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
-from cpdrun.comm.compressed_sync import CompressedSync
-from cpdrun.comm.compressing import compressing
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.power_sgd_sync import PowerSGDSync
+from cpdrun.comm.script.compressor_names import make_compressed_sync
 from cpdrun.comm.sums.scaling import APS
+from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.power_sgd import PowerSGDSync
 
 CALLS = [
     {"compressor": "top_k"},
@@ -152,7 +152,7 @@ def expected(options: dict[str, Any]) -> list[list[torch.Tensor]]:
     given = {"names": names, "world_size": 2, "seed": seed, "full_precision_layers": full}
     if options.pop("aps", False):
         given["scaling"] = APS()
-    sync = compressing(options.pop("compressor"), options.pop("fmt", None), knobs=options, **given)
+    sync = make_compressed_sync(options.pop("compressor"), options.pop("fmt", None), knobs=options, **given)
     found = []
     for step in range(STEPS):
         workers = []
@@ -208,16 +208,16 @@ def test_gradients_of_ddp_have_the_bits_of_the_emulation(of_ranks):
 
 def test_a_name_takes_the_defaults_of_conf_and_a_call_s_format():
     given = {"names": ["a"], "world_size": 2, "knobs": {}}
-    sync = compressing("top_k", "e4m3", **given)
+    sync = make_compressed_sync("top_k", "e4m3", **given)
     assert isinstance(sync, CompressedSync) and sync.feedback is not None
     made = sync.compression.compressor
     assert isinstance(made, TopK) and made.keep == 0.01 and made.values.format.name == "e4m3"
-    made = compressing("qsgd", None, **given).compression.compressor
+    made = make_compressed_sync("qsgd", None, **given).compression.compressor
     assert isinstance(made, QSGD) and made.levels == 127 and made.contract
-    sync = compressing("power_sgd", Sum("e4m3", "tree"), **given | {"knobs": {"rank": 4}})
+    sync = make_compressed_sync("power_sgd", Sum("e4m3", "tree"), **given | {"knobs": {"rank": 4}})
     assert isinstance(sync, PowerSGDSync) and (sync.rank, sync.factors.sum.order) == (4, "tree")
     assert sync.feedback is not None
-    assert compressing("sign", None, **given | {"knobs": {"error_feedback": False}}).feedback is None
+    assert make_compressed_sync("sign", None, **given | {"knobs": {"error_feedback": False}}).feedback is None
 
 
 def test_without_compression_it_is_the_float32_sum():

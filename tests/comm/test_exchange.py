@@ -13,9 +13,9 @@ from custom_fp import Format
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.sums.magnitudes import StepBefore
+from cpdrun.comm.sums import exchange as exchange_module
+from cpdrun.comm.sums.magnitudes import PreviousStep
 from cpdrun.comm.sums.scaling import APS, DelayedAPS, ScalingRule
-from cpdrun.comm.sums.summations import exchange as exchange_module
 from cpdrun.comm.wire.transport import Collectives
 
 KNOBS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "all_reduce.yaml").read_text())
@@ -170,7 +170,7 @@ def test_sums_as_the_authors_of_aps_form_them_know_nothing_of_the_split() -> Non
 class OwnRule(ScalingRule):
     """What a user may write: by the layer's name, its magnitude of the step before, and how many are added."""
 
-    magnitudes = StepBefore
+    magnitudes = PreviousStep
 
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
         return fmt.emax - math.frexp(magnitude)[1] - summands + len(layer)

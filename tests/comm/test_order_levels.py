@@ -8,9 +8,8 @@ from dataclasses import fields
 import pytest
 
 from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
-from cpdrun.comm.sums.orders import order_named
-from cpdrun.comm.sums.orders.hierarchical import auto_group_size
-from cpdrun.comm.sums.summations import summation_of
+from cpdrun.comm.sums import summation_of
+from cpdrun.comm.sums.orders import auto_group_size, order_named
 from cpdrun.comm.workers import Workers
 
 
@@ -87,9 +86,9 @@ def test_formats_with_scales_take_one_chain_alone() -> None:
 def test_a_width_is_part_of_the_name() -> None:
     assert order_named("aligned") == order_named("aligned_23") != order_named("aligned_24")
     for name, says in {
-        "aligned_0": "take aligned, or aligned_1 .. aligned_40, its bits",
-        "aligned_41": "take aligned, or aligned_1 .. aligned_40, its bits",
-        "rank_3": "order=rank_3: it has no numbers",
+        "aligned_0": "take aligned, or a number of bits from aligned_1 to aligned_40",
+        "aligned_41": "take aligned, or a number of bits from aligned_1 to aligned_40",
+        "rank_3": "order=rank_3: this order takes no number",
         "best": "choose one of aligned, exact, hierarchical, native, rank, ring, tree",
     }.items():
         with pytest.raises(ValueError, match=says):

@@ -15,8 +15,8 @@ from ranks import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from cpdrun.comm import AllReduceSync, emulate_all_reduce
-from cpdrun.comm.power_sgd_sync import PowerSGDSync, orthonormal
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
+from cpdrun.comm.sync.power_sgd import PowerSGDSync, orthonormal
 
 CONF = Path(__file__).parents[2] / "conf"
 SHAPES = {"conv": (6, 4, 2, 2), "bias": (6,), "nothing": (0, 2), "fc": (20, 30), "small": (2, 3), "scale": ()}

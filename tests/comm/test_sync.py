@@ -14,9 +14,9 @@ from hydra.utils import get_class, get_object, instantiate
 from torch import nn
 
 from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
-from cpdrun.comm.sums.magnitudes import NotAsked
+from cpdrun.comm.sums.magnitudes import NoMagnitudes
 from cpdrun.comm.sums.scaling import APS, ScalingRule
-from cpdrun.sweep.runs import plan
+from cpdrun.config.plan import plan
 from cpdrun.train.build import build_sync
 from cpdrun.train.course import Course
 
@@ -191,7 +191,7 @@ class Fixed(ScalingRule):
     """A rule that a user may write: Hydra would hand a dataclass over as a dict."""
 
     shift_by: int
-    magnitudes = NotAsked
+    magnitudes = NoMagnitudes
 
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
         return self.shift_by

@@ -3,7 +3,7 @@ import torch
 from ranks import run_ranks
 
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.model_parallel import ModelWorkers
 from cpdrun.comm.workers import Workers
 
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cpdrun.config.bounded_yaml import OutOfBoundsError, read_yaml
 from cpdrun.config.errors import ConfigError
+from cpdrun.config.yaml_files import OutOfBoundsError, read_yaml
 from cpdrun.sweep import plan
 
 NINES = "\n".join(

@@ -7,9 +7,9 @@ import pytest
 
 from cpdrun.config.compose import Composer, resolve
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import flatten
-from cpdrun.config.scaling import spell_out
+from cpdrun.config.overrides import flatten
 from cpdrun.config.schema import ScriptRun, TrainingRun, setting_types, validate
+from cpdrun.config.short_forms import expand_aps
 from cpdrun.sweep import plan
 
 # What the training loop hands to a class beside the keys of its yaml.
@@ -70,7 +70,7 @@ def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
     config = composer.compose({})
     for block in ("search", "screen"):  # what these are asked is no part of a run
         config.pop(block)
-    spell_out(config, composer, {})
+    expand_aps(config, composer, {})
     validate({**config, "name": "x", "exp": None})
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
 from cpdrun.sweep import plan
 
 COUNT = int(os.environ.get("CPDRUN_FUZZ", "12"))

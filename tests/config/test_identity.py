@@ -2,8 +2,8 @@ import importlib
 
 import pytest
 
+from cpdrun.config.class_names import FIRST_NAME, FORMER_NAME, PRESENT_NAME, with_present_names
 from cpdrun.config.identity import cell_name, identity_hash, run_name
-from cpdrun.config.moved import FIRST_NAME
 from cpdrun.sweep import plan
 
 
@@ -75,8 +75,18 @@ def test_switches_that_are_off_rename_no_run():
     assert len({identity_hash(now), *(identity_hash(config(*typed, one)) for one in on)}) == 4
 
 
-def test_a_class_that_moved_is_where_it_is_said_and_keeps_its_first_name():
-    for now, first in FIRST_NAME.items():
+def test_a_class_that_moved_is_importable_and_its_runs_keep_the_first_name():
+    for now in FIRST_NAME.keys() - FORMER_NAME.keys():
         module, _, name = now.rpartition(".")
         assert hasattr(importlib.import_module(module), name), now
-        assert first not in FIRST_NAME, "the name of all, not that of the time between"
+    assert not FIRST_NAME.keys() & set(FIRST_NAME.values())
+
+
+@pytest.mark.parametrize("former", sorted(PRESENT_NAME))
+def test_a_run_with_a_former_class_name_has_the_same_identity_and_builds_the_present_class(former):
+    runs = [
+        config() | {"sync": {"_target_": name, "topology": {"_target_": name}}}
+        for name in (former, PRESENT_NAME[former])
+    ]
+    assert with_present_names(runs[0]["sync"]) == runs[1]["sync"]
+    assert identity_hash(runs[0]) == identity_hash(runs[1])

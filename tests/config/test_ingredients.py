@@ -11,7 +11,7 @@ from torch import nn
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import run_name
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
 from cpdrun.record import SweepDir, write_text
 from cpdrun.search.question import ask
 from cpdrun.study.choices import of_case

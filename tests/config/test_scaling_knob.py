@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import cpdrun.conf
-from cpdrun.sweep.runs import plan
+from cpdrun.config.plan import plan
 
 RULES = {"NoScaling": "none", "APS": "aps", "DelayedAPS": "aps_delayed", "Own": "own"}
 

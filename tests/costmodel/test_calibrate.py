@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cpdrun.comm.sums.summations import exchange as comm_exchange
+from cpdrun.comm.sums import exchange as comm_exchange
 from cpdrun.comm.wire.layout import Layout
 from cpdrun.costmodel import (
     Codec,

@@ -1,4 +1,4 @@
-"""Model parallelism by hand, laws that hold everywhere, and the case of 96 GPUs."""
+"""Test model parallelism: examples by hand, laws that always hold, and the case of 96 GPUs."""
 
 import math
 import sys
@@ -95,7 +95,7 @@ def test_the_abstract_s_numbers_agree_with_each_other():
 
 
 def test_the_case_of_96_gpus(case):
-    """As results/reference/costmodel/alexnet_96gpu.md has it."""
+    """The numbers are those of results/reference/costmodel/alexnet_96gpu.md."""
     (model,) = {model.connected_values for model in case.models.values()}
     assert model + 2_469_696 == 61_100_840  # AlexNet of torchvision: the same layers
     found = [
@@ -106,7 +106,7 @@ def test_the_case_of_96_gpus(case):
 
 
 def test_the_committed_page_is_today_s(case):
-    """But for the line that says how it was made."""
+    """The committed page equals the new one, except for the line with the command."""
     committed = ROOT / "results" / "reference" / "costmodel" / "alexnet_96gpu.md"
     then, now = committed.read_text(encoding="utf-8").splitlines(), page(case).splitlines()
     assert COMMAND in now[2] and "Predicted, not measured" in then[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpdrun.config.format_facts import format_facts
+from cpdrun.config.identity import format_facts
 from cpdrun.record import (
     VERSION,
     Attempt,

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from made_up_methods import CASES, PARAMETERS, calibrate, fill_methods
 
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
 from cpdrun.costmodel import PATTERNS, network, network_names
 from cpdrun.record import write_run
 from cpdrun.report.style import METHODS, method_styles

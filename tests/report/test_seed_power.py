@@ -13,6 +13,7 @@ import yaml
 import cpdrun
 from cpdrun.cli import main
 from cpdrun.commands import schema
+from cpdrun.config.manifest import read_ledger
 from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, write_text
 from cpdrun.record.measure import ACCURACY, NATS
 from cpdrun.report.sweep_text import seed_power_text
@@ -22,7 +23,6 @@ from cpdrun.study.reader import read_study
 from cpdrun.study.seed_power import SeedPower, seed_power
 from cpdrun.study.test_set import finite_test_set
 from cpdrun.sweep import plan, write_manifest
-from cpdrun.sweep.manifest import read_ledger
 
 SEEDS = 4
 

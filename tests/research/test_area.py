@@ -8,7 +8,7 @@ import pytest
 from custom_fp.formats.scalar import Format
 
 
-def test_a_netlist_is_computed_for_many_inputs_at_once(tmp_path):
+def test_a_netlist_evaluates_many_inputs_at_once(tmp_path):
     from research.area.netlist import Netlist
 
     def cell(kind, **pins):
@@ -36,7 +36,7 @@ def test_a_netlist_is_computed_for_many_inputs_at_once(tmp_path):
 @pytest.mark.parametrize(
     "name", ["posit8", "lns4_3", "hif8", "p3109_k8p4se", "e4m3fnuz", "ue5m3", "int8_row"]
 )
-def test_other_formats_have_no_unit(name):
+def test_formats_without_sign_or_negative_zero_are_rejected(name):
     from custom_fp.formats.names import parse
     from research.area.mac_verilog import add, mac, multiply
 
@@ -47,11 +47,11 @@ def test_other_formats_have_no_unit(name):
         (multiply, (fmt, fmt, fp32)),
         (add, (fmt,)),
     ):
-        with pytest.raises(ValueError, match="units are of formats with a sign and a -0"):
+        with pytest.raises(ValueError, match="only formats with a sign and a -0 have units"):
             unit(*operands)
 
 
-def test_which_products_are_exact():
+def test_exact_products_are_recognized():
     from research.area.mac_verilog import is_exact
 
     def exact(a, b, accumulator):
@@ -67,7 +67,7 @@ def test_which_products_are_exact():
     assert not exact("e2m3", "e2m3", "e8m6"), "eight bits of significand"
 
 
-def test_ours_stand_beside_published_ratios():
+def test_published_ratios_are_compared():
     from research.area.published import compared
 
     from cpdrun.costmodel import costs
@@ -77,7 +77,7 @@ def test_ours_stand_beside_published_ratios():
 
 
 @pytest.mark.skipif(shutil.which("yosys") is None, reason="yosys is not installed (apt-get install yosys)")
-def test_the_gates_of_a_tiny_unit_compute_what_custom_fp_does_and_are_as_many_as_the_table_says():
+def test_the_gates_of_a_tiny_unit_equal_custom_fp_and_the_table():
     from research.area import __main__ as synthesis
 
     assert synthesis.transistors(synthesis.mac_verilog.significands(2, 2)) == 58

@@ -1,4 +1,4 @@
-"""Claims of papers: how they are read, which cells they compare, their verdicts, and the page."""
+"""Test claims of papers: reading them, the cells that they compare, their verdicts, and the page."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from research.claims.judgement import ClaimVerdict, Judgement, judge
 from research.claims.page import describe_verdict, page, tally
 from research.claims.values import FAILED, Values, read_values, write_values
 
-from cpdrun.config.keys import flatten
+from cpdrun.config.overrides import flatten
 from cpdrun.sweep import plan
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_comparisons_with_identical_weights_count_once():
 
 
 def test_identical_comparisons_leave_their_share_of_the_error_to_the_others():
-    """Enough evidence for one refutation in a claim about one comparison, not in one about twenty."""
+    """The evidence refutes a claim about one comparison, but not a claim about twenty."""
     alone, distinct, identical = Table("epochs"), Table("epochs"), Table("epochs")
     for i in range(20):
         for seed, gap in enumerate((-0.010, -0.012, -0.011)):
@@ -162,7 +162,7 @@ def test_a_diverged_run_counts_as_the_worst_and_prevents_a_certificate():
     assert finding.value == pytest.approx(-90 / 9, abs=0.3)
 
 
-def test_a_baseline_in_fp32_that_diverged_is_not_compared_with():
+def test_pairs_with_a_diverged_fp32_baseline_are_ignored():
     table = Table().fill({"e4m3": 0.0})
     table.add(seed=8, value=0.1, diverged=True)
     (finding,) = table.judge({"at_least": -0.5}).findings
@@ -192,7 +192,7 @@ def test_bytes_are_counted():
     assert table.judge({**more, "at_most": 100}).verdict is REFUTED
 
 
-def test_cells_are_compared_only_with_their_equals():
+def test_cells_are_compared_only_if_their_other_axes_are_equal():
     table = Table("scaling._target_")
     for world_size in (8, 64):
         table.fill({"e4m3": 0.0}, world_size=world_size, **{"scaling._target_": "a.APS"})

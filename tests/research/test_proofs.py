@@ -38,7 +38,7 @@ def text(prove, header):
         *("stochastic_N", "stochastic_fast_N", "stochastic_even_N", "stochastic_odd_N"),
     ],
 )
-def test_a_property_holds_of_every_input(prove, text, name):
+def test_a_property_holds_for_every_input(prove, text, name):
     assert prove.counterexample(prove.PROPERTIES[name], text, *FEW) is None
 
 
@@ -62,8 +62,8 @@ def test_a_wrong_header_is_refuted_by_a_format_and_an_input(prove, header, text,
 
 
 @pytest.mark.parametrize("name", ["e5m2", "e4m3fn", "e3m0", "e4m3fnuz", "e2m1fn", "ue4m3", "e4m3fo", "fp32"])
-def test_the_definition_of_the_proof_is_that_of_the_formats(prove, name):
-    """Every fact that formats/scalar.py states of one is one that the proof has of its fields."""
+def test_the_proof_defines_formats_as_custom_fp_does(prove, name):
+    """Every property of a format in formats/scalar.py has the same value in the proof."""
     from bitwuzla import Bitwuzla, Result
     from research.proofs.bit_words import Word, all_of
 

@@ -1,4 +1,4 @@
-"""Every, most and some of several comparisons: by hand, and how often their verdict is wrong."""
+"""Test `every`, `most` and `some` of several comparisons: examples, and the rate of wrong verdicts."""
 
 import random
 
@@ -14,7 +14,7 @@ C, R, N = Verdict.CERTIFIED, Verdict.REFUTED, Verdict.OPEN
     ("quantifier", "comparisons", "certify", "refute"),
     [("every", 4, 1, 4), ("some", 4, 4, 1), ("most", 4, 2, 3), ("most", 5, 3, 3), ("most", 1, 1, 1)],
 )
-def test_one_error_is_shared_by_those_that_would_have_to_be_wrong(quantifier, comparisons, certify, refute):
+def test_comparisons_that_must_be_wrong_share_the_error_probability(quantifier, comparisons, certify, refute):
     assert shares(0.05, quantifier, comparisons) == pytest.approx((0.05 / certify, 0.05 / refute))
 
 
@@ -31,16 +31,14 @@ def test_one_error_is_shared_by_those_that_would_have_to_be_wrong(quantifier, co
         ([], (N, N, N)),
     ],
 )
-def test_what_each_word_asks_for(verdicts, expected):
+def test_each_quantifier_requires_its_number_of_comparisons(verdicts, expected):
     assert tuple(verdict(quantifier, verdicts) for quantifier in QUANTIFIERS) == expected
 
 
 @pytest.mark.parametrize("quantifier", QUANTIFIERS)
 @pytest.mark.parametrize("is_true", [False, True])
-def test_a_claim_that_is_only_just_true_or_false_is_judged_wrongly_as_often_as_is_allowed(
-    quantifier, is_true
-):
-    """Four comparisons: as many as must hold, or one fewer, are far within; the others lie on the boundary."""
+def test_a_claim_at_the_boundary_is_judged_wrongly_at_most_as_often_as_allowed(quantifier, is_true):
+    """Of four comparisons, as many as must hold, or one fewer, hold clearly. The others are at the boundary."""
     draw, tries, wrong, alpha = random.Random(1), 250, 0, 0.1
     certify, refute = shares(alpha, quantifier, 4)
     needed = must_hold(quantifier, 4)

@@ -1,4 +1,4 @@
-"""scripts/research/prediction/replay_search.py on a made-up grid, and on the recorded ones."""
+"""Test scripts/research/prediction/replay_search.py on a made-up grid, and on the recorded ones."""
 
 import io
 from pathlib import Path

@@ -15,6 +15,7 @@ from instant_executor import GAPS, Instant, PowerCutError
 from rich.console import Console
 
 from cpdrun.cli import main
+from cpdrun.config.manifest import read_ledger
 from cpdrun.launch import LaunchOptions, Session
 from cpdrun.record import SweepDir
 from cpdrun.report.search_text import (
@@ -29,7 +30,6 @@ from cpdrun.search.loop import parallel_runs
 from cpdrun.search.plan import forecast_cost
 from cpdrun.search.question import ask
 from cpdrun.search.results import Results, search_result
-from cpdrun.sweep.manifest import read_ledger
 
 TYPED = [
     "format=fp32,e4m3,e3m2,e3m0,e2m0",

@@ -16,7 +16,7 @@ from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.rules import Rules
 
 from cpdrun.cli import main
-from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.comm.full_precision import FullPrecision
 from cpdrun.commands import schema
 from cpdrun.config.compose import Composer
 from cpdrun.config.errors import ConfigError

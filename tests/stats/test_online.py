@@ -1,6 +1,5 @@
 """Online e-BH: which ideas of a stream are kept, and at what rate false ones are among them."""
 
-import importlib.util
 import math
 import random
 from pathlib import Path
@@ -48,11 +47,10 @@ def test_at_most_alpha_of_the_kept_ideas_are_false():
 
 
 @pytest.mark.parametrize(("pairs", "degrees"), [(2, 0), (3, 4), (12, 4)])
-def test_the_evidence_of_the_simulation_is_that_of_the_command(pairs, degrees):
-    path = Path(__file__).parents[2] / "scripts" / "research" / "simulations" / "simulate_judge.py"
-    spec = importlib.util.spec_from_file_location("simulate_judge", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_evidence_of_the_simulation_is_that_of_the_command(monkeypatch, pairs, degrees):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "research" / "simulations")
+    import simulate_judge as script
+
     statistics = np.linspace(0, math.sqrt(pairs), 7)
     expected = [log_evidence(float(statistic), pairs, degrees) for statistic in statistics]
     assert script.log_evidence(statistics, pairs, degrees) == pytest.approx(expected, rel=1e-9)

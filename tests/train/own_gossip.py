@@ -4,7 +4,7 @@ import torch
 
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.gossip.base import Gossip
-from cpdrun.comm.gossip.topology.base import Topology
+from cpdrun.comm.gossip.topologies import Topology
 
 
 class Star(Topology):

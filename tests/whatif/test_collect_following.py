@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.sums.feedback import ErrorFeedback
+from cpdrun.comm.sums.error_feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.whatif.simulate.worker_sums import MultiStepSums, WorkerGradients

@@ -1,4 +1,4 @@
-"""The fit behind `cpdrun predict`: its likelihood, the committed coefficients, and networks that were left out."""
+"""Test the fit behind `cpdrun predict`: its likelihood, the committed coefficients, and networks that were left out."""
 
 import math
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_networks_left_out_are_ranked(script, rows, left_out):
 
 
 def test_the_80_percent_ranges_hold_on_networks_left_out(left_out):
-    """Of 18 experiments 14.4 are expected; fewer than 11 has a chance of 2 %."""
+    """14.4 of 18 experiments are expected. The probability of fewer than 11 is 2 %."""
     assert sum(each.is_in_range for each in left_out) >= 11
     assert sum(each.is_in_range_after_one for each in left_out) >= 11
 
@@ -94,7 +94,7 @@ def test_four_bits_are_ranked_behind_eight_in_a_network_left_out(left_out):
 
 
 def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
-    """In one ladder it reaches 6 %, in groups of 8 it is a point below fp32, in a tree it equals fp32."""
+    """One chain reaches 6 %, groups of 8 are a point below fp32, and a tree equals fp32."""
     [workers] = [each for each in left_out if each.name == "digits_workers"]
 
     def find(order):
@@ -111,7 +111,7 @@ def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
 
 
 def test_a_gap_has_the_unit_of_its_tolerance(script, rows):
-    """llama_fp4's search is in nats: .02 of them, which are .029 bits a byte."""
+    """The margin of llama_fp4 is in nats: 0.02 nats are 0.029 bits per byte."""
     import predict_rows
 
     recorded = predict_rows.RECORDED["llama_fp4"]

@@ -71,7 +71,7 @@ def test_missing_figures_count_as_no_damage_and_are_named():
     assert list(uncovered_parts(effects(weight=20.0), of_products)) == [
         "rounding of the activations of matrix products"
     ]
-    assert "Choco" in next(uncovered_parts(effects(), config(sync="cpdrun.comm.gossip.choco.Choco")))
+    assert "Choco" in next(uncovered_parts(effects(), config(sync="cpdrun.comm.gossip.algorithms.Choco")))
     assert list(uncovered_parts(nothing, config("e4m3", world_size=1))) == []
 
 
@@ -201,7 +201,7 @@ def test_trained_candidates_are_named_and_shown():
 
 
 def test_what_the_prediction_does_not_cover_is_named():
-    gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.choco.Choco"))
+    gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.algorithms.Choco"))
     said = summarize([LadderForecast.of("with APS", [gossip])], CONTEXT)
     assert any(
         line.startswith("Not covered, and counted as no damage: effects of sync Choco") for line in said

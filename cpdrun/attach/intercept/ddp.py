@@ -23,7 +23,7 @@ from cpdrun.attach.intercept.exchange import ExchangeSettings
 from cpdrun.attach.intercept.model_rounding import ModelRounding
 from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import DDP, Script
-from cpdrun.comm.hook import hook_of
+from cpdrun.comm.script.ddp_hook import make_ddp_hook
 from cpdrun.errors import UserError
 
 RECORDED_STEPS = 3  # DDP changes its buckets after the first step; later steps exchange nothing new
@@ -76,7 +76,7 @@ class DdpExchange:
         if self.script.workers_per_rank > 1:
             _register(ddp, None, _return_bucket)
             return
-        state, hook = hook_of(ddp, self.settings.make_sum)
+        state, hook = make_ddp_hook(ddp, self.settings.make_sum)
         _register(ddp, state, self._recorded(hook))
         self.script.register_state(f"{DDP} {len(self.states)}", state)
         self.states.append(state)

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from cpdrun.attach.intercept.script import Script
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.hook import DENSE
-from cpdrun.comm.sums.magnitudes import StepBefore
+from cpdrun.comm.script.ddp_hook import DENSE
+from cpdrun.comm.sums.magnitudes import PreviousStep
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
@@ -278,6 +278,6 @@ def _remembered(sync: AllReduceSync) -> str:
     states = {
         "the residual of error_feedback": sync.sum.error_feedback,
         "the step that keys stochastic rounding": sync.sum.is_stochastic,
-        "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, StepBefore),
+        "the magnitudes of aps_delayed": isinstance(sync.shifts.magnitudes, PreviousStep),
     }
     return " and ".join(text for text, is_kept in states.items() if is_kept)

@@ -2,7 +2,7 @@
 
 A process is one worker. FSDP passes the gradients of one `fully_shard` call together. Each parameter is cut along its
 first dimension into one part for each process, and padded with zeros to equal parts. Each parameter is a layer of its
-own, as everywhere. Every process computes only its part of the sum (`cpdrun.comm.sharded.reduce_scatter`), so the bits
+own, as everywhere. Every process computes only its part of the sum (`cpdrun.comm.script.fsdp_collectives`), so the bits
 are those of DDP and half as many bytes are sent.
 
 The following are refused in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without
@@ -21,8 +21,8 @@ from cpdrun.attach.intercept.model_rounding import ModelRounding
 from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import FSDP, Script
 from cpdrun.comm import AllReduceSync
-from cpdrun.comm.hook import unwrapped_name
-from cpdrun.comm.sharded.reduce_scatter import ReduceScatter, name_of, without_gradient
+from cpdrun.comm.script.ddp_hook import unwrapped_name
+from cpdrun.comm.script.fsdp_collectives import ReduceScatter, name_of, without_gradient
 from cpdrun.errors import UserError
 
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cpdrun.comm.hook import unwrapped_name
+from cpdrun.comm.script.ddp_hook import unwrapped_name
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
 

@@ -1,1 +1,1 @@
-"""A layer in few bytes."""
+"""Compression of layers into messages of few bytes."""

@@ -1,31 +1,35 @@
-"""Whole numbers of k bits each as dense bytes, a row at a time: little-endian bit order, as `custom_fp.pack` has it.
+"""Packing of k-bit integers into dense bytes, row by row, in the little-endian bit order of `custom_fp.pack`.
 
-Up to 8 bits, eight codes of a byte each are moved together as the lanes of one int64; wider ones are laid into their
-bytes place by place.
+With up to 8 bits, eight codes of one byte each are moved together as the lanes of an int64. Wider codes are placed into
+their bytes one after the other.
 
-Legend: W rows, m numbers a row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
+Legend: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
 """
 
 import torch
 from torch import Tensor
 
-from cpdrun.comm.wire.piece import ceil_div
+from cpdrun.comm.wire.layout import ceil_div
 
 GROUP = 8
 
 
 def packed_bytes(m: int, bits: int) -> int:
-    """Length of a row of m numbers."""
+    """Return the length of a row of m packed numbers."""
     return ceil_div(m * bits, 8)
 
 
 def code_dtype(bits: int) -> torch.dtype:
-    """The smallest that holds a code."""
+    """Return the smallest dtype that holds a code."""
     return torch.uint8 if bits <= 8 else torch.int32 if bits < 32 else torch.int64
 
 
 def pack_codes(code_Wxm: Tensor, bits: int) -> Tensor:
-    """(W, packed_bytes) uint8; code: integers in 0 .. 2^bits - 1. Spare bits of the last byte are 0."""
+    """Pack integers from 0 to 2^bits - 1 into bytes.
+
+    Returns:
+        A tensor (W, packed_bytes), uint8. Unused bits of the last byte are 0.
+    """
     W, m = code_Wxm.shape
     if bits == 8:
         return code_Wxm.to(torch.uint8)
@@ -35,12 +39,12 @@ def pack_codes(code_Wxm: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(data_WxM: Tensor, bits: int, m: int) -> Tensor:
-    """(W, m) int64."""
+    """Return the codes (W, m), int64."""
     return _unpack(data_WxM, bits, m).long()
 
 
 def unpack_floats(data_WxM: Tensor, bits: int, m: int) -> Tensor:
-    """(W, m) float32: exact up to 24 bits."""
+    """Return the codes (W, m) as float32, exact up to 24 bits."""
     return _unpack(data_WxM, bits, m).float()
 
 
@@ -54,7 +58,10 @@ def _unpack(data_WxM: Tensor, bits: int, m: int) -> Tensor:
 
 
 def _steps(bits: int) -> list[tuple[int, int, int]]:
-    """Of two lanes each that become neighbours: (bits between them, mask of the lower ones, mask of the upper ones)."""
+    """Return the steps that merge pairs of lanes.
+
+    Each step consists of the bits between two lanes, the mask of the lower lanes, and the mask of the upper lanes.
+    """
     steps, width = [], bits
     for lane in (8, 16, 32):
         lower = sum(((1 << width) - 1) << place for place in range(0, 64, 2 * lane))
@@ -64,7 +71,7 @@ def _steps(bits: int) -> list[tuple[int, int, int]]:
 
 
 def _close(code_WxGx8: Tensor, bits: int) -> Tensor:
-    """(W, G, k) uint8 of uint8 codes of fewer than 8 bits: the gaps between them closed, pairs first."""
+    """Return the bytes (W, G, k) of codes of fewer than 8 bits, by closing the gaps between them, pairs first."""
     word_WxG = code_WxGx8.view(torch.int64)[..., 0]
     for gap, lower, upper in _steps(bits):
         word_WxG = (word_WxG & lower) | ((word_WxG & upper) >> gap)
@@ -72,7 +79,7 @@ def _close(code_WxGx8: Tensor, bits: int) -> Tensor:
 
 
 def _open(data_WxGxk: Tensor, bits: int) -> Tensor:
-    """(W, G, 8) uint8: the inverse of `_close`."""
+    """Return the codes (W, G, 8), uint8. This is the inverse of `_close`."""
     word_WxG = torch.nn.functional.pad(data_WxGxk, (0, 8 - bits)).view(torch.int64)[..., 0]
     for gap, lower, upper in reversed(_steps(bits)):
         word_WxG = (word_WxG & lower) | ((word_WxG << gap) & upper)
@@ -80,7 +87,7 @@ def _open(data_WxGxk: Tensor, bits: int) -> Tensor:
 
 
 def _lay(code_WxGx8: Tensor, bits: int) -> Tensor:
-    """(W, G, k) uint8 of wider codes."""
+    """Return the bytes (W, G, k) of wider codes."""
     data_WxGxk = code_WxGx8.new_zeros(*code_WxGx8.shape[:2], bits, dtype=torch.uint8)
     for i in range(GROUP):
         code_WxG = code_WxGx8[..., i].long() << (i * bits % 8)
@@ -91,7 +98,7 @@ def _lay(code_WxGx8: Tensor, bits: int) -> Tensor:
 
 
 def _lift(data_WxGxk: Tensor, bits: int) -> Tensor:
-    """(W, G, 8) int64: the inverse of `_lay`."""
+    """Return the codes (W, G, 8), int64. This is the inverse of `_lay`."""
     code_WxGx8 = data_WxGxk.new_zeros(*data_WxGxk.shape[:2], GROUP, dtype=torch.int64)
     for i in range(GROUP):
         first = i * bits // 8

@@ -1,5 +1,7 @@
-"""Every value as one of 2^bits levels between the layer's smallest and largest: the 8-bit tensors of Aketi, Kodge and
-Roy (arXiv 2111.09389), section 3."""
+"""Quantization to 2^bits levels between the smallest and the largest value of a layer.
+
+These are the 8-bit tensors of Aketi, Kodge and Roy (arXiv 2111.09389), section 3.
+"""
 
 from collections.abc import Sequence
 
@@ -12,13 +14,20 @@ from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes
 
 
 class MinMax(Compressor):
-    """low + code * step, code = round((x - low) / step) of 0 .. 2^bits - 1, step = (high - low) / (2^bits - 1).
+    """Integer codes with a range for each layer.
 
-    low and high (float32, the row's smallest and largest value) go in front. nearest_even: a tie goes to the even
-    code; stochastic: up with probability equal to the distance. A row of equal values comes back as it is; one whose
-    range float32 cannot hold is halved on the way; one whose step would be less than half a subnormal becomes its
-    lowest value. A row with inf or NaN comes back as inf and NaN throughout, so that a diverged run stays visible; -0
-    may become +0.
+    A value is low + code * step, where code = round((x - low) / step) is from 0 to 2^bits - 1, and
+    step = (high - low) / (2^bits - 1). The message begins with low and high (float32), the smallest and the largest
+    value.
+
+    With nearest_even, a tie goes to the even code. With stochastic, the probability of rounding up equals the distance.
+    A row of equal values is unchanged. A row whose range exceeds float32 is halved during the computation. If the step
+    would be less than half a subnormal, all values become the smallest one. A row with inf or NaN becomes inf and NaN
+    throughout, so that divergence stays visible. -0 may become +0.
+
+    Args:
+        bits: The bits per code, from 1 to 16.
+        rounding: "nearest_even" or "stochastic".
     """
 
     in_format = False
@@ -46,7 +55,7 @@ class MinMax(Compressor):
         return level_Wxn.mul_(step_Wx1).add_(low_Wx1).div_(unit_Wx1)
 
     def _grid(self, range_Wx2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """low, step, and the unit of both: 1, or 0.5 where high - low is above float32's largest value."""
+        """Return low, step, and the unit of both: 1, or 0.5 if high - low exceeds the largest float32 value."""
         too_wide_Wx1 = torch.isinf(range_Wx2[:, 1:] - range_Wx2[:, :1])
         unit_Wx1 = torch.where(too_wide_Wx1, 0.5, 1.0)
         low_Wx1, high_Wx1 = range_Wx2[:, :1] * unit_Wx1, range_Wx2[:, 1:] * unit_Wx1

@@ -1,11 +1,14 @@
-"""QSGD (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", arXiv
-1610.02132, section 3.1):
+"""QSGD: quantization to multiples of the norm of a layer, with stochastic rounding.
 
-    Q_s(v_i) = |v|_2 * sign(v_i) * l_i / s,   l_i = floor(s |v_i| / |v|_2), or one more: chance = the rest
+Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", arXiv 1610.02132, section
+3.1:
 
-What differs: a level takes ceil(log2(2 s + 1)) bits where the paper codes levels of unequal length (Elias), so that
-a message's length is known beforehand; and, as in arXiv 1902.00340, section 3.5, `contract` divides by tau = 1 +
-min(n / s^2, sqrt(n) / s), which makes the unbiased operator one that CHOCO-SGD and error feedback can stand.
+    Q_s(v_i) = |v|_2 * sign(v_i) * l_i / s,   l_i = floor(s |v_i| / |v|_2), or one more with probability = the remainder
+
+Differences from the paper: a level takes ceil(log2(2 s + 1)) bits, whereas the paper uses codes of variable length
+(Elias). So the length of a message is known in advance. As in arXiv 1902.00340, section 3.5, `contract` divides by tau
+= 1 + min(n / s^2, sqrt(n) / s). This turns the unbiased operator into a contraction, which CHOCO-SGD and error feedback
+require.
 """
 
 import math
@@ -19,8 +22,14 @@ from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes
 
 
 class QSGD(Compressor):
-    """The norm (float32) and a level for each value. A row of zeros stays so; with inf or NaN in it, or a norm that
-    float32 cannot hold, a row comes back as NaN throughout."""
+    """The norm (float32) and one level per value.
+
+    A row of zeros is unchanged. A row with inf or NaN, or with a norm that exceeds float32, becomes NaN throughout.
+
+    Args:
+        levels: The number s of positive levels, from 1 to 32767.
+        contract: Whether values are divided by tau.
+    """
 
     in_format = False
 
@@ -49,5 +58,5 @@ class QSGD(Compressor):
         return x_Wxn.div_(self.tau(n)) if self.contract else x_Wxn
 
     def tau(self, n: int) -> float:
-        """1 + omega: how much longer than v Q(v) is, squared and at most, on average."""
+        """Return 1 + omega, an upper bound of the expected |Q(v)|^2 / |v|^2."""
         return 1 + min(n / self.levels**2, math.sqrt(n) / self.levels)

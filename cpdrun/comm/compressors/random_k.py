@@ -1,9 +1,8 @@
-"""Values of a layer drawn at random, with the seed of the draw: sparsification (Stich et al., arXiv 1809.07599,
-definition 2.1; Koloskova et al., arXiv 1902.00340, section 3.5).
+"""Sparsification to random elements of a layer (Stich et al., arXiv 1809.07599, definition 2.1).
 
-A message holds a seed of 8 bytes, from which the receiver draws the k = ceil(keep * n) places again, and the values
-there, rounded and packed as `rounded.py` does. It knows nothing of the values: where `top_k` sends the largest,
-this is the baseline that costs no sorting and no indices.
+See also Koloskova et al., arXiv 1902.00340, section 3.5. A message contains a seed of 8 bytes and k = ceil(keep * n)
+values, which are rounded and packed as in `rounded.py`. The receiver generates the k positions again from the seed. The
+positions do not depend on the values. This is the baseline for `top_k`, without sorting and without indices.
 """
 
 from collections.abc import Sequence
@@ -12,17 +11,26 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 SEED_BYTES = 8
 
 
 class RandomK(TopK):
-    """keep: the fraction sent, above 0 and at most 1. unbiased: times n / k, so that the mean over all draws is the
-    layer; it makes the error larger, and error feedback and CHOCO-SGD want it off.
+    """Random elements of each row.
 
-    A row with inf or NaN anywhere sends NaN throughout, so that a diverged run stays visible. Raises ValueError for a
-    fraction out of range.
+    A row that contains inf or NaN becomes NaN at all its positions, so that divergence stays visible.
+
+    Args:
+        keep: The fraction of the elements that is sent, above 0 and at most 1.
+        unbiased: Whether values are multiplied by n / k, so that their expectation is the layer. This increases the
+            error. Error feedback and CHOCO-SGD need unbiased=False.
+        format: The format of the values.
+        aps: Whether the values are scaled.
+        rounding: The rounding of the values.
+
+    Raises:
+        ValueError: The fraction is out of range.
     """
 
     def __init__(self, keep: float, unbiased: bool, format: str, aps: bool, rounding: str):
@@ -33,7 +41,7 @@ class RandomK(TopK):
         return SEED_BYTES + self.values.message_bytes(self.kept(n))
 
     def compress(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
-        seed_W = torch.tensor([Draw(("places", *key)).seed() for key in keys])
+        seed_W = torch.tensor([RandomStream(("places", *key)).seed() for key in keys])
         value_Wxk = x_Wxn.gather(1, self._places(seed_W, x_Wxn.shape[1]).to(x_Wxn.device))
         if self.unbiased:
             value_Wxk = value_Wxk * (x_Wxn.shape[1] / value_Wxk.shape[1])
@@ -49,7 +57,7 @@ class RandomK(TopK):
         return value_Wxk.new_zeros(len(data_WxM), n).scatter_(1, place_Wxk, value_Wxk)
 
     def _places(self, seed_W: Tensor, n: int) -> Tensor:
-        """(W, k) int64, ascending; drawn on the CPU."""
+        """Return the positions (W, k), int64, in ascending order. They are generated on the CPU."""
         rows = [
             torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: self.kept(n)].sort().values
             for seed in seed_W.tolist()

@@ -1,4 +1,4 @@
-"""Every value in a format of custom_fp; fp32 sends all as it is."""
+"""Rounding of every value to a format of custom_fp. fp32 sends all values unchanged."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,26 @@ from custom_fp.rounding import Rounding, is_stochastic
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor, check_rounding
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 SHIFT_BYTES = 2
 
 
 class Rounded(Compressor):
-    """Each value rounded to a format. aps: times 2^shift first, so that the row's largest value is at the format's
-    upper end, and divided again by the receiver; the shift (int16) goes in front.
+    """Each value rounded to a format.
+
+    With `aps`, values are multiplied by 2^shift, so that the row's largest value is at the upper end of the format's
+    range, and the receiver divides by it. The message then begins with the shift (int16).
 
     Rounding, inf, NaN, -0 and subnormals are those of `custom_fp.quantize` with overflow="infinity".
-    Raises ValueError for an unknown format or rounding, and for aps with a format that has scales of its own.
+
+    Args:
+        format: The name of the format.
+        aps: Whether values are scaled.
+        rounding: The rounding.
+
+    Raises:
+        ValueError: The format or the rounding is unknown, or `aps` is set for a format with its own scales.
     """
 
     def __init__(self, format: str, aps: bool, rounding: str):
@@ -52,33 +61,41 @@ class Rounded(Compressor):
         head_Wx2 = data_WxM[:, :SHIFT_BYTES].clone(memory_format=torch.contiguous_format)
         shift_Wx1 = head_Wx2.view(torch.int16).int()
         value_Wxn = self._unpack(data_WxM[:, SHIFT_BYTES:], n)
-        if _are_moderate(shift_Wx1):  # then float32 rounds the product once, too
+        if _are_moderate(shift_Wx1):  # then float32 also rounds the product once
             return value_Wxn * torch.ldexp(torch.ones_like(value_Wxn[:, :1]), -shift_Wx1)
         return torch.ldexp(value_Wxn.double(), -shift_Wx1).float()
 
     def _scaled(self, x_Wxn: Tensor, shift_W: Tensor) -> Tensor:
-        """x * 2^shift, exact: in float64, or in float32 where rounding to nearest cannot tell the difference (see
-        `codec._float32_will_do`)."""
+        """Return x * 2^shift, exactly.
+
+        The result is float64. It is float32 if rounding to nearest gives the same value (see `codec._float32_will_do`).
+        """
         smallest, shift_Wx1 = self.format.emin - self.format.mantissa_bits, shift_W[:, None]
         if self.rounding == "nearest_even" and smallest > -120 and _are_moderate(shift_W):
             return x_Wxn * torch.ldexp(torch.ones_like(x_Wxn[:, :1]), shift_Wx1)
         return torch.ldexp(x_Wxn.double(), shift_Wx1)
 
     def _shifts(self, x_Wxn: Tensor) -> Tensor:
-        """(W,) int32: `scaling.APS` of each row as the only summand; 0 for a row without finite values but 0."""
+        """Return the shift (W,), int32, of `scaling.APS` for each row as the only summand.
+
+        It is 0 for a row without finite non-zero values.
+        """
         low_W, high_W = torch.aminmax(x_Wxn, dim=1)
         size_W = torch.maximum(-low_W, high_W)
-        if size_W.is_cuda or not torch.isfinite(size_W).all():  # a GPU would be waited for, to ask
+        if size_W.is_cuda or not torch.isfinite(size_W).all():  # on a GPU, the test would synchronize
             size_W = torch.where(torch.isfinite(x_Wxn), x_Wxn, 0.0).abs().amax(dim=1)
         mantissa_W, exponent_W = torch.frexp(size_W)
         ceiling_W = exponent_W - (mantissa_W == 0.5).int()
         return torch.where(size_W == 0, 0, self.format.emax - ceiling_W)
 
     def _pack(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
-        """Each row as `custom_fp.pack` has it; all at once where a format's values stand alone, and none draws."""
+        """Return each row as `custom_fp.pack` packs it.
+
+        All rows are packed together if the format has no scales and the rounding is not stochastic.
+        """
         draws = is_stochastic(self.rounding)
         if draws or self.format.has_scales:
-            seeds = [Draw(key).seed() if draws else None for key in keys]
+            seeds = [RandomStream(key).seed() if draws else None for key in keys]
             rows = zip(x_Wxn, seeds, strict=True)
             return torch.stack(
                 [custom_fp.pack(x_n, self.format, rounding=self.rounding, seed=seed) for x_n, seed in rows]
@@ -95,5 +112,5 @@ class Rounded(Compressor):
 
 
 def _are_moderate(shift: Tensor) -> bool:
-    """Whether 2^shift and 2^-shift are normal float32 numbers; a GPU is not asked, for it would be waited for."""
+    """Return whether 2^shift and 2^-shift are normal float32 numbers, or False on a GPU to avoid synchronization."""
     return not shift.is_cuda and bool((shift.abs() <= 126).all())

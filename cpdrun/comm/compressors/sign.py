@@ -1,11 +1,13 @@
-"""The sign of each value and one scale a layer: the scaled sign of Karimireddy, Rebjock, Stich and Jaggi ("Error
-Feedback Fixes SignSGD and other Gradient Compression Schemes", arXiv 1901.09847, section 3):
+"""The sign of each value and one scale per layer.
+
+This is the scaled sign of Karimireddy, Rebjock, Stich and Jaggi ("Error Feedback Fixes SignSGD and other Gradient
+Compression Schemes", arXiv 1901.09847, section 3):
 
     C(x) = |x|_1 / n * sign(x),   |C(x) - x|^2 = |x|^2 - |x|_1^2 / n
 
-so that it is a compressor that error feedback can stand; without feedback it is biased, and signSGD's failures
-(section 2 of the paper) are its own. What differs: a bit has no third state, so sign(0) is 1, with which the second
-equation holds exactly. The majority vote of arXiv 1802.05880 is another sum (one bit back, no scale) and not here.
+It converges with error feedback. Without it, it is biased and has the problems of signSGD (section 2 of the paper). A
+difference from the paper: a bit has no third state, so sign(0) is 1, and the second equation holds exactly. The
+majority vote of arXiv 1802.05880 is another kind of sum (one bit back, no scale) and is not implemented.
 """
 
 from collections.abc import Sequence
@@ -18,11 +20,14 @@ from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_flo
 
 
 class Sign(Compressor):
-    """The scale (float32: the mean magnitude, added up in float64 and rounded once) and a bit for each value, 1 where
-    it is below 0.
+    """The scale and one bit per value, which is 1 for negative values.
 
-    0 and -0 come back as the scale, a row of zeros as +0 throughout; a row with inf or NaN in it as NaN throughout, so
-    that a diverged run stays visible. Subnormals count; a mean below half the smallest of them is 0. bits: 1 alone.
+    The scale (float32) is the mean magnitude, added in float64 and rounded once. 0 and -0 become the scale. A row of
+    zeros becomes +0. A row with inf or NaN becomes NaN throughout, so that divergence stays visible. Subnormals are not
+    flushed. A mean below half the smallest subnormal is 0.
+
+    Args:
+        bits: Must be 1.
     """
 
     in_format = False

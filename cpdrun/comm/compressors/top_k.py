@@ -1,11 +1,11 @@
-"""The largest values of a layer, with their places: sparsification (Stich et al., arXiv 1809.07599, definition 2.1).
+"""Sparsification to the largest values of a layer (Stich et al., arXiv 1809.07599, definition 2.1).
 
-A message holds k = ceil(keep * n) values, rounded and packed as `rounded.py` does, and their indices of
-ceil(log2 n) bits each, ascending. Of equal magnitudes the lower index goes first; NaN counts as inf:
+A message contains k = ceil(keep * n) values, rounded and packed as in `rounded.py`, and their indices of ceil(log2 n)
+bits each, in ascending order. Among equal magnitudes, the lowest index is sent first. NaN counts as infinity, which is
 larger than all numbers.
 
-What differs from the papers that count it: values and indices are counted as they are packed, where arXiv 2111.09389's
-code sends indices in the format of the values and counts a byte for each.
+A difference from papers that count bytes: values and indices are counted as they are packed. The code of arXiv
+2111.09389 sends indices in the format of the values and counts one byte for each.
 """
 
 import math
@@ -22,9 +22,16 @@ LONG = 2**15
 
 
 class TopK(Compressor):
-    """keep: the fraction sent, above 0 and at most 1; format, aps and rounding are those of the values.
+    """The largest values of each row.
 
-    Raises ValueError for a fraction out of range.
+    Args:
+        keep: The fraction of the values that is sent, above 0 and at most 1.
+        format: The format of the values.
+        aps: Whether the values are scaled.
+        rounding: The rounding of the values.
+
+    Raises:
+        ValueError: The fraction is out of range.
     """
 
     def __init__(self, keep: float, format: str, aps: bool, rounding: str):
@@ -34,7 +41,7 @@ class TopK(Compressor):
         self.values = Rounded(format, aps, rounding)
 
     def kept(self, n: int) -> int:
-        """k; at least one value."""
+        """Return k, which is at least 1."""
         return min(n, max(1, math.ceil(self.keep * n)))
 
     def message_bytes(self, n: int) -> int:
@@ -48,19 +55,22 @@ class TopK(Compressor):
 
     def decompress(self, data_WxM: Tensor, n: int) -> Tensor:
         k = self.kept(n)
-        cut = self.values.message_bytes(k)
-        value_Wxk = self.values.decompress(data_WxM[:, :cut], k)
-        index_Wxk = unpack_codes(data_WxM[:, cut:], _index_bits(n), k)
+        begin = self.values.message_bytes(k)
+        value_Wxk = self.values.decompress(data_WxM[:, :begin], k)
+        index_Wxk = unpack_codes(data_WxM[:, begin:], _index_bits(n), k)
         return value_Wxk.new_zeros(len(data_WxM), n).scatter_(1, index_Wxk, value_Wxk)
 
 
 def largest(x_Wxn: Tensor, k: int) -> Tensor:
-    """(W, k) int64: where each row's k largest magnitudes are, ascending; of equal ones, the first."""
+    """Return the positions (W, k), int64, of each row's k largest magnitudes, in ascending order.
+
+    Among equal magnitudes, the first ones are chosen.
+    """
     size_Wxn = x_Wxn.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     least_Wx1 = torch.stack([_kth_largest(size_n, k) for size_n in size_Wxn])[:, None]
     W, taken_Wxn = len(x_Wxn), size_Wxn >= least_Wx1
     index = taken_Wxn.nonzero()[:, 1]
-    if len(index) > W * k:  # more values equal the least than there is room for
+    if len(index) > W * k:  # Too many values equal the smallest one.
         equal_Wxn = size_Wxn == least_Wx1
         room_Wx1 = k - (taken_Wxn & ~equal_Wxn).sum(dim=1, keepdim=True)
         index = (taken_Wxn & ~(equal_Wxn & (equal_Wxn.cumsum(dim=1) > room_Wx1))).nonzero()[:, 1]
@@ -68,8 +78,11 @@ def largest(x_Wxn: Tensor, k: int) -> Tensor:
 
 
 def _kth_largest(size_n: Tensor, k: int) -> Tensor:
-    """0-d. The bits of floats from 0 on are in their order: the values of a long row are counted by the upper half of
-    them, and those of one count alone are sorted."""
+    """Return the k-th largest value as a 0-d tensor.
+
+    The bits of non-negative floats have the order of the floats. In long rows, the values are counted by the upper half
+    of their bits, and only the values with one such upper half are sorted.
+    """
     if len(size_n) < LONG:
         return size_n.topk(k, sorted=False).values.amin()
     upper_n = size_n.view(torch.int32) >> 16

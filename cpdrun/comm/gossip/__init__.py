@@ -1,1 +1,1 @@
-"""Workers that keep weights of their own and mix them with their neighbours'."""
+"""Gossip: each worker has its own weights and averages them with those of its neighbors."""

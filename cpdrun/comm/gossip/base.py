@@ -1,18 +1,23 @@
-"""Gossip: workers keep weights of their own and, after each step, mix them with what their neighbours send.
+"""The common part of gossip algorithms.
 
-A rule says what is sent and how it is mixed (`dpsgd.py`, `choco.py`, `deep_squeeze.py`, `push_sum.py`); a topology says
-who sends to whom, and with which weights W; a compressor turns a layer into bytes. Shared by all rules: the exchange,
-quasi-global momentum (`momentum.py`), and
+In gossip, each worker has its own weights. After each step, it mixes them with the weights that its neighbors send. An
+algorithm (`algorithms.py`) defines what is sent and how it is mixed. A topology (`topologies.py`) defines who sends to
+whom and the mixing weights W. A compressor turns a layer into bytes. All algorithms share the exchange, quasi-global
+momentum, and closing rounds. In closing rounds, workers gossip without steps after the last step, so that the final
+weights agree better (the code of arXiv 2111.09389 has 51 such rounds).
 
-    closing rounds: after the last step workers gossip without steps, so that the accuracy is that of weights which
-    agree better (the code of arXiv 2111.09389 has 51 of them).
+A topology may have a different graph in each round. Step t uses the graph t mod their number. Closing rounds continue
+from the last step.
 
-A topology may have another graph each round: the round of step t is the one of place t mod their number, closing rounds
-going on from the last step.
+Quasi-global momentum: Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algorithm 1, QG-DSGDm. A step uses g + beta
+m instead of g, and the optimizer has no momentum. After the gossip of round t, m = mu m + (1 - mu) (x_t - x_{t+1}) /
+lr, with mu = beta. Differing from the paper, a round with learning rate 0 leaves m unchanged. With nesterov
+(QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d + beta
+(beta m + d).
 
-Legend: N workers, W of them on this rank, D values of all parameters in a row (`rows.py`), M bytes of a message.
-Sums over workers go in the order of their numbers and row by row, so that how the N workers are dealt to ranks changes
-no bit. inf and NaN spread to the neighbours.
+Legend: N workers, W of them on this rank, D values of all parameters in a row, M bytes of a message, P parameters. Sums
+over workers are computed in the order of their numbers and row by row, so the assignment of workers to ranks changes no
+bit. inf and NaN spread to the neighbors.
 """
 
 from abc import ABC, abstractmethod
@@ -20,6 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,39 +34,140 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.compressors.compression import Compression
-from cpdrun.comm.gossip.momentum import QuasiGlobalMomentum
-from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology.base import Topology
-from cpdrun.comm.wire.messages import Messages
+from cpdrun.comm.compressors.message import LayerCompression
+from cpdrun.comm.gossip.topologies import Topology
+from cpdrun.comm.wire.communicator import MessageExchange
 from cpdrun.comm.workers import Workers
+
+ALIGNED = 16  # float32 values
+
+
+class WeightLayout:
+    """The layout of several workers' weights in one tensor, with one row (D,) per worker.
+
+    The parameters are placed side by side. Each begins at a multiple of 64 bytes in every process, because linear
+    algebra kernels may round differently for other alignments. The values between parameters are always 0.
+
+    Args:
+        shapes: The shapes of the parameters.
+    """
+
+    def __init__(self, shapes: Sequence[torch.Size]):
+        self.shapes = list(shapes)
+        self.numels = [shape.numel() for shape in self.shapes]
+        *self.starts, self.length = [0, *accumulate(-(-n // ALIGNED) * ALIGNED for n in self.numels)]
+
+    def zeros(self, W: int, device: torch.device) -> Tensor:
+        """Return zeros (W, D), float32."""
+        return torch.zeros(W, self.length, device=device)
+
+    def layer(self, x_WxD: Tensor, p: int) -> Tensor:
+        """Return a view (W, n) of parameter p."""
+        return x_WxD[:, self.starts[p] : self.starts[p] + self.numels[p]]
+
+    def stacked(self, x_WxD: Tensor) -> list[Tensor]:
+        """Return a view (W, *shape) of each parameter."""
+        return [
+            self.layer(x_WxD, p).unflatten(1, shape or (1,)).view(-1, *shape)
+            for p, shape in enumerate(self.shapes)
+        ]
+
+    def parameters(self, x_D: Tensor) -> list[Tensor]:
+        """Return a view of each parameter in one row, with the parameter's shape."""
+        return [
+            x_D[start : start + n].view(shape)
+            for start, n, shape in zip(self.starts, self.numels, self.shapes, strict=True)
+        ]
+
+
+class QuasiGlobalMomentum:
+    """The quasi-global momentum of the W workers of this rank.
+
+    Raises:
+        ValueError: beta is out of range.
+    """
+
+    def __init__(self, beta: float, nesterov: bool) -> None:
+        if not 0 < beta < 1:
+            raise ValueError(f"sync.quasi_global_momentum must lie between 0 and 1 or be null, not {beta}")
+        self.beta, self.nesterov = beta, nesterov
+
+    def begin(self, rows: WeightLayout, x_WxD: Tensor) -> dict[str, Tensor]:
+        """Allocate the state and return it by name, for checkpoints."""
+        self.momentum_WxD, self.before_WxD = torch.zeros_like(x_WxD), torch.zeros_like(x_WxD)
+        self._momenta = [rows.parameters(row) for row in self.momentum_WxD]
+        return {"momentum": self.momentum_WxD, "before": self.before_WxD}
+
+    def before_step(self, x_WxD: Tensor) -> None:
+        """Store the weights before the step."""
+        self.before_WxD.copy_(x_WxD)
+
+    def correct(self, i: int, gradient_P: Sequence[Tensor], decay_P: Sequence[Tensor]) -> None:
+        """Add the momentum to the gradient of this rank's i-th worker in place."""
+        if not self.nesterov:
+            torch._foreach_add_(list(gradient_P), self._momenta[i], alpha=self.beta)
+            return
+        ahead_P = torch._foreach_mul(self._momenta[i], self.beta)
+        torch._foreach_add_(ahead_P, list(gradient_P))
+        if decay_P:
+            torch._foreach_add_(ahead_P, list(decay_P))
+        torch._foreach_add_(list(gradient_P), ahead_P, alpha=self.beta)
+
+    def after_gossip(self, x_WxD: Tensor, lr: float) -> None:
+        """Update the momentum with the change of the weights."""
+        if lr:
+            for m_D, before_D, x_D in zip(self.momentum_WxD, self.before_WxD, x_WxD, strict=True):
+                moved_D = torch.sub(before_D, x_D).div_(lr)
+                m_D.mul_(self.beta).add_(moved_D, alpha=1 - self.beta)
 
 
 @dataclass(frozen=True)
 class Round:
-    """The graph of a round: W (N, N), whose messages each worker receives, and who carries them."""
+    """The graph of a round.
+
+    Attributes:
+        matrix_NxN: The mixing weights W.
+        neighbours: For each worker, the workers whose messages it receives.
+        messages: The exchange of messages.
+    """
 
     matrix_NxN: np.ndarray
     neighbours: list[list[int]]
-    messages: Messages
+    messages: MessageExchange
 
     @classmethod
     def of(cls, matrix_NxN: np.ndarray, workers: Workers) -> "Round":
+        """Return the round with these mixing weights."""
         neighbours = [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(matrix_NxN)]
-        return cls(matrix_NxN, neighbours, Messages(neighbours, workers))
+        return cls(matrix_NxN, neighbours, MessageExchange(neighbours, workers))
 
     @cached_property
     def copies(self) -> list[int]:
-        """To how many others each worker sends its message."""
+        """For each worker, the number of other workers to which it sends its message."""
         received = Counter(j for of_i in self.neighbours for j in of_i)
         return [received[j] for j in range(len(self.neighbours))]
 
 
 class Gossip(ABC):
-    """A gossip rule; what it remembers between steps stands in `memory`, (W, D) tensors by name.
+    """A gossip algorithm.
 
-    The run gives world_size, seed and given (see `Compression`: layers in full precision are sent as fp32),
-    conf/sync/*.yaml the rest. Raises ValueError where they do not fit together. `learner`: as `GradientSync.learner`.
+    Its state between steps is in `memory`, with tensors (W, D) by name.
+
+    Args:
+        topology: The graph of workers.
+        compressor: The compressor of messages.
+        quasi_global_momentum: The coefficient of quasi-global momentum, or None.
+        nesterov: Whether the momentum is of Nesterov's kind.
+        closing_rounds: The number of rounds after the last step.
+        worker_test_samples: The number of test samples on which each worker's own weights are evaluated, or None for
+            all.
+        world_size: The number of workers N.
+        seed: The run's seed.
+        group: The process group.
+        run_settings: Further settings of the run, see `LayerCompression`. Layers in full precision are sent as fp32.
+
+    Raises:
+        ValueError: The settings do not fit together.
     """
 
     learner = "cpdrun.train.learners.own.OwnWeights"
@@ -84,23 +191,28 @@ class Gossip(ABC):
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")
-        self.compression = Compression(compressor, **given)
+        self.compression = LayerCompression(compressor, **given)
         self.beta, self.nesterov = quasi_global_momentum, nesterov
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
         self.workers = Workers.of_group(world_size, group)
         self.mine = self.workers.mine
         self.rounds = [Round.of(matrix, self.workers) for matrix in self.matrices(topology, world_size)]
-        self.round = self.rounds[0]  # whose graph holds until another is exchanged
+        self.round = self.rounds[0]  # the latest round
         self.closing_rounds, self.worker_test_samples = closing_rounds, worker_test_samples
         self.memory: dict[str, Tensor] = {}
-        self.bytes_sent = 0.0  # by a worker, on average, since the run began
+        self.bytes_sent = 0.0  # per worker on average, since the beginning of the run
         self._bytes = {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": 0}
 
-    # ---- what the training loop calls, in this order
+    # ---- methods that the training loop calls, in this order
 
-    def begin(self, rows: Rows, x_WxD: Tensor) -> None:
-        """Before the first step: the layout of the weights, and the weights all workers start with."""
+    def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
+        """Allocate the state before the first step.
+
+        Args:
+            rows: The layout of the weights.
+            x_WxD: The initial weights, equal for all workers.
+        """
         self.rows = rows
         for name in self.remembered():
             self.memory[name] = torch.zeros_like(x_WxD)
@@ -108,47 +220,59 @@ class Gossip(ABC):
             self.memory |= self.momentum.begin(rows, x_WxD)
 
     def before_step(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """With the weights that the gradients will be taken at."""
+        """Prepare a step. The weights are those at which gradients will be computed."""
         if self.momentum:
             self.momentum.before_step(x_WxD)
 
     def correct(self, i: int, gradient_P: Sequence[Tensor], decay_P: Sequence[Tensor] = ()) -> None:
-        """Changes the gradient of my i-th worker in place, before the optimizer sees it. decay_P: what the optimizer's
-        weight decay will add to it; nesterov counts it in."""
+        """Add the momentum to the gradient of this rank's i-th worker in place, before the optimizer step.
+
+        Args:
+            i: The index of the worker on this rank.
+            gradient_P: The gradient of each parameter.
+            decay_P: The weight decay that the optimizer will add. Nesterov momentum includes it.
+        """
         if self.momentum:
             self.momentum.correct(i, gradient_P, decay_P)
 
     def after_step(self, x_WxD: Tensor, *, lr: float, step: int, epoch: int) -> None:
-        """From the weights after the workers' own steps to those after gossip, in place. Collective."""
+        """Replace the weights after the workers' own steps by the weights after gossip, in place. Collective."""
         self.mix(x_WxD, step=step, epoch=epoch)
         if self.momentum:
             self.momentum.after_gossip(x_WxD, lr)
 
     def close(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """After the last step, `step`: the closing rounds, in place. Collective."""
+        """Run the closing rounds after the last step, `step`, in place. Collective."""
         for later in range(1, self.closing_rounds + 1):
             self.before_step(x_WxD, step=step + later, epoch=epoch)
             self.mix(x_WxD, step=step + later, epoch=epoch)
 
-    # ---- what a rule says
+    # ---- methods that an algorithm overrides
 
     def matrices(self, topology: Topology, world_size: int) -> list[np.ndarray]:
-        """W of each round; raises ValueError where the rule cannot use the graph."""
+        """Return the mixing weights of each round.
+
+        Raises:
+            ValueError: The algorithm cannot use the graph.
+        """
         return topology.matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
-        """Names of the (W, D) tensors of `memory` that the rule needs; they begin at 0."""
+        """Return the names of the tensors (W, D) in `memory` that the algorithm needs. They are initially 0."""
         return ()
 
     @abstractmethod
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """Gossips with the neighbours and changes the weights in place. Collective."""
+        """Exchange messages with the neighbors and update the weights in place. Collective."""
 
-    # ---- what rules build on
+    # ---- methods that algorithms use
 
     def exchange(self, x_WxD: Tensor, *, step: int, epoch: int) -> dict[int, Tensor]:
-        """Sends C(x) to the neighbours of this round; C(x_j) (D,) of each j that is mine or a neighbour of one of
-        mine."""
+        """Send C(x) to the neighbors of this round.
+
+        Returns:
+            C(x_j), of shape (D,), for each worker j of this rank and each neighbor of such a worker.
+        """
         self.round = self.rounds[step % len(self.rounds)]
         message = self.compression.message(self.rows.numels, epoch)
         self._count(message.length)
@@ -163,12 +287,15 @@ class Gossip(ABC):
         return dict(zip(workers, c_XxD, strict=True))
 
     def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
-        """sum_j W[worker][j] rows[j] (D,), over the worker and its neighbours in this round, by their numbers."""
+        """Return sum_j W[worker][j] rows[j], of shape (D,).
+
+        The sum includes the worker and its neighbors in this round, in the order of their numbers.
+        """
         total: Tensor | None = None
         for j in sorted([worker, *self.round.neighbours[worker]]):
             weight = float(self.round.matrix_NxN[worker, j])
             total = rows[j] * weight if total is None else total.add_(rows[j], alpha=weight)
-        assert total is not None  # the worker itself is one of them
+        assert total is not None  # The sum contains at least the worker itself.
         return total
 
     def _count(self, message: int) -> None:
@@ -179,20 +306,22 @@ class Gossip(ABC):
         }
         self.bytes_sent += message * sum(copies) / self.world_size
 
-    # ---- the record
+    # ---- byte counts and checkpoints
 
     def wire_bytes(self) -> dict[str, int]:
-        """As `GradientSync.wire_bytes`; a real worker sends its message to each neighbour, and the one that sends most
-        counts."""
+        """Return the payload bytes of the latest step, as `GradientSync.wire_bytes` does.
+
+        A real worker sends its message to each neighbor. The worker that sends most is counted.
+        """
         return dict(self._bytes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything remembered, by worker, whole on rank 0. Collective."""
+        """Return the state of all workers on rank 0. Collective."""
         mine = {w: {name: x[i].clone() for name, x in self.memory.items()} for i, w in enumerate(self.mine)}
         return {"bytes_sent": self.bytes_sent, "memory": self.workers.gather(mine)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on rank 0, for the workers of this rank; after `begin`."""
+        """Load the state of this rank's workers, after `begin`."""
         self.bytes_sent = state["bytes_sent"]
         for i, w in enumerate(self.mine):
             for name, x_WxD in self.memory.items():
@@ -205,7 +334,11 @@ def _check_count(key: str, value: Any, least: int, or_else: str = "") -> None:
 
 
 def checked_eta(eta: float) -> float:
-    """A rule's consensus step. Raises ValueError where it is out of range."""
+    """Return the consensus step size of an algorithm.
+
+    Raises:
+        ValueError: It is out of range.
+    """
     if not 0 < eta <= 1:
         raise ValueError(f"sync.eta must be above 0 and at most 1, not {eta}")
     return eta

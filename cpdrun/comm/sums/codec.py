@@ -1,6 +1,21 @@
-"""Scaled rounding, packing and adding: the steps of a sum that touch every element, in terms of `custom_fp`.
+"""Elementwise steps of a sum: scaled rounding, packing and adding, in terms of `custom_fp`.
 
-The exchange between processes and the emulation share what is said here about numbers; only the exchange packs.
+The exchange between processes and the emulation in one process share this module. Only the exchange packs.
+
+`compat=cpd` adds gradients as the code of the authors of APS does (github.com/drcut/CPD, ddd9a67). That code differs
+from ours in two ways. The steps are those of `rounded.py`.
+
+    without APS   normal_sum_gradients and kahan_sum_gradients add the workers' unrounded values: acc = Q(acc + g_w),
+                  where the addition is in float32. Such values do not fit in k bits, so gradients travel in float32.
+                  Our definition rounds the values that are sent, q_w = Q(g_w). With two levels, the sums of the first
+                  level are already rounded.
+    Kahan         Only the second of two levels, between nodes, uses Kahan summation. A node adds its own workers
+                  plainly (example/ResNet18/tools/mix.py).
+
+The following errors of that code are not reproduced: E of APS is computed with a float32 log2, which is too small by
+one just above some powers of two. An all-zero layer becomes NaN. Shifts exceed 2^127. Its cast decides ties of
+subnormals without the bits that were shifted out, does not overflow values that are rounded past the largest one, and
+flushes float32 subnormals to zero.
 """
 
 from __future__ import annotations
@@ -10,42 +25,43 @@ from typing import Any
 
 import custom_fp
 import torch
+from custom_fp import Format
 from torch import Tensor
 
-from cpdrun.comm.sums.draw import Draw
-from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sums.sum import RandomStream, Sum
 
 
-def _rule(sum: Sum, draw: Draw | None) -> dict[str, Any]:
-    """How to round, as custom_fp's functions take it. A stochastic rounding needs a draw."""
+def _rounding_options(sum: Sum, stream: RandomStream | None) -> dict[str, Any]:
+    """Return the rounding options of custom_fp's functions. Stochastic rounding needs a random stream."""
     rule: dict[str, Any] = {"rounding": sum.rounding, "overflow": sum.overflow}
-    return rule if draw is None else rule | {"seed": draw.seed(), "offset": draw.start}
+    return rule if stream is None else rule | {"seed": stream.seed(), "offset": stream.start}
 
 
 def scale(x: Tensor, shift: int) -> Tensor:
-    """x * 2^shift in float32, rounded once, for any shift."""
+    """Return x * 2^shift in float32, rounded once, for any shift."""
     return x if shift == 0 else custom_fp.scale_pow2(x, shift)
 
 
-def quantize_scaled(x: Tensor, shift: int, sum: Sum, draw: Draw | None = None) -> Tensor:
-    """Q(x * 2^shift), one rounding of the exact product.
+def quantize_scaled(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None = None) -> Tensor:
+    """Return Q(x * 2^shift), with a single rounding of the exact product.
 
-    x: float32 of any shape.
+    x is a float32 tensor of any shape.
     """
     if shift and _float32_will_do(shift, sum):
         product = x * 2.0**shift
-        return custom_fp.quantize(product, sum.fmt, out=product, **_rule(sum, draw))
+        return custom_fp.quantize(product, sum.fmt, out=product, **_rounding_options(sum, stream))
     exact = x.to(torch.float64) * 2.0**shift if shift else x
-    return custom_fp.quantize(exact, sum.fmt, **_rule(sum, draw))
+    return custom_fp.quantize(exact, sum.fmt, **_rounding_options(sum, stream))
 
 
 def _float32_will_do(shift: int, sum: Sum) -> bool:
-    """Whether rounding to nearest cannot tell x * 2^shift in float32 from the exact product.
+    """Return whether rounding x * 2^shift computed in float32 gives the same value as rounding the exact product.
 
-    2^shift must be a normal number. Upwards, only what overflows any format is inexact, which overflow=propagate tells
-    from infinity. Downwards, bits are lost below 2^-149 of products under 2^-126, which round to zero in a format whose
-    smallest value is above 2^-120. A double holds the product of any float32 and any shift. A format of another
-    kind (a posit) may know what is finite from infinity, and the smallest value from zero.
+    2^shift must be a normal number, and the rounding must be to nearest. If the shift is positive, only values that
+    overflow in any format are inexact; overflow=propagate distinguishes them from infinity. If it is negative, products
+    under 2^-126 lose bits below 2^-149. They are rounded to zero in a format whose smallest value is above 2^-120.
+    Otherwise, float64 is used, which represents the product of any float32 and any shift. Formats of other kinds, such
+    as posits, may distinguish finite values from infinity and the smallest value from zero, so they use float64, too.
     """
     if sum.fmt.exponent_bits is None:
         return False
@@ -54,21 +70,50 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
     return is_near and (sum.overflow != "propagate" if shift > 0 else smallest > -120)
 
 
-def accumulate(values: Sequence[Tensor], sum: Sum, draw: Draw | None = None) -> Tensor:
-    """The sum of values of the format, in the order given, every partial sum rounded to the format; or of all at once,
-    rounded once, where the order of the sum says so."""
-    return custom_fp.accumulate(values, sum.fmt, kahan=sum.kahan, **sum.ordering.adding, **_rule(sum, draw))
+def accumulate(values: Sequence[Tensor], sum: Sum, stream: RandomStream | None = None) -> Tensor:
+    """Add values of the format in the given order, and round every partial sum to the format.
+
+    If the order of the sum adds all values at once, only the result is rounded.
+    """
+    return custom_fp.accumulate(
+        values, sum.fmt, kahan=sum.kahan, **sum.ordering.accumulate_options, **_rounding_options(sum, stream)
+    )
 
 
-# ---- packed bytes, one-dimensional tensors
+# ---- packed bytes, in one-dimensional tensors
 
 
-def round_and_pack(x: Tensor, shift: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
-    """pack(Q(x * 2^shift))."""
-    custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rule(sum, draw))
+def round_and_pack(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None, *, out: Tensor) -> None:
+    """Write pack(Q(x * 2^shift)) to `out`."""
+    custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rounding_options(sum, stream))
 
 
-def add_packed(payloads: Sequence[Tensor], numel: int, sum: Sum, draw: Draw | None, *, out: Tensor) -> None:
-    """pack(accumulate(unpacked payloads)), in the order given."""
-    how = {"kahan": sum.kahan, **sum.ordering.adding, **_rule(sum, draw)}
+def add_packed(
+    payloads: Sequence[Tensor], numel: int, sum: Sum, stream: RandomStream | None, *, out: Tensor
+) -> None:
+    """Write pack(accumulate(unpacked payloads)) to `out`, adding in the given order."""
+    how = {"kahan": sum.kahan, **sum.ordering.accumulate_options, **_rounding_options(sum, stream)}
     custom_fp.accumulate_packed(payloads, sum.fmt, numel, out=out, **how)
+
+
+def add_unrounded(values: Sequence[Tensor], fmt: Format, *, kahan: bool) -> Tensor:
+    """Add float32 values in the given order.
+
+    Each addition is computed in float32 and then rounded to the format, to nearest even.
+    """
+
+    def rounded(x: Tensor) -> Tensor:
+        return custom_fp.quantize(x, fmt)
+
+    total = torch.zeros_like(values[0])
+    lost = torch.zeros_like(total)
+    for value in values:
+        if not kahan:
+            total = rounded(total + value)
+            continue
+        corrected = rounded(value - lost)
+        new_total = rounded(total + corrected)
+        lost = rounded(rounded(new_total - total) - corrected)
+        lost = torch.where(torch.isfinite(new_total), lost, 0.0)  # as in custom_fp.accumulate: inf stays inf
+        total = new_total
+    return total

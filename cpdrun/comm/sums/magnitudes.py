@@ -1,11 +1,12 @@
-"""max|g| of each layer, found and agreed on by the ranks: what a scaling rule goes by.
+"""The largest magnitude max|g| of each layer, computed and agreed on by the ranks. Scaling rules depend on it.
 
-The APS paper agrees on an exponent in 8 bits. A float32 gradient has E in -149 .. 128 + ceil(log2 N), more values than
-that, so a tiny or huge layer would get a wrong shift. Here the ranks agree on max|g| itself, by its float32 bit pattern
-(those of non-negative floats are ordered as the floats are), in one int32 MAX all-reduce for all layers; each computes
-the same E from it, exactly, for subnormals too.
+In the APS paper, workers agree on an exponent of 8 bits. The exponent E of a float32 gradient ranges from -149 to 128 +
+ceil(log2 N), which is more values than 8 bits have, so a very small or large layer would get a wrong shift. Here, the
+ranks agree on max|g| itself. Its float32 bit pattern is reduced in one int32 MAX all-reduce for all layers, because the
+bit patterns of non-negative floats have the order of the floats. Each rank computes the same E from it, exactly, for
+subnormals too.
 
-inf and NaN take no part: a layer's magnitude is that of its finite elements, 0 where there are none but zeros.
+inf and NaN are ignored: a layer's magnitude is that of its finite elements, or 0 if all of them are zero.
 """
 
 import math
@@ -17,16 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpdrun.comm.wire.piece import ceil_div
-from cpdrun.comm.wire.post import Post
+from cpdrun.comm.wire.communicator import Communicator
+from cpdrun.comm.wire.layout import ceil_div
 from cpdrun.comm.workers import Workers
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
-    """max|x| over the finite elements of a float32 tensor, exact, 0-d; 0 where there are none."""
+    """Return max|x| over the finite elements of a float32 tensor, exact, as a 0-d tensor. It is 0 if there are none."""
     if x.numel() == 0:
         return x.new_zeros(())
-    if not x.is_cuda:  # one pass, no temporary; a GPU would be waited for, to ask whether it is finite
+    if not x.is_cuda:  # one pass and no temporary; on a GPU, the test would synchronize
         low, high = torch.aminmax(x)
         if torch.isfinite(magnitude := torch.maximum(-low, high)):
             return magnitude
@@ -34,21 +35,28 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def sum_exponent(magnitude: float, summands: int) -> int:
-    """ceil(log2(magnitude * summands)), exact: 24 bits times a small integer fit a double. magnitude > 0."""
+    """Return ceil(log2(magnitude * summands)), exactly, for magnitude > 0.
+
+    A float32 magnitude times a small integer is exact in float64.
+    """
     mantissa, exponent = math.frexp(magnitude * summands)
     return exponent - (mantissa == 0.5)
 
 
 def agreement_bytes(values: int, machines: int) -> int:
-    """What each of some machines sends to agree on so many magnitudes: a ring all-reduce of int32, rounded up."""
+    """Return the bytes that each machine sends to agree on magnitudes in a ring all-reduce of int32, rounded up."""
     return ceil_div(2 * (machines - 1) * 4 * values, machines)
 
 
 class Agreement:
-    """The largest of all ranks' magnitudes, on demand: where nobody asks, nothing is sent."""
+    """The largest of all ranks' magnitudes. They are only exchanged if they are needed.
+
+    Args:
+        local: Computes this rank's `largest_magnitude` of each layer.
+        workers: The workers whose ranks take part.
+    """
 
     def __init__(self, local: Callable[[], Sequence[Tensor]], workers: Workers) -> None:
-        """local: gives this rank's `largest_magnitude` of each."""
         self._local: Callable[[], Sequence[Tensor]] | None = local
         self._workers = workers
         self._bits: Tensor | None = None
@@ -56,15 +64,16 @@ class Agreement:
         self._values: list[float] | None = None
 
     def start(self) -> None:
-        """Begins the agreement; `wait` completes it, now or steps later. Collective."""
+        """Start the exchange. `wait` completes it, immediately or steps later. Collective."""
         if self._bits is not None:
             return
         self._bits = torch.stack(list(self._local())).view(torch.int32)
-        self._local = None  # it holds on to the gradients, and the agreement may be kept for a step
+        self._local = None  # It keeps the gradients alive, and the agreement may be kept for a step.
         if self._workers.ranks > 1:
-            self._work = Post(self._workers.group).maximum_(self._bits)
+            self._work = Communicator(self._workers.group).maximum_(self._bits)
 
     def wait(self) -> list[float]:
+        """Return the agreed magnitudes. Collective."""
         self.start()
         if self._values is None:
             if self._work is not None:
@@ -74,34 +83,38 @@ class Agreement:
 
     @property
     def agreed(self) -> int:
-        """How many magnitudes took part; 0 where nobody has asked."""
+        """The number of exchanged magnitudes, or 0 if none were needed."""
         return 0 if self._bits is None else self._bits.numel()
 
 
 class Magnitudes(ABC):
-    """Which magnitudes a rule goes by. What must be remembered for that is remembered here."""
+    """The magnitudes that a scaling rule uses, with the state that they need between steps."""
 
-    asks: ClassVar[bool] = True  # whether any are agreed on
+    asks: ClassVar[bool] = True  # whether ranks exchange any magnitudes
 
     @abstractmethod
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
-        """One for each label, from what is agreed from place `first` on. Collective where it waits.
+        """Return one magnitude for each label. May be collective.
 
-        labels: a layer's name, marked with the group of workers that it is of: what is remembered is known by them.
+        Args:
+            labels: Names of layers, each with the mark of its group of workers. Remembered magnitudes are stored by
+                label.
+            agreement: The agreement on this step's magnitudes.
+            first: The position of the first label's magnitude in the agreement.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered between steps, for a checkpoint. Collective."""
+        """Return the state between steps, for a checkpoint. Collective."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} remembers nothing, the checkpoint has {sorted(state)}")
 
 
-class NotAsked(Magnitudes):
-    """For rules that need none: 0, and nothing is agreed on."""
+class NoMagnitudes(Magnitudes):
+    """Magnitudes for rules that need none. They are 0, and nothing is exchanged."""
 
     asks = False
 
@@ -109,18 +122,18 @@ class NotAsked(Magnitudes):
         return [0.0] * len(labels)
 
 
-class ThisStep(Magnitudes):
-    """Those of the gradients that are about to be sent: all wait until they are agreed on."""
+class CurrentStep(Magnitudes):
+    """Magnitudes of the gradients that are about to be sent. All ranks wait for the agreement."""
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return agreement.wait()[first : first + len(labels)]
 
 
-class StepBefore(Magnitudes):
-    """Those of the step before: nobody waits before sending.
+class PreviousStep(Magnitudes):
+    """Magnitudes of the previous step, so that no rank waits before it sends.
 
-    This step's agreement travels beside the gradients and is read in the next step. A layer seen for the first time, or
-    whose gradient was all zero, is agreed on at once.
+    The agreement of this step travels next to the gradients and is used in the next step. If a layer is new, or its
+    gradient was all zero, the ranks agree on its magnitude immediately.
     """
 
     def __init__(self) -> None:
@@ -137,7 +150,7 @@ class StepBefore(Magnitudes):
         return [self._known[label] for label in labels]
 
     def _settle(self, labels: set[str]) -> None:
-        """Completes the earlier agreements on any of these."""
+        """Complete the earlier agreements that contain any of the labels."""
         for names, agreement, first in self._under_way:
             if not labels.isdisjoint(names):
                 self._known.update(zip(names, agreement.wait()[first : first + len(names)], strict=True))

@@ -1,14 +1,14 @@
-"""Scaling rules: one power-of-two shift per layer and step, the same on all workers.
+"""Scaling rules: one power-of-two shift per layer and step, equal on all workers.
 
 APS, auto-precision scaling: Han, Demmel and You, "Auto-Precision Scaling for Distributed Deep Learning"
-(arXiv:1911.08907). With E = max over workers of ceil(log2(max|g * N|)), every worker sends g * 2^shift,
-where shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest
-gradients use the format's upper end. What differs from the paper is how E is agreed on: see `magnitudes.py`.
+(arXiv:1911.08907). Let E = max over workers of ceil(log2(max|g * N|)). Every worker sends g * 2^shift with
+shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest gradients use the
+upper end of the format's range. The agreement on E differs from the paper (see `magnitudes.py`).
 
-inf and NaN take no part in E: they are sent as they are and stay visible in the sum, and the finite
-elements of the layer keep the shift they would have had. Without a finite non-zero element the shift is 0.
+inf and NaN do not affect E. They are sent unchanged and remain visible in the sum, and the finite elements of the layer
+keep their shift. A layer without a finite non-zero element has shift 0.
 
-A shift belongs to a layer: groups of workers, buckets and splits into ranks cannot disagree on it.
+A shift belongs to a layer. It does not depend on groups of ranks, on buckets, or on the assignment of workers to ranks.
 """
 
 from __future__ import annotations
@@ -18,35 +18,55 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from custom_fp import Format
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
-from cpdrun.comm.sums.magnitudes import Agreement, Magnitudes, NotAsked, StepBefore, ThisStep, sum_exponent
+from cpdrun.comm.sums.magnitudes import (
+    Agreement,
+    CurrentStep,
+    Magnitudes,
+    NoMagnitudes,
+    PreviousStep,
+    sum_exponent,
+)
 from cpdrun.comm.sums.orders import Level
+from cpdrun.comm.wire.layout import Layout
 from cpdrun.comm.workers import Workers
 
 
 class ScalingRule(ABC):
-    """Chooses shifts; `g * 2^shift` is what a worker rounds and sends. One class and one yaml a rule."""
+    """A rule that chooses shifts. A worker rounds and sends `g * 2^shift`."""
 
-    magnitudes: ClassVar[type[Magnitudes]] = ThisStep  # which ones it goes by
+    magnitudes: ClassVar[type[Magnitudes]] = CurrentStep  # the magnitudes that the rule uses
 
     @abstractmethod
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
-        """Of one layer: a pure function. magnitude: the largest of the workers that are added up, 0 where all is zero;
-        summands: how many they are. Asked once for each group of workers, at each level of the order."""
+        """Return the shift of a layer.
+
+        This is a pure function. It is called for each group of workers at each level of the order.
+
+        Args:
+            layer: The name of the layer.
+            magnitude: The largest magnitude of the values that are added, or 0 if all are zero.
+            summands: The number of values that are added.
+            fmt: The format of the sum.
+        """
 
 
 class NoScaling(ScalingRule):
-    """Gradients are sent as they are: the baseline."""
+    """No scaling: gradients are sent unchanged. This is the baseline."""
 
-    magnitudes = NotAsked
+    magnitudes = NoMagnitudes
 
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
         return 0
 
 
 class APS(ScalingRule):
-    """shift = emax - ceil(log2(max|g| * summands)) - margin, from this step's gradients; 0 for an all-zero layer."""
+    """Auto-precision scaling with the gradients of the current step.
+
+    shift = emax - ceil(log2(max|g| * summands)) - margin, or 0 for an all-zero layer.
+    """
 
     def __init__(self, margin: int = 0) -> None:
         self.margin = margin
@@ -58,17 +78,19 @@ class APS(ScalingRule):
 
 
 class DelayedAPS(APS):
-    """APS with the magnitudes of the step before. A gradient that grows by more than 2^margin from one step to the next
-    overflows (see `overflow` in conf/sync)."""
+    """APS with the magnitudes of the previous step.
 
-    magnitudes = StepBefore
+    A gradient that grows by more than 2^margin from one step to the next overflows (see `overflow` in conf/sync).
+    """
+
+    magnitudes = PreviousStep
 
     def __init__(self, margin: int = 1) -> None:
         super().__init__(margin)
 
 
 class Shifts:
-    """A rule with the magnitudes that it goes by, through the steps of a run."""
+    """A scaling rule with the state of its magnitudes."""
 
     def __init__(self, rule: ScalingRule | None = None) -> None:
         self.rule = rule or NoScaling()
@@ -76,12 +98,12 @@ class Shifts:
 
     @property
     def scale(self) -> bool:
-        """Whether gradients may be scaled at all."""
+        """Whether gradients may be scaled."""
         return not isinstance(self.rule, NoScaling)
 
     @property
     def asks(self) -> bool:
-        """Whether magnitudes are agreed on."""
+        """Whether ranks exchange magnitudes."""
         return self.magnitudes.asks
 
     def of_level(
@@ -92,22 +114,113 @@ class Shifts:
         fmt: Format,
         workers: Workers,
     ) -> tuple[list[list[int]], int]:
-        """shifts[j][p] of group j and layer p, and how many magnitudes were agreed on for them. Collective.
+        """Return the shifts of one level of a sum. Collective.
 
-        local: gives this rank's largest magnitude of each layer, for each group of the level, group after group.
+        Args:
+            level: The level.
+            layers: The names of the layers.
+            local: Computes this rank's largest magnitude of each layer, for each group of the level, group after group.
+            fmt: The format of the sum.
+            workers: The workers that agree on magnitudes.
+
+        Returns:
+            shifts[j][p] for group j and layer p, and the number of exchanged magnitudes.
         """
         return self.of_agreement(level, layers, Agreement(local, workers), fmt)
 
     def of_agreement(
         self, level: Level, layers: Sequence[str], agreement: Agreement, fmt: Format
     ) -> tuple[list[list[int]], int]:
-        """`of_level` with an agreement that may be under way."""
+        """Return the shifts of one level, as `of_level` does, from an agreement that may have started."""
         shifts = []
         for j, group in enumerate(level.groups):
-            if level.passes_on(j):
+            if level.is_passed_through(j):
                 shifts.append([0] * len(layers))
                 continue
             magnitudes = self.magnitudes.of(level.names(layers, j), agreement, j * len(layers))
             by_layer = zip(layers, magnitudes, strict=True)
             shifts.append([self.rule.shift(layer, m, len(group), fmt) for layer, m in by_layer])
         return shifts, agreement.agreed
+
+
+SEGMENTS = 4  # per part, so that an agreement queued behind the first segment completes in time
+
+
+class PrefetchedShifts:
+    """Shifts of a sum with one group, agreed on a few layers at a time.
+
+    The ranks compute and exchange the magnitudes of the next layers while the segments of earlier layers are on the
+    wire. This is possible if the segments of all owners contain the same layers, as they do if each layer is divided
+    into shards separately. In other layouts, the first segments contain elements of all layers, so there is a single
+    agreement.
+
+    Collective: all ranks settle the same segments in order.
+
+    Args:
+        rule: The scaling rule with its state.
+        level: The only level of the sum.
+        layers: The names of the layers.
+        local: Computes this rank's `largest_magnitude` of a layer.
+        fmt: The format of the sum.
+        workers: The workers that agree on magnitudes.
+        layout: The layout of the messages.
+
+    Attributes:
+        shifts: The shifts of the layers. They are valid for the segments that are settled.
+        agreed: The number of exchanged magnitudes.
+    """
+
+    def __init__(
+        self,
+        rule: Shifts,
+        level: Level,
+        layers: Sequence[str],
+        local: Callable[[int], Tensor],
+        fmt: NumberFormat,
+        workers: Workers,
+        layout: Layout,
+    ) -> None:
+        self.rule, self.level, self.layers, self.local = rule, level, list(layers), local
+        self.fmt, self.workers = fmt, workers
+        self.last = layout.last_layers
+        self.ends = _ends(layout)  # the end of each part, in layers
+        self.shifts, self.agreed = [0] * len(self.layers), 0
+        self._settled = 0  # number of parts
+        self._under_way: Agreement | None = None
+
+    def settle(self, segment: int) -> None:
+        """Wait until the shifts of all layers in a segment are known."""
+        while self._settled < len(self.ends) and (
+            self._settled == 0 or self._first(self._settled) <= self.last[segment]
+        ):
+            self.begin()
+            first, end = self._first(self._settled), self.ends[self._settled]
+            (found,), agreed = self.rule.of_agreement(
+                self.level, self.layers[first:end], self._under_way, self.fmt
+            )
+            self.shifts[first:end] = found
+            self.agreed += agreed
+            self._settled, self._under_way = self._settled + 1, None
+
+    def begin(self) -> None:
+        """Start the agreement on the next part."""
+        if self._under_way is None and self._settled < len(self.ends):
+            part = range(self._first(self._settled), self.ends[self._settled])
+            self._under_way = Agreement(lambda: [self.local(p) for p in part], self.workers)
+            if self.rule.asks:
+                self._under_way.start()
+
+    def _first(self, part: int) -> int:
+        return self.ends[part - 1] if part else 0
+
+
+def _ends(layout: Layout) -> list[int]:
+    """Return the ends of parts, in layers. A part contains a few segments of all owners."""
+    ends, segments = [], 0
+    for segment, layer in enumerate(layout.last_layers):
+        segments += 1
+        if segments >= SEGMENTS and segment + 1 < layout.segments and layer + 1 > (ends[-1] if ends else 0):
+            ends.append(layer + 1)
+            segments = 0
+    layers = len(layout.numels)
+    return [layers] if not ends or ends[-1] >= layers else [*ends, layers]

@@ -1,8 +1,9 @@
-"""What a sum is: format, order, rounding, since low-precision addition is not associative.
+"""The description of a sum: its format, order and rounding, because low-precision addition is not associative.
 
-A `Sum` is a value; `summation_of` (summations/) makes of it what forms the sum of so many workers' gradients.
+A `Sum` is a value. `cpdrun.comm.sums.summation_of` returns the object that computes it for a given number of workers.
 """
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -14,8 +15,29 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.rounding import Overflow, is_stochastic, read_rounding
 from custom_fp.rounding import words as all_words
 
-from cpdrun.comm.sums.draw import Draw
 from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
+
+
+@dataclass(frozen=True)
+class RandomStream:
+    """The random numbers of one stochastic rounding.
+
+    The random number of an element depends on the key and on the element's position in the layer. It does not depend on
+    the process that rounds it, or on the division of the layer into messages.
+
+    Attributes:
+        key: The key of the random numbers.
+        start: The position in the layer of the tensor's first element.
+    """
+
+    key: tuple
+    start: int = 0
+
+    def seed(self) -> int:
+        """Return a seed of 63 bits. The seeds of different keys are independent."""
+        digest = hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
 
 FP32 = parse("fp32")
 _CHOICES = {
@@ -25,21 +47,30 @@ _CHOICES = {
     "requantise": (None, "hop", "once"),
     "compat": (None, "cpd"),
 }
-# of compat=cpd
+# The choices that compat=cpd allows.
 _THEIRS = {"order": ("rank", "hierarchical"), "rounding": ("nearest_even",), "overflow": ("infinity",)}
 
 
 @dataclass(frozen=True)
 class Sum:
-    """One way to add N tensors. Raises ValueError where its parts do not fit together.
+    """One way to add N tensors.
 
-    order, group_size   who is added to whom, when: the files of orders/
-    kahan               each addition's error is carried in a second value of the format
-    rounding, overflow  as `custom_fp.quantize` has them
-    error_feedback      what rounding takes from a worker's gradient is added to its next one (`feedback.py`)
-    requantise          None: every partial sum is rounded to the format (`rounded.py`); "hop" or "once": decoded, added
-                        in float32 and quantized again (`decoded.py`), as formats with scales are in any case, "hop"
-    compat              "cpd": as the code of APS's authors adds (`compat.py`)
+    Attributes:
+        fmt: The number format.
+        order: The order of addition (see `orders.py`).
+        group_size: The size of groups of workers, for orders that have groups.
+        kahan: Whether a second value of the format carries each addition's error.
+        rounding: The rounding, as in `custom_fp.quantize`.
+        overflow: The treatment of overflow, as in `custom_fp.quantize`.
+        error_feedback: Whether the rounding error of a worker's gradient is added to its next one (see
+            `error_feedback.py`).
+        requantise: None if every partial sum is rounded to the format (see `rounded.py`). "hop" or "once" if values are
+            decoded, added in float32 and quantized again (see `requantized.py`). Formats with scales always use the
+            latter, with "hop" by default.
+        compat: "cpd" adds like the code of the authors of APS (see `codec.py`).
+
+    Raises:
+        ValueError: The settings do not fit together.
     """
 
     fmt: NumberFormat
@@ -54,7 +85,7 @@ class Sum:
 
     @classmethod
     def of(cls, what: "Sum | NumberFormat | str", **knobs: Any) -> "Sum":
-        """The sum that is given, with these knobs in place of its own; or one in this format."""
+        """Return a sum in a format, or a copy of a sum with some settings replaced."""
         return replace(what, **knobs) if isinstance(what, Sum) else cls(what, **knobs)
 
     def __post_init__(self) -> None:
@@ -68,47 +99,55 @@ class Sum:
             read_rounding(self.rounding)
         except ValueError:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
-        if order_named(self.order, self.group_size).adding and self.kahan:
+        if order_named(self.order, self.group_size).accumulate_options and self.kahan:
             raise ValueError(
                 f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
             )
         if self.group_size is None:
-            object.__setattr__(self, "group_size", AUTO)  # one spelling of what has no effect
+            object.__setattr__(
+                self, "group_size", AUTO
+            )  # None has the same meaning, so it is stored as "auto".
         if self.compat:
             self._check_compat()
 
     @cached_property
     def is_stochastic(self) -> bool:
+        """Whether the rounding is stochastic."""
         return is_stochastic(self.rounding)
 
     @cached_property
     def ordering(self) -> Order:
+        """The order of addition."""
         return order_named(self.order, self.group_size)
 
     @property
     def again(self) -> str | None:
-        """How often what was added in float32 is quantized again; None where it is not added so."""
+        """How often values added in float32 are quantized again, "hop" or "once"; None if they are not."""
         return "hop" if self.requantise is None and self.fmt.has_scales else self.requantise
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single worker's gradient comes out as it is, but for the definition's +0 + g."""
+        """Whether the sum of a single worker's gradient g is the definition's +0 + g."""
         return self == Sum(FP32, self.order, self.group_size) and self.ordering.keeps_float32
 
-    def draw(self, *key: Any, start: int = 0) -> Draw | None:
-        """The random numbers that rounding a tensor takes, which begins at element `start` of its layer."""
-        return Draw(key, start) if self.is_stochastic else None
+    def random_stream(self, *key: Any, start: int = 0) -> RandomStream | None:
+        """Return the random numbers for rounding a tensor that begins at element `start` of its layer.
+
+        Returns:
+            None if the rounding is not stochastic.
+        """
+        return RandomStream(key, start) if self.is_stochastic else None
 
     def in_full_precision(self) -> "Sum":
-        """The same in fp32."""
+        """Return the same sum in fp32."""
         return replace(self, fmt=FP32, requantise=None)
 
     def at(self, level: Level) -> "Sum":
-        """How a level of the order adds: compat=cpd knows kahan in the last one alone."""
+        """Return the sum for one level of the order. With compat=cpd, only the last level uses Kahan summation."""
         return replace(self, kahan=False) if self.compat and self.kahan and not level.last else self
 
     def _check_compat(self) -> None:
-        """Raises ValueError for what the code of APS's authors does not have."""
+        """Raise ValueError for settings that the code of the authors of APS does not have."""
         for key, theirs in _THEIRS.items():
             if (value := getattr(self, key)) not in theirs:
                 raise ValueError(
@@ -120,8 +159,8 @@ class Sum:
             raise ValueError(f"compat={self.compat}: its code has no formats with scales such as {self.fmt}")
 
 
-def takes_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Spells the knobs of a Sum in the signature of a function that takes them as **knobs."""
+def accepts_sum_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the settings of a `Sum` to the signature of a function that passes **options to it."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     knobs = [

@@ -1,38 +1,235 @@
-"""Which bytes of which message hold which elements: shards -> segments -> pieces.
+"""The layout of messages: which bytes of which message contain which elements.
 
-A slice that a rank owns is packed by itself, 8 k-bit codes in k bytes, its last block filled up; a shard is a rank's
-slices one after the other, and is cut in segments, the unit of a message. A piece is what a segment holds of one layer.
-Shards that are shorter than the longest are padded: messages of one size, none empty, for any number of values.
+A `Sharding` defines which rank owns which slices of the layers. There are two kinds:
 
-Where nobody keeps a shard, all layers' blocks in a row are cut in shards of equal size.
+    shard_evenly    All layers form one sequence, which is divided into shards of equal size. A layer is divided only
+                    between granules of a fixed number of values.
+    shard_by_rows   Each layer is divided along its first dimension, as in FSDP2 (torch.chunk). The last shards of a
+                    layer may be smaller or empty.
+
+A `Layout` divides shards into messages. Each slice is packed separately, with 8 k-bit codes in k bytes, and its last
+block is padded. A shard is the sequence of a rank's slices. It is divided into segments, and each segment is one
+message. A segment contains `PackedSlice` objects, at most one per slice. Shorter shards are padded, so that all ranks'
+messages have the same size and no message is empty, for any number of values.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
-from cpdrun.comm.wire.cut import BYTE, Cut, Slice, even
-from cpdrun.comm.wire.piece import Piece, ceil_div
+from torch import Tensor
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class PackedSlice:
+    """Consecutive elements of a layer, and their position in a message.
+
+    Attributes:
+        layer: The index of the layer.
+        start: The first element.
+        stop: The end of the elements.
+        size: The number of bytes of the packed elements.
+        byte: The position of the first byte in the message.
+    """
+
+    layer: int
+    start: int
+    stop: int
+    size: int
+    byte: int = 0
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    def of(self, message: Tensor) -> Tensor:
+        """Return the slice's bytes in a message of shape (B,)."""
+        return message[self.byte : self.byte + self.size]
+
+    def part(self, start: int, stop: int) -> slice:
+        """Return the bytes, relative to the slice, that contain the layer's elements [start, stop).
+
+        The format must not have scales, and `start` must be a multiple of 8.
+        """
+        bits = self.size // ceil_div(self.numel, 8)
+        return slice((start - self.start) // 8 * bits, ceil_div(stop - self.start, 8) * bits)
+
+
+def assign_to_owners(pieces: Iterable[PackedSlice], ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
+    """Distribute slices evenly over owners.
+
+    The largest slice is assigned first. Each slice goes to the owner with the fewest elements so far. The slices of an
+    owner are placed one after the other in its message.
+    """
+    loads = [0] * ranks
+    dealt: list[list[PackedSlice]] = [[] for _ in range(ranks)]
+    for piece in sorted(pieces, key=lambda piece: -piece.numel):
+        owner = loads.index(min(loads))
+        loads[owner] += piece.numel
+        dealt[owner].append(piece)
+    return tuple(tuple(_in_a_row(sorted(of_owner, key=lambda p: (p.layer, p.start)))) for of_owner in dealt)
+
+
+def _in_a_row(pieces: Iterable[PackedSlice]) -> Iterable[PackedSlice]:
+    byte = 0
+    for piece in pieces:
+        yield replace(piece, byte=byte)
+        byte += piece.size
+
+
+BLOCK = 8
+"""Number of values that fill whole bytes in any format."""
+
+GRANULE = 64
+"""Number of values in a granule: whole vectors of the processor's elementwise loops.
+
+All elements of a granule are processed in the same way, wherever the granule begins. So an optimizer's result for an
+element does not depend on the shard that contains the element.
+"""
+
+
+class Slice(NamedTuple):
+    """The elements [start, stop) of a flattened layer. A slice is not empty."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The slices of each owner, in the order of layers. An owner has at most one slice of a layer."""
+
+    slices: tuple[tuple[Slice, ...], ...]
+
+    @property
+    def owners(self) -> int:
+        return len(self.slices)
+
+    def by_rank(self, ranks: int) -> "Sharding":
+        """Return the sharding among ranks, each with an equal number of consecutive owners.
+
+        The slices of consecutive owners are adjacent, so a rank has at most one slice of a layer.
+        """
+        share = self.owners // ranks
+        if share == 1:
+            return self
+        merged = []
+        for rank in range(ranks):
+            spans: dict[int, Slice] = {}
+            for owner in range(rank * share, (rank + 1) * share):
+                for part in self.slices[owner]:
+                    before = spans.get(part.layer, part)
+                    spans[part.layer] = Slice(part.layer, before.start, part.stop)
+            merged.append(tuple(spans.values()))
+        return Sharding(tuple(merged))
+
+    def owned_by(self, owner: int, layers: int) -> list[slice]:
+        """Return an owner's slice of each layer. A slice is empty if the owner has no element of the layer."""
+        owned = {part.layer: slice(part.start, part.stop) for part in self.slices[owner]}
+        return [owned.get(layer, slice(0, 0)) for layer in range(layers)]
+
+    def select(self, chosen: Collection[int]) -> "Sharding":
+        """Return the sharding of the chosen layers, which are numbered from 0."""
+        number = {layer: k for k, layer in enumerate(chosen)}
+        return Sharding(
+            tuple(
+                tuple(part._replace(layer=number[part.layer]) for part in owned if part.layer in number)
+                for owned in self.slices
+            )
+        )
+
+
+def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
+    """Divide layers into shards of nearly equal size.
+
+    Args:
+        numels: The number of elements of each layer.
+        owners: The number of shards.
+        granule: Layers are divided only at multiples of this number of elements, a multiple of 8.
+
+    Returns:
+        The sharding. The last shards may be smaller or empty.
+    """
+    firsts = [0, *accumulate(ceil_div(numel, BLOCK) for numel in numels)]
+    shard = ceil_div(firsts[-1], owners)
+    ends = [_nearest(firsts, min(owner * shard, firsts[-1]), granule // BLOCK) for owner in range(owners + 1)]
+
+    def owned(first: int, end: int) -> Iterator[Slice]:
+        for layer, ((begin, stop), numel) in enumerate(zip(pairwise(firsts), numels, strict=True)):
+            start, past = max(first, begin) - begin, min(end, stop) - begin
+            if start < past:
+                yield Slice(layer, start * BLOCK, min(past * BLOCK, numel))
+
+    return Sharding(tuple(tuple(owned(*span)) for span in pairwise(ends)))
+
+
+def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
+    """Return the allowed boundary nearest to a block.
+
+    Boundaries are the ends of layers and the granules inside layers, in units of blocks. `firsts` contains the first
+    block of each layer, and the end of the last layer.
+    """
+    layer = min(bisect_right(firsts, block), len(firsts) - 1) - 1
+    before = (block - firsts[layer]) // granule * granule + firsts[layer]
+    after = min(before + granule, firsts[layer + 1])
+    return before if block - before <= after - block else after
+
+
+def padded_numel(shape: Sequence[int], owners: int) -> int:
+    """Return the number of elements of one owner's rows, with padding. A scalar is one row."""
+    rows, rest = (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
+    return ceil_div(rows, owners) * rest
+
+
+def shard_by_rows(shapes: Sequence[Sequence[int]], owners: int) -> Sharding:
+    """Divide each layer as FSDP2 does, in ceil(rows / owners) rows per owner until none is left."""
+
+    def owned(owner: int) -> tuple[Slice, ...]:
+        spans = ((layer, padded_numel(shape, owners), prod(shape)) for layer, shape in enumerate(shapes))
+        return tuple(
+            Slice(layer, owner * of_one, min((owner + 1) * of_one, numel))
+            for layer, of_one, numel in spans
+            if owner * of_one < numel
+        )
+
+    return Sharding(tuple(owned(owner) for owner in range(owners)))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """numels: elements of each layer, not all 0; ranks: P; segment_values: the most values in a message; cut: what each
-    rank owns, None: equal shards."""
+    """The positions of all elements in the messages of an exchange.
+
+    Attributes:
+        numels: The number of elements of each layer. Not all are 0.
+        bits: The bits per value.
+        ranks: The number of ranks.
+        segment_values: The largest number of values in a message.
+        sharding: The slices that each rank owns. None means equal shards.
+    """
 
     numels: tuple[int, ...]
     bits: int
     ranks: int
     segment_values: int
-    cut: Cut | None = None
+    sharding: Sharding | None = None
 
     @cached_property
     def slices(self) -> tuple[tuple[Slice, ...], ...]:
-        """Of each rank."""
-        return (self.cut or even(self.numels, self.ranks, BYTE)).slices
+        """The slices of each rank."""
+        return (self.sharding or shard_evenly(self.numels, self.ranks, BLOCK)).slices
 
     @cached_property
     def shard_blocks(self) -> int:
-        """Of the longest."""
+        """The number of blocks of the longest shard."""
         return max(sum(_blocks(part) for part in owned) for owned in self.slices)
 
     @cached_property
@@ -44,7 +241,7 @@ class Layout:
         return ceil_div(self.shard_blocks, self.segment_blocks)
 
     def segment_bytes(self, segment: int) -> int:
-        """Length of the message that holds a segment for one worker."""
+        """Return the length of the message that contains one worker's segment."""
         first = segment * self.segment_blocks
         return (min(first + self.segment_blocks, self.shard_blocks) - first) * self.bits
 
@@ -53,40 +250,42 @@ class Layout:
         return self.shard_blocks * self.bits
 
     def scattered_bytes(self, local_workers: int = 1) -> int:
-        """What a rank sends of its workers' payloads, to the other owners."""
+        """Return the bytes of gradients that a rank sends to the other owners."""
         return (self.ranks - 1) * self.shard_bytes * local_workers
 
     @property
     def gathered_bytes(self) -> int:
-        """What a rank sends of its own shard, to the other ranks."""
+        """The bytes of its own shard that a rank sends to the other ranks."""
         return (self.ranks - 1) * self.shard_bytes
 
     def sent_bytes(self, local_workers: int = 1) -> int:
-        """Both."""
+        """Return the bytes that a rank sends in a reduce-scatter and an all-gather."""
         return self.scattered_bytes(local_workers) + self.gathered_bytes
 
     @cached_property
-    def pieces(self) -> list[list[list[Piece]]]:
-        """Of each segment of each shard."""
+    def pieces(self) -> list[list[list[PackedSlice]]]:
+        """The packed slices of each segment of each shard."""
         return [self._cut(owned) for owned in self.slices]
 
     @cached_property
     def last_layers(self) -> list[int]:
-        """Of each segment, the last layer that it or one before holds a piece of, of any shard."""
+        """For each segment, the last layer that this segment or an earlier one contains, in any shard."""
         found, last = [], 0
         for t in range(self.segments):
             last = max([last, *(piece.layer for shard in self.pieces for piece in shard[t])])
             found.append(last)
         return found
 
-    def _cut(self, owned: tuple[Slice, ...]) -> list[list[Piece]]:
-        segments: list[list[Piece]] = [[] for _ in range(self.segments)]
+    def _cut(self, owned: tuple[Slice, ...]) -> list[list[PackedSlice]]:
+        segments: list[list[PackedSlice]] = [[] for _ in range(self.segments)]
         block = 0  # of the shard
         for layer, start, stop in owned:
             while start < stop:
                 segment, place = divmod(block, self.segment_blocks)
                 end = min(stop, start + (self.segment_blocks - place) * 8)
-                piece = Piece(layer, start, end, ceil_div(end - start, 8) * self.bits, place * self.bits)
+                piece = PackedSlice(
+                    layer, start, end, ceil_div(end - start, 8) * self.bits, place * self.bits
+                )
                 segments[segment].append(piece)
                 block += ceil_div(end - start, 8)
                 start = end

@@ -1,13 +1,12 @@
-"""Moves packed bytes between ranks, a segment at a time: to each shard's owner, and from the owners to all.
+"""Transport of packed bytes, one segment at a time: to the owner of each shard, and from the owners to all ranks.
 
-Two ways behind one interface, chosen by `transport_for`:
+`transport_for` selects one of two implementations:
 
-    PointToPoint   gloo, memory of the CPU: sends and receives of single segments. Every receive is posted
-                   before the first send; gloo halves its throughput otherwise.
-    Collectives    any backend and device (nccl): an asynchronous all_to_all and all_gather for each segment.
+    PointToPoint   For gloo and CPU memory: sends and receives of single segments. Every receive is posted before the
+                   first send, because otherwise gloo loses half of its throughput.
+    Collectives    For any backend and device (nccl): an asynchronous all_to_all and all_gather for each segment.
 
-Legend: P ranks, L workers a rank, T segments, B bytes of a worker's segment. Buffers are kept for the next
-call.
+Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. Buffers are reused by the next call.
 """
 
 from abc import ABC, abstractmethod
@@ -17,24 +16,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cpdrun.comm.wire import Tag
+from cpdrun.comm.wire.communicator import Communicator, checked_work
 from cpdrun.comm.wire.layout import Layout
-from cpdrun.comm.wire.post import Post, under_way
-from cpdrun.comm.wire.tags import Tag
 
 
 class Transport(ABC):
-    """The bytes of one sum. `begin`, then for each segment, in order: fill `outgoing` and `send_to_owners`;
-    `wait_for_workers`, fill `own_sum` and `send_to_all`; `wait_for_sums`; then `finish`. Or one half of it alone."""
+    """The buffers and messages of one sum.
+
+    Call `begin`. Then, for each segment in order, fill `outgoing` and call `send_to_owners`; call `wait_for_workers`,
+    fill `own_sum` and call `send_to_all`; call `wait_for_sums`. At the end, call `finish`. Either half may be used
+    alone.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.post = Post(group)
-        self.rank, self.ranks = self.post.rank, self.post.ranks
+        self.communicator = Communicator(group)
+        self.rank, self.ranks = self.communicator.rank, self.communicator.ranks
         self._memory: dict[str, Tensor] = {}
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
-        """Lays out the buffers for `local` workers a rank. scatter, gather: which halves are to come; a half that is
-        not has no buffers."""
+        """Allocate the buffers.
+
+        Args:
+            layout: The layout of the messages.
+            local: The number of workers per rank.
+            scatter: Whether gradients are sent to their owners.
+            gather: Whether sums are sent to all ranks.
+        """
         self.layout, self.local, self.gathers = layout, local, gather
         rows = self.ranks * local if scatter else 0
         self._outgoing = self._segments("outgoing", rows)  # T x (P, L, B)
@@ -51,33 +60,37 @@ class Transport(ABC):
         return [part.view(rows, -1) for part in parts] if rows else []
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
-        """(B,) bytes to fill: what my `worker`-th worker sends to `owner`."""
+        """Return the buffer (B,) for the message of this rank's `worker`-th worker to `owner`."""
         return self._outgoing[segment][owner * self.local + worker]
 
     def own_sum(self, segment: int) -> Tensor:
-        """(B,) bytes to fill: the sum of my shard."""
+        """Return the buffer (B,) for the sum of this rank's shard."""
         return self._own_sums[segment][0]
 
     @abstractmethod
-    def send_to_owners(self, segment: int) -> None: ...
+    def send_to_owners(self, segment: int) -> None:
+        """Send a segment of all workers' gradients to the owners."""
 
     @abstractmethod
     def wait_for_workers(self, segment: int) -> Tensor:
-        """(N, B) bytes of my shard from all workers, in worker order."""
+        """Return the bytes (N, B) of this rank's shard from all workers, in worker order."""
 
     @abstractmethod
-    def send_to_all(self, segment: int) -> None: ...
+    def send_to_all(self, segment: int) -> None:
+        """Send a segment of this rank's sum to all ranks."""
 
     @abstractmethod
     def wait_for_sums(self, segment: int) -> Tensor:
-        """(P, B) bytes, the sum of each rank's shard."""
+        """Return the bytes (P, B) of the sum of each rank's shard."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Waits until what was sent has left, so that the buffers may be filled again."""
+        """Wait until all messages are sent, so that the buffers may be filled again."""
 
 
 class PointToPoint(Transport):
+    """Sends and receives of single segments."""
+
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
         self._sends: list[dist.Work] = []
@@ -85,14 +98,14 @@ class PointToPoint(Transport):
         self._from_owners = [self._receive(segment, Tag.TO_ALL) for segment in self._sums]
 
     def _rows(self, segment: Tensor) -> Tensor:
-        """(P, L * B): a row for each rank."""
+        """Return a view with one row per rank, of shape (P, L * B)."""
         return segment.view(self.ranks, -1)
 
     def _receive(self, rows: Tensor, tag: Tag) -> list[dist.Work]:
-        return [self.post.receive(p, rows[p], tag) for p in self.post.others]
+        return [self.communicator.receive(p, rows[p], tag) for p in self.communicator.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
-        # what stays here is packed where it will be read
+        # A message from this rank to itself is packed into the buffer from which it is read.
         buffer = self._incoming if owner == self.rank else self._outgoing
         return buffer[segment][owner * self.local + worker]
 
@@ -101,7 +114,7 @@ class PointToPoint(Transport):
 
     def send_to_owners(self, segment: int) -> None:
         rows = self._rows(self._outgoing[segment])
-        self._sends += [self.post.send(p, rows[p], Tag.TO_OWNER) for p in self.post.others]
+        self._sends += [self.communicator.send(p, rows[p], Tag.TO_OWNER) for p in self.communicator.others]
 
     def wait_for_workers(self, segment: int) -> Tensor:
         _wait(self._from_workers[segment])
@@ -109,7 +122,7 @@ class PointToPoint(Transport):
 
     def send_to_all(self, segment: int) -> None:
         own_sum = self.own_sum(segment)
-        self._sends += [self.post.send(p, own_sum, Tag.TO_ALL) for p in self.post.others]
+        self._sends += [self.communicator.send(p, own_sum, Tag.TO_ALL) for p in self.communicator.others]
 
     def wait_for_sums(self, segment: int) -> Tensor:
         _wait(self._from_owners[segment])
@@ -121,6 +134,8 @@ class PointToPoint(Transport):
 
 
 class Collectives(Transport):
+    """One all_to_all and one all_gather per segment."""
+
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
         self._scatter: list[dist.Work] = []
@@ -129,7 +144,7 @@ class Collectives(Transport):
     def send_to_owners(self, segment: int) -> None:
         incoming, outgoing = self._incoming[segment], self._outgoing[segment]
         work = dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
-        self._scatter.append(under_way(work))
+        self._scatter.append(checked_work(work))
 
     def wait_for_workers(self, segment: int) -> Tensor:
         self._scatter[segment].wait()
@@ -138,7 +153,7 @@ class Collectives(Transport):
     def send_to_all(self, segment: int) -> None:
         sums, own = self._sums[segment].view(-1), self.own_sum(segment)
         work = dist.all_gather_into_tensor(sums, own, group=self.group, async_op=True)
-        self._gather.append(under_way(work))
+        self._gather.append(checked_work(work))
 
     def wait_for_sums(self, segment: int) -> Tensor:
         self._gather[segment].wait()
@@ -154,6 +169,6 @@ def _wait(works: Sequence[dist.Work]) -> None:
 
 
 def transport_for(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """The fastest way that the group's backend has for memory of `device`."""
+    """Return the fastest transport of the group's backend for the memory of a device."""
     point_to_point = dist.get_backend(group) == "gloo" and device.type == "cpu"
     return (PointToPoint if point_to_point else Collectives)(group, device)

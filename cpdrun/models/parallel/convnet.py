@@ -20,8 +20,7 @@ from custom_fp.formats.names import parse
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cpdrun.comm.parallel.seam import Copies, Seam
-from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.model_parallel import GatherBatch, ModelWorkers, ReplicatedWeight
 from cpdrun.comm.workers import Workers
 from cpdrun.models.parallel.mlp import ParallelMLP
 
@@ -71,7 +70,7 @@ class ParallelConvNet(nn.Module):
             return self.classifier(self.convolutions(x_BxCxHxW))
         names, weights = zip(*self.convolutions.named_parameters(), strict=True)
         mine = len(self.workers.mine)
-        copies = [Copies.apply(self.workers, self.gradients, mine, weight) for weight in weights]
+        copies = [ReplicatedWeight.apply(self.workers, self.gradients, mine, weight) for weight in weights]
         shares = self.workers.slices(len(x_BxCxHxW))
         features = [
             functional_call(
@@ -81,4 +80,4 @@ class ParallelConvNet(nn.Module):
             )
             for i, m in enumerate(self.workers.mine)
         ]
-        return self.classifier(Seam.apply(self.workers, self.activations, len(x_BxCxHxW), *features))
+        return self.classifier(GatherBatch.apply(self.workers, self.activations, len(x_BxCxHxW), *features))

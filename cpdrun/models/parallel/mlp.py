@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpdrun.comm.parallel.linear import SPLITS, ParallelLinear
-from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.model_parallel import SPLITS, ModelWorkers, ParallelLinear
 from cpdrun.comm.workers import Workers
 
 

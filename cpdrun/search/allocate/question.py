@@ -23,8 +23,8 @@ import yaml
 
 from cpdrun.config.compose import EXPERIMENT, Composer
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.keys import get_key, set_key
-from cpdrun.config.overrides import typed_form
+from cpdrun.config.overrides import get_key, set_key, typed_form
+from cpdrun.config.request import CASE, SCREEN, SEARCH
 from cpdrun.config.script import is_script
 from cpdrun.record import SweepDir, write_text
 from cpdrun.search.allocate.factors import (
@@ -41,7 +41,6 @@ from cpdrun.search.settings import GRADIENT, PRODUCTS, ScreenSettings, screen_se
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.stats.screening import LOW, Design, design
 from cpdrun.sweep import Plan, PlannedRun, plan
-from cpdrun.sweep.request import CASE, SCREEN, SEARCH
 
 SEED, FORMAT, APS, RECIPE, RULES = "seed", "format", "aps", "recipe", "precision.rules"
 # The keys that the screen sets itself, and what to set instead.

@@ -4,7 +4,7 @@ SharedWeights   N workers, one set of weights: the mean of their gradients, form
 OwnWeights      N workers with weights of their own, which gossip.
 LocalWeights    N workers with weights of their own, which agree every so many steps.
 
-A sync names the learner that it serves (`cpdrun.comm.base.GradientSync.learner`).
+A sync names the learner that it serves (`cpdrun.comm.sync.base.GradientSync.learner`).
 
 Legend: N workers, W of them on this rank, B samples a worker, P parameters.
 """

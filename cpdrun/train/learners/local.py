@@ -1,4 +1,4 @@
-"""Workers that train on their own between outer steps (`cpdrun.comm.local.outer`).
+"""Workers that train on their own between outer steps (`cpdrun.comm.sync.local`).
 
 What a run reports: metrics on held-out data are of the agreed weights, those of the latest outer step: within an inner
 phase they are up to H - 1 steps old, and before the first outer step the initial ones. The last step of a run is
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpdrun.comm.local.outer import OuterStep
+from cpdrun.comm.sync.local import OuterStep
 from cpdrun.comm.workers import Workers
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import Evaluation, evaluate

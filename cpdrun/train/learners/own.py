@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cpdrun.comm.gossip.base import Gossip
-from cpdrun.comm.gossip.topology.mixing import mean_gap
+from cpdrun.comm.gossip.topologies import mean_gap
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, groups_of

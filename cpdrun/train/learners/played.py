@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cpdrun.comm.gossip.rows import Rows
+from cpdrun.comm.gossip.base import WeightLayout
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 
@@ -92,7 +92,7 @@ class SharedModel(Played):
 
 class OwnModels(Played):
     """Weights and buffers of each worker's own. All weights stand in one tensor x_WxD, a row a worker
-    (`cpdrun.comm.gossip.rows`); the model plays a worker by taking that worker's rows and buffers as its own, without a
+    (`cpdrun.comm.gossip.base`); the model plays a worker by taking that worker's rows and buffers as its own, without a
     copy. `parameters[w]` are those of my w-th worker, views of its row."""
 
     own = True
@@ -104,7 +104,7 @@ class OwnModels(Played):
         self.names = list(of_model)
         self.buffer_names = [name for name, buffer in model.named_buffers() if buffer.numel()]
         W, weights = len(workers.mine), [p.detach() for p in of_model.values()]
-        self.rows = Rows([p.shape for p in weights])
+        self.rows = WeightLayout([p.shape for p in weights])
         self.x_WxD = self.rows.zeros(W, weights[0].device)
         for row in self.x_WxD:
             torch._foreach_copy_(self.rows.parameters(row), weights)

@@ -1,4 +1,4 @@
-"""Data parallelism in shards: one model, of which every worker's optimizer moves its own part (`cpdrun.comm.sharded`).
+"""Sharded data parallelism: one model; each worker's optimizer updates its own part (`cpdrun.comm.sync.sharded`).
 
 Weights are used as they are gathered. Their float32 masters, and what the optimizer keeps, are of a rank's part alone:
 one flat tensor a layer, which may be empty. So an optimizer must be elementwise, and know no layer as a whole;
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpdrun.comm.sharded.sync import ShardedSync
+from cpdrun.comm.sync.sharded import ShardedSync
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpdrun.comm.parallel.workers import model_workers_of
+from cpdrun.comm.model_parallel import model_workers_of
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts

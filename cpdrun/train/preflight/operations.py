@@ -23,7 +23,7 @@ from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpdrun.comm.parallel.workers import model_workers_of
+from cpdrun.comm.model_parallel import model_workers_of
 from cpdrun.train.build import Parts
 from cpdrun.train.precision.base import Operands, Precision
 from cpdrun.train.preflight.products import Place, entered, is_product

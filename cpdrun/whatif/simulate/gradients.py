@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from custom_fp.formats.scalar import Format
 
-from cpdrun.comm.hybrid import FullPrecision
+from cpdrun.comm.full_precision import FullPrecision
 from cpdrun.comm.sums.codec import quantize_scaled, scale
-from cpdrun.comm.sums.feedback import ErrorFeedback
+from cpdrun.comm.sums.error_feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
@@ -217,7 +217,7 @@ def _rounding_error(
     weight = statistics.numel / max(1, x_Nxn.shape[1])
     found = []
     for w, (x_n, shift) in enumerate(zip(x_Nxn, shifts, strict=True)):
-        rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.draw(*key, w)), -shift)
+        rounded_n = scale(quantize_scaled(x_n, shift, reduction, reduction.random_stream(*key, w)), -shift)
         found.append(rounding_error_of_values(x_n.numpy(), rounded_n.numpy(), math.ldexp(largest, -shift)))
     return reduce(add, found).times(weight), False
 

@@ -23,13 +23,13 @@ import torch
 from custom_fp.formats.scalar import Format
 from torch import Tensor
 
-from cpdrun.comm.sums.feedback import ErrorFeedback
-from cpdrun.comm.sums.magnitudes import ThisStep
+from cpdrun.comm.sums import summation_of
+from cpdrun.comm.sums.error_feedback import ErrorFeedback
+from cpdrun.comm.sums.magnitudes import CurrentStep
 from cpdrun.comm.sums.orders import Level
 from cpdrun.comm.sums.scaling import ScalingRule, Shifts
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sums.summations import summation_of
-from cpdrun.comm.sums.summations.base import Layers
+from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.workers import Workers
 from cpdrun.whatif.simulate.rounding_error import Additive
 
@@ -118,7 +118,7 @@ class ObservedShifts(Shifts):
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
         super().__init__(rule)
         if self.asks:
-            self.magnitudes = ThisStep()
+            self.magnitudes = CurrentStep()
         self.maxima_NxP = maxima_NxP
 
     def of_level(
@@ -167,7 +167,7 @@ def simulate_sums(
     results = _run(reduction, ObservedShifts(rule, given.stacked_maxima), given, stacks)
     first = [stack[:2].contiguous() for stack in stacks]
     pair_reduction = (
-        replace(reduction, order="rank", group_size=None) if reduction.ordering.is_stated else reduction
+        replace(reduction, order="rank", group_size=None) if reduction.ordering.is_defined else reduction
     )
     fixed = Shifts(_FixedShifts(dict(zip(given.names, shifts, strict=True)))) if rule is not None else None
     of_two = _run(pair_reduction, fixed, given, first) if len(stacks[0]) > 1 else [s[0] for s in first]

@@ -61,7 +61,7 @@ private:
     struct Cell {
         int64_t n, d;
     };
-    struct Some {  // elements that are rounded to the same value
+    struct Group {  // elements that are rounded to the same value
         int32_t cell;
         int64_t n, low, d;
     };
@@ -75,11 +75,11 @@ private:
     // Writes the row of one binade, and sets its cells to zero.
     void sum(Cell* cell, const int32_t* q, int64_t* row) {
         std::memset(row, 0, columns * sizeof(int64_t));
-        some_.clear();
+        groups_.clear();
         for (int32_t c = 0; c < cells; ++c) {
             if (!cell[c].n) continue;
             const int64_t n = cell[c].n, d = cell[c].d, low = (1 << 11) + (c >> 1);
-            some_.push_back({c, n, n * low, d});
+            groups_.push_back({c, n, n * low, d});
             const int64_t terms[] = {n, n * low, n * low * low, d, d * low};
             for (int i = 0; i < 5; ++i) row[i] += terms[i];
             cell[c] = {0, 0};
@@ -87,7 +87,7 @@ private:
         row += of_binade;
         for (int m = 10; m >= -1; --m, row += of_spacing) {
             const int64_t up = 2 << 11, last = up - (1 << (11 - m));
-            for (const Some& s : some_) {
+            for (const Group& s : groups_) {
                 const int64_t to = q[s.cell], u = (s.low << dropped) + s.d;
                 const int64_t is_up = to >= up, is_last = to >= last;
                 row[0] += s.n * to;
@@ -107,21 +107,21 @@ private:
     // Joins cells for the next wider spacing. Cells that become one are adjacent in the list.
     void merge() {
         size_t kept = 0;
-        for (size_t i = 0; i < some_.size(); ++i) {
-            Some s = some_[i];
+        for (size_t i = 0; i < groups_.size(); ++i) {
+            Group s = groups_[i];
             s.cell = (s.cell >> 2 << 1) | ((s.cell & 3) != 0);
-            if (kept && some_[kept - 1].cell == s.cell) {
-                Some& before = some_[kept - 1];
+            if (kept && groups_[kept - 1].cell == s.cell) {
+                Group& before = groups_[kept - 1];
                 before.n += s.n, before.low += s.low, before.d += s.d;
             } else {
-                some_[kept++] = s;
+                groups_[kept++] = s;
             }
         }
-        some_.resize(kept);
+        groups_.resize(kept);
     }
 
     std::vector<Cell> table_;  // zeros between calls, because new memory costs more than counting
-    std::vector<Some> some_;
+    std::vector<Group> groups_;
 };
 
 }  // namespace custom_fp

@@ -16,7 +16,7 @@ template <class Code> CFP_FN void encode_all(const float* x, Code* codes, i64 n,
                               : encode(settle(round<nearest_even>(v[j], rounder, 0), rounder), coder));
     }
 }
-#if !defined CFP_SOME || defined CFP_ONLY_CODES
+#if !defined CFP_PART || defined CFP_ONLY_CODES
 extern "C" __global__ void encode_1(const float* x, u8* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
 extern "C" __global__ void encode_4(const float* x, u32* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
 extern "C" __global__ void encode_8(const float* x, u64* codes, i64 n, u32 spec) { encode_all(x, codes, n, spec); }
@@ -31,7 +31,7 @@ template <class Code> CFP_FN void decode_all(const Code* codes, float* out, i64 
         store4(out, i, n, wide, v);
     }
 }
-#if !defined CFP_SOME || defined CFP_ONLY_CODES
+#if !defined CFP_PART || defined CFP_ONLY_CODES
 extern "C" __global__ void decode_1(const u8* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
 extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
 extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
@@ -170,7 +170,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode
                                            u64 seed, u64 index, u32 mask) {                                       \
         pack<mode>(x, bytes, n, spec, RoundingMode(rounding), shift, seed, index, mask);                           \
     }
-#if !defined CFP_SOME || defined CFP_ONLY_PACK
+#if !defined CFP_PART || defined CFP_ONLY_PACK
 CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
@@ -198,7 +198,7 @@ CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, c
     }
 }
 
-#if !defined CFP_SOME || defined CFP_ONLY_CODES
+#if !defined CFP_PART || defined CFP_ONLY_CODES
 struct Decoded {
     Coder coder;
     CFP_MEMBER float operator()(u32 code) const { return decode(code, coder); }
@@ -272,6 +272,6 @@ CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic
                               seed, index, mask);                                                                        \
         });                                                                                                              \
     }
-#if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE_PACKED
+#if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE_PACKED
 CFP_FOR_EACH_MODE(CFP_ACCUMULATE_PACKED)
 #endif

@@ -16,7 +16,7 @@
 
 using namespace custom_fp;
 
-// nvrtc.py compiles one part of the kernels, for one rounding: -DCFP_SOME -DCFP_ONLY_PACK and a CFP_FOR_EACH_MODE.
+// nvrtc.py compiles one part of the kernels, for one rounding: -DCFP_PART -DCFP_ONLY_PACK and a CFP_FOR_EACH_MODE.
 #ifndef CFP_FOR_EACH_MODE
 #define CFP_FOR_EACH_MODE(kernel) kernel(nearest_even) kernel(toward_zero) kernel(stochastic) kernel(otherwise)
 #endif
@@ -89,7 +89,7 @@ CFP_FN void quantize(const F* x, float* out, i64 n, u32 spec, RoundingMode round
     }
 }
 
-#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
+#if !defined CFP_PART || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void put_addresses(Addresses some, u64* table, i64 n) {
     for (i64 r = thread_index(); r < n; r += thread_count()) table[r] = some.first[r];
 }
@@ -112,7 +112,7 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
     const u32 lower = word_of(second_words(index / group, lane, stream, seed, mask), place / 2);
-    return shaped(half_of(upper, place) << 16 | half_of(lower, place), mask);
+    return rounding_bits(half_of(upper, place) << 16 | half_of(lower, place), mask);
 }
 
 // Draws the random bits of the 8 elements of a lane in a group of 128: all words of two counters (philox.h).
@@ -121,7 +121,7 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
     const Words lower = second_words(group_index, lane, stream, seed, mask);
 #pragma unroll
     for (u32 place = 0; place < 8; ++place)
-        random[place] = shaped(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
+        random[place] = rounding_bits(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
 // Calls body(group, lane, i) for the lanes of groups that a thread processes. n elements start at `index`. A lane has
@@ -171,11 +171,11 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, RoundingM
             quantize<mode>(x, out, n, spec, RoundingMode(rounding));                                                             \
     }
 #define CFP_QUANTIZE(mode) CFP_QUANTIZE_FROM(mode, float, f32) CFP_QUANTIZE_FROM(mode, double, f64)
-#if !defined CFP_SOME || defined CFP_ONLY_QUANTIZE
+#if !defined CFP_PART || defined CFP_ONLY_QUANTIZE
 CFP_FOR_EACH_MODE(CFP_QUANTIZE)
 #endif
 
-#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
+#if !defined CFP_PART || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shift) {
     const PowerOfTwo power(shift);
     const bool wide = aligned(x) && aligned(out);
@@ -207,7 +207,7 @@ template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
     }
     if (threadIdx.x % 32 == 0) atomicMax(largest, most);
 }
-#if !defined CFP_SOME || defined CFP_ONLY_ELEMENTS
+#if !defined CFP_PART || defined CFP_ONLY_ELEMENTS
 extern "C" __global__ void max_magnitude_f32(const float* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
 extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* largest) { max_magnitude(x, n, largest); }
 #endif
@@ -347,7 +347,7 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
                 accumulate_randomly<false>(arithmetic, x, tensors, out, n, seed, index, mask);                     \
         });                                                                                                        \
     }
-#if !defined CFP_SOME || defined CFP_ONLY_ACCUMULATE
+#if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE
 CFP_FOR_EACH_MODE(CFP_ACCUMULATE)
 #endif
 
@@ -357,30 +357,30 @@ CFP_FOR_EACH_MODE(CFP_ACCUMULATE)
 
 // ---- matmul ----------------------------------------------------------------------------------------------------
 
-#if !defined CFP_SOME || defined CFP_ONLY_DOT
+#if !defined CFP_PART || defined CFP_ONLY_DOT
 #include "accumulators/dot.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_FUSED_SUM
+#if !defined CFP_PART || defined CFP_ONLY_FUSED_SUM
 #include "accumulators/fused_sum.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_MATMUL
+#if !defined CFP_PART || defined CFP_ONLY_MATMUL
 #include "matmul.cuh"
 #endif
 
 // ---- transforms, formats with scales ------------------------------------------------------------------------------
 
-#if !defined CFP_SOME || defined CFP_ONLY_HADAMARD
+#if !defined CFP_PART || defined CFP_ONLY_HADAMARD
 #include "hadamard.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_SCALED || defined CFP_ONLY_TILES
+#if !defined CFP_PART || defined CFP_ONLY_SCALED || defined CFP_ONLY_TILES
 #include "scaled/tiles.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_SCALED
+#if !defined CFP_PART || defined CFP_ONLY_SCALED
 #include "scaled/scaled.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_TABULATED
+#if !defined CFP_PART || defined CFP_ONLY_TABULATED
 #include "tabulated/tabulated.cuh"
 #endif
-#if !defined CFP_SOME || defined CFP_ONLY_TILES
+#if !defined CFP_PART || defined CFP_ONLY_TILES
 #include "tiles/tiles.cuh"
 #endif

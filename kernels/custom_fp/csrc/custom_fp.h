@@ -216,10 +216,10 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
 
 // Rounds x to the format. `random` has 32 bits, which only stochastic rounding reads. It rounds the magnitude up if the
 // upper 31 bits, added to the discarded digits, carry. For uniform bits the probability is floor(2^31 distance) / 2^31.
-// If the last bit is set, it stands for infinitely many ones, which carry if any lower digit is lost (`shaped` in
-// philox.h). NaN loses its sign and payload, so that all backends return the same bits. tells_infinity: infinity is
+// If the last bit is set, it stands for infinitely many ones, which carry if any lower digit is lost (`rounding_bits` in
+// philox.h). NaN loses its sign and payload, so that all backends return the same bits. detects_infinity: infinity is
 // distinguished from finite values past max. Sums skip this if the results are the same.
-template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
+template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
     typedef typename B::U U;
     typedef typename B::I I;
@@ -265,7 +265,7 @@ template <Mode mode, bool tells_infinity = mode != nearest_even, class F> CFP_FN
 
     const U overflow = mode == otherwise ? select(static_cast<U>(sign != 0), r.overflow_below, r.overflow) : r.overflow;
     result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), overflow, result);
-    if (tells_infinity) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
+    if (detects_infinity) result = select(static_cast<U>(magnitude == B::infinity), r.infinity, result);
     result = select(static_cast<U>(static_cast<I>(magnitude) > static_cast<I>(B::infinity)), r.nan, result);
     const U is_number = static_cast<U>(static_cast<I>(result) <= static_cast<I>(B::infinity)) &
                         static_cast<U>(static_cast<I>(magnitude) <= static_cast<I>(B::infinity));

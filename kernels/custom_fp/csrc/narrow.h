@@ -1,8 +1,8 @@
-// Float32 arithmetic instead of float64, for which some GPUs have two lanes per 128: exact sums, products, and products
-// with powers of two, all rounded to odd in float32. Rounding the result again equals rounding the exact number once if
-// the format has two digits fewer (Boldo, Melquiond 2008), so up to 21 mantissa bits, and if its smallest step is at
-// least 2^-147. Stochastic rounding needs more digits. A number past float32's largest one becomes that one, which is
-// odd. Only infinity gives infinity.
+// Float32 arithmetic in place of float64, which is slow on many GPUs. Sums, products, and products with powers of two
+// are rounded to odd in float32. Rounding the result to a format then equals rounding the exact number once if the
+// format has at least two digits fewer than float32 (Boldo, Melquiond 2008), so at most 21 mantissa bits, and if its
+// smallest step is at least 2^-147. Stochastic rounding needs more digits. A finite number that exceeds the largest
+// float32 becomes the largest float32, which is odd.
 #pragma once
 
 #include "custom_fp.h"

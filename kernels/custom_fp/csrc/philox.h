@@ -1,22 +1,25 @@
 // Philox4x32-7, a counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011): seven rounds are the fewest that pass all of TestU01's BigCrush (their table 2). The tests hold
-// it to the known-answer vectors of its authors' Random123 library.
+// 1, 2, 3" (SC 2011). Seven rounds are the fewest that pass all of TestU01's BigCrush (their table 2). The tests compare
+// it with the known-answer vectors of the authors' Random123 library.
 //
-// Element i has 32 random bits, drawn in two halves because the first nearly always decides (see RandomRounder). Half h
-// is one half of word (i / 32) % 4, the upper one if i / 16 is even, of the counter (i / 128 * 16 + i % 16, stream, h)
-// under key = seed. So the words of 16 adjacent counters serve 128 adjacent elements, which suits a vector unit (16
-// lanes, no shuffles) and a GPU thread alike.
+// Element i has 32 random bits. They are drawn in two halves, because the first half nearly always decides
+// (RandomRounder). Half h is taken from word (i / 32) % 4 of the counter (i / 128 * 16 + i % 16, stream, h) under
+// key = seed: the upper half of the word if i / 16 is even, else the lower one. So the words of 16 adjacent counters
+// serve 128 adjacent elements, which suits a vector unit (16 lanes, no shuffles) and a GPU thread alike.
 //
-// Where fewer bits are to count, `mask` (Rule.flat in rounding.py) has ones for the first N of them and the others become
-// zeros: with R below 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 exactly where floor(2^N d) + R does
-// past 2^N. The forms that round d to N bits first (rounding.py: Form) are other digits after R: d + u carries past 1 for
+// If only N bits count, `mask` (Rule.flat in rounding.py) has ones for the first N bits, and the other bits become
+// zeros. With R < 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 if and only if floor(2^N d) + R carries
+// past 2^N.
 //
-// fast  u = (R + 1/2) / 2^N                     one half
-// even  so where R is even; where it is odd, u is less than that by less than any number: ones without an end
-// odd   so where R is odd, less where it is even
+// The forms that round d to N bits first (rounding.py: Form) have other digits after R. There, d goes up if d + u
+// carries past 1, where 2^N u is
 //
-// for n = 2^N - R is what 2^N d, rounded to nearest, has to reach: n - 1/2 is enough where halves round to n, and n has
-// R's parity.
+//     fast   R + 1/2
+//     even   R + 1/2 if R is even. If R is odd, it is infinitely little less: R, then a 0 and ones without an end.
+//     odd    R + 1/2 if R is odd, and infinitely little less if R is even
+//
+// The reason: d goes up if 2^N d, rounded to an integer, is at least n = 2^N - R. If halves round to n, n - 1/2 is
+// enough, and n is even if and only if R is.
 #pragma once
 
 #include "custom_fp.h"
@@ -56,7 +59,7 @@ CFP_FN u32 counted(u32 mask) { return mask & 1 ? mask & ~7u : mask; }
 
 // The 32 random bits as `round` takes them: the bits that count, and below them the bits of the form. The last three
 // bits of a mask mean: not CUT, not FAST, ODD. This may be called for the upper half of the bits, and again for both.
-CFP_FN u32 shaped(u32 random, u32 mask) {
+CFP_FN u32 rounding_bits(u32 random, u32 mask) {
     if (!(mask & 1)) return random & mask;
     const u32 bits = mask & ~7u, unit = 0u - bits;
     const u32 is_odd = static_cast<u32>((random & unit) != 0);

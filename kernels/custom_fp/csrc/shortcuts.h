@@ -22,8 +22,8 @@ template <> struct Integers<float> {
     static CFP_MEMBER I more(I a, I b) { return larger(a, b); }
 };
 
-// What is recorded for a block.
-template <class F> struct Met {
+// What is recorded about the elements of a block, to check afterwards whether the fast form was right for all of them.
+template <class F> struct BlockChecks {
     typedef typename Integers<F>::I I;
     typedef typename Integers<F>::U U;
     I largest = I{};                  // magnitude, as bits
@@ -55,9 +55,9 @@ struct NearRounder {
         return s.is_signed && allowed(s) && s.has_nan && s.max_code > 0 &&
                s.emin + (1 << s.exponent_bits) + 24 - s.mantissa_bits <= 127;
     }
-    // The value of Met::tie for a tie. If it is smaller, there was none. Half a quantum must be a normal float32.
+    // The value of BlockChecks::tie for a tie. If it is smaller, there was none. Half a quantum must be a normal float32.
     static constexpr i32 tie = -((24 << 23) + 0x00400000);
-    static CFP_MEMBER bool tells_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
+    static CFP_MEMBER bool detects_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
 };
 
 CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
@@ -73,7 +73,7 @@ CFP_FN NearRounder make_near_rounder(const Spec& s, int overflow) {
     return r;
 }
 
-template <bool checked, class F> CFP_FN F near_magic(F x, const NearRounder& r, Met<F>& met) {
+template <bool checked, class F> CFP_FN F near_magic(F x, const NearRounder& r, BlockChecks<F>& checks) {
     typedef Integers<F> N;
     typedef typename N::I I;
     typedef typename N::U U;
@@ -82,7 +82,7 @@ template <bool checked, class F> CFP_FN F near_magic(F x, const NearRounder& r, 
     if (checked)
         exponent = smaller<I>(exponent, I{} + r.past_top);
     else
-        met.largest = N::more(met.largest, magnitude);
+        checks.largest = N::more(checks.largest, magnitude);
     return N::value((U)(exponent + r.offset));
 }
 
@@ -96,42 +96,42 @@ template <class F> CFP_FN F with_sign(F x, F sign_of) {
     return N::value(N::bits(x) | (N::bits(sign_of) & 0x80000000u));
 }
 
-template <class F> CFP_FN F round_near(F x, const NearRounder& r, Met<F>& met) {
-    const F magic = near_magic<false>(x, r, met);
+template <class F> CFP_FN F round_near(F x, const NearRounder& r, BlockChecks<F>& checks) {
+    const F magic = near_magic<false>(x, r, checks);
     return with_sign<F>((x + magic) - magic, x);
 }
 
 CFP_FN float round_near_checked(float x, const NearRounder& r) {
-    Met<float> unused;
+    BlockChecks<float> unused;
     const float magic = near_magic<true>(x, r, unused);
     return with_sign(near_overflow((x + magic) - magic, r), x);
 }
 
 // Rounds a sum that was already rounded to float32. This is right unless that made it a tie.
-template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, Met<F>& met) {
+template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, BlockChecks<F>& checks) {
     typedef Integers<F> N;
-    const F magic = near_magic<false>(x, r, met), rounded = (x + magic) - magic;
+    const F magic = near_magic<false>(x, r, checks), rounded = (x + magic) - magic;
     const typename N::U error = N::bits(x - rounded) & 0x7fffffffu;  // at most half a quantum
-    met.tie = N::more(met.tie, (typename N::I)(error - N::bits(magic)));
+    checks.tie = N::more(checks.tie, (typename N::I)(error - N::bits(magic)));
     return with_sign<F>(rounded, x);
 }
 
 // a * b, rounded once: the fused addition rounds the exact product.
-CFP_FN float multiply_near(float a, float b, const NearRounder& r, Met<float>& met) {
-    const float product = a * b, magic = near_magic<false>(product, r, met);
+CFP_FN float multiply_near(float a, float b, const NearRounder& r, BlockChecks<float>& checks) {
+    const float product = a * b, magic = near_magic<false>(product, r, checks);
     return with_sign(fused_multiply_add(a, b, magic) - magic, product);
 }
 
 CFP_FN float multiply_near_checked(float a, float b, const NearRounder& r) {
-    Met<float> unused;
+    BlockChecks<float> unused;
     const float product = a * b, magic = near_magic<true>(product, r, unused);
     return with_sign(near_overflow(fused_multiply_add(a, b, magic) - magic, r), product);
 }
 
 // encode(round_near(x)). The last digits of the sum with the magic number are the code within a binade.
-CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, Met<float>& met) {
+CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, BlockChecks<float>& checks) {
     const u32 bits = to_bits(x);
-    const float magic = near_magic<false>(x, r, met);
+    const float magic = near_magic<false>(x, r, checks);
     const u32 quanta = to_bits(from_bits(bits & 0x7fffffffu) + magic) - to_bits(magic);
     const u32 binade = to_bits(magic) - static_cast<u32>(r.min_exponent + r.offset);
     return ((binade >> c.drop) + quanta) | (bits & 0x80000000u) >> c.sign_shift;
@@ -171,25 +171,25 @@ CFP_FN u32 encode_number(float value, const Coder& c) {
     return encode_magnitude(bits & 0x7fffffffu, c) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// For plain formats. Met::largest records the magnitude of the code, which must be at most max_code.
-CFP_FN float decode_number(u32 code, const Coder& c, Met<float>& met) {
+// For plain formats. BlockChecks::largest records the magnitude of the code, which must be at most max_code.
+CFP_FN float decode_number(u32 code, const Coder& c, BlockChecks<float>& checks) {
     const u32 magnitude = code & c.magnitude_mask;
-    met.largest = larger(met.largest, static_cast<i32>(magnitude));
+    checks.largest = larger(checks.largest, static_cast<i32>(magnitude));
     return from_bits(decode_magnitude(magnitude, c) | (code << c.sign_shift & 0x80000000u));
 }
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------
 
-// Uses only the first 16 random bits, if they decide. They do not decide if their sum with the first 16 discarded
-// digits is one less than a carry, or just past it after the digits were rounded. Magnitudes below min_normal have it
-// added, which puts their digits in the place of a normal value's and may round them. `few`: there are no more random
-// bits, so they decide if that rounds nothing.
+// Uses only the first 16 random bits, if they decide whether a magnitude is rounded up. They do not decide in two cases:
+// their sum with the first 16 discarded digits is one less than a carry, or it just carries and the digits may have been
+// rounded. (min_normal is added to smaller magnitudes, so that their digits are where those of normal values are, and
+// this addition may round.) few: there are no more random bits, so they decide if the addition was exact.
 struct RandomRounder {
     u32 min_normal, keep, unit, undecided, max;
     int shift;
 
     static CFP_MEMBER bool allowed(const Spec& s) { return s.mantissa_bits <= 7; }  // 16 discarded digits or more
-    CFP_MEMBER bool sure(const Met<float>& met) const { return met.largest <= static_cast<i32>(max) && met.carry != 0; }
+    CFP_MEMBER bool are_exact(const BlockChecks<float>& checks) const { return checks.largest <= static_cast<i32>(max) && checks.carry != 0; }
 };
 
 CFP_FN RandomRounder make_random_rounder(const Spec& s) {
@@ -206,15 +206,15 @@ CFP_FN RandomRounder make_random_rounder(const Spec& s) {
 
 // random: 16 bits, in the upper half of the word. is_exact: x is the exact value to be rounded.
 template <bool few = false>
-CFP_FN float round_randomly(float x, const RandomRounder& r, u32 random, Met<float>& met, bool is_exact = true) {
+CFP_FN float round_randomly(float x, const RandomRounder& r, u32 random, BlockChecks<float>& checks, bool is_exact = true) {
     const u32 magnitude = to_bits(x) & 0x7fffffffu;
     const u32 is_subnormal = 0u - static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(r.min_normal));
     const float lift = from_bits(r.min_normal & is_subnormal), lifted = from_bits(magnitude) + lift;
     const u32 sum = to_bits(lifted) + (random >> r.shift);
     u32 carry = (sum + r.unit) & r.undecided;
     if (few) carry |= 0u - static_cast<u32>((to_bits(lifted - lift) == magnitude) & is_exact);
-    met.largest = larger(met.largest, static_cast<i32>(magnitude));
-    met.carry = smaller(met.carry, carry);
+    checks.largest = larger(checks.largest, static_cast<i32>(magnitude));
+    checks.carry = smaller(checks.carry, carry);
     return from_bits(to_bits(from_bits(sum & r.keep) - lift) | (to_bits(x) & 0x80000000u));
 }
 

@@ -3,14 +3,15 @@
 Every element has `name`, `code_bits`, `max`, `least`, `target`, `emax`, `has_negative_zero`, `is_signed` and
 `code_values()`. `target` is what a scale makes of the largest magnitude of its block.
 
-A scalar format (formats/scalar.py) and a table (formats/tabulated.py) are formats of their own. The elements that are
-defined here exist only under scales: integers, and the tables of codebooks.
+Scalar formats (formats/scalar.py) and most tables (formats/tabulated.py) are formats of their own. The elements that
+are defined here exist only under scales: integers, and the tables of codebooks.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tables import TABLES, at_most, float32, previous
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated import Half, Tabulated
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,12 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class ValueTable:
-    """A table of up to 256 values in [-1, 1], as codebooks have them.
+class ValueTable(Tabulated):
+    """A table of up to 256 values in [-1, 1], as codebooks have them. It is rounded to under scales only.
 
     A number is rounded to the nearest value. In the middle of two values it becomes the one of smaller magnitude, and
-    between -v and v it becomes v. A value that the table lists twice is written as the first of its codes.
+    between -v and v it becomes v. A value that the table lists twice is written as the first of its codes. Values have
+    all 24 digits of a float32, so their middles may have more. Numbers that are not float32 are not rounded correctly.
 
     Attributes:
         name: The name of the table, for messages.
@@ -107,7 +109,7 @@ class ValueTable:
     """
 
     name: str
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # type: ignore[assignment]  # of other tables, `values` is a method
     has_negative_zero: ClassVar = False
 
     def __post_init__(self) -> None:
@@ -129,18 +131,14 @@ class ValueTable:
     def _hash(self) -> int:
         return hash((self.name, len(self.values)))
 
+    @classmethod
+    def named(cls, name: str) -> None:
+        """Return None, because the names of codebooks are those of formats with scales."""
+
     @cached_property
     def code_bits(self) -> int:
         """The bits of a code, ceil(log2 n)."""
         return (len(self.values) - 1).bit_length()
-
-    @property
-    def max(self) -> float:
-        return max(self.values)
-
-    @property
-    def least(self) -> float:
-        return min(self.values)
 
     @property
     def target(self) -> float:
@@ -151,9 +149,12 @@ class ValueTable:
     def emax(self) -> int:
         return math.frexp(self.target)[1] - 1
 
-    @property
-    def is_signed(self) -> bool:
-        return self.least < 0
+    def value_of(self, code: int) -> float:
+        return self.values[code] if code < len(self.values) else math.nan
+
+    @cached_property
+    def decoded(self) -> list[float]:
+        return [self.value_of(code) for code in range(1 << self.code_bits)]
 
     def code_values(self) -> tuple[float, ...]:
         """Return the value of each code. There are fewer than 2**code_bits if the table has fewer."""
@@ -179,11 +180,24 @@ class ValueTable:
             found.append(previous(below) if to_high and below == middle else below)
         return tuple(found)
 
-    def __str__(self) -> str:
-        return self.name
+    def _half_of(self, sign: float) -> Half:
+        """Return the values that numbers of a sign become. The first one may have the other sign."""
+        is_negative, zero = sign < 0, bisect_left(self.thresholds, 0.0)
+        codes = self.sorted_codes[zero::-1] if is_negative else self.sorted_codes[zero:]
+        thresholds = self.thresholds[:zero][::-1] if is_negative else self.thresholds[zero:]
+        return Half(
+            sign,
+            tuple(sign * self.values[code] + 0.0 for code in codes),
+            codes,
+            tuple(map(abs, thresholds)),
+            (is_negative,) * len(thresholds),
+            None,
+            None,
+            self.values[codes[0]],
+        )
 
 
-Element = Format | Tabulated | Integer | ValueTable
+Element = Format | Tabulated | Integer
 
 MXINT8 = Integer(8, fraction_bits=6, is_symmetric=False)  # OCP MX 1.0, section 5.3.4
 _INTEGER = re.compile(r"(u?)int([2-8])")

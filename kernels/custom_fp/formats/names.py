@@ -38,7 +38,9 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
     return found
 
 
-KINDS = _kinds()  # The built-in classes. Users may register their own later.
+KINDS = {
+    name: kind for name, kind in _kinds().items() if kind.EXAMPLES
+}  # The built-in classes that have names.
 
 # Models that were saved before name these kinds.
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]

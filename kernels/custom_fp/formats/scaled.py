@@ -145,17 +145,6 @@ OPTIONS = (
     "_margin<n>, _1level"
 )
 
-_REFERENCE = Backends("custom_fp.scaled.arithmetic:backend")
-_BLOCKS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.tiles_native:backend", cuda="custom_fp.scaled.tiles_cuda:backend"
-)
-_CODEBOOKS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.codebook_native:backend", cuda="custom_fp.scaled.codebook_cuda:codebook"
-)
-_INTEGERS = _REFERENCE._replace(
-    cpu="custom_fp.scaled.affine_native:backend", cuda="custom_fp.scaled.codebook_cuda:affine"
-)
-
 
 @dataclass(frozen=True)
 class ScaledFormat(NumberFormat):
@@ -191,6 +180,11 @@ class ScaledFormat(NumberFormat):
         *("fp8_e5m2_tensor", "int8_channel", "int4_b32", "posit8_b32", "mxposit8"),
         *("int8_affine", "int8_affine_channel", "int4_affine_b32"),
         *(*TABLES, "nf4_b64", "mxnf4"),
+    )
+    BACKENDS: ClassVar = Backends(
+        "custom_fp.scaled.arithmetic:backend",
+        "custom_fp.scaled.native:backend",
+        "custom_fp.scaled.cuda:backend",
     )
     exponent_bits: ClassVar = None
     has_inf: ClassVar = False  # a block that holds one is NaN
@@ -300,13 +294,13 @@ class ScaledFormat(NumberFormat):
         )
 
     @cached_property
-    def backends(self) -> Backends:
-        """The modules that compute this format. Combinations without a compiled one run in the reference."""
+    def kernels(self) -> str | None:
+        """Which compiled kernels compute the format: tiles, codebook or affine. None: they round its elements only."""
         if self.zero_point:
-            return _INTEGERS
+            return "affine"
         if self.scale.rule == "absmax":
-            return _CODEBOOKS
-        return _BLOCKS if isinstance(self.element, Format | Integer) else _REFERENCE
+            return "codebook"
+        return "tiles" if isinstance(self.element, Format | Integer) else None
 
     # The properties of every format
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -48,13 +48,14 @@ class Half:
 
     Attributes:
         sign: 1.0 or -1.0.
-        magnitudes: The magnitudes in ascending order, the first of which is zero.
+        magnitudes: The magnitudes in ascending order, the first of which is zero. In a codebook without a zero, the
+            first is the value nearest to zero, and is negative if it has the other sign.
         codes: Their codes.
         boundaries: The boundary between each magnitude and the next, and to `beyond` if there is one.
         ties_up: Whether a number on the boundary becomes the larger neighbor.
         beyond: The magnitude after the largest, or None.
         inf_code: The code of infinity with this sign, or None.
-        zero: The zero of this sign, or the only zero.
+        zero: The zero of this sign, or the only zero; in a codebook the value nearest to zero.
     """
 
     sign: float
@@ -118,11 +119,18 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def positive(self) -> Half:
-        codes = [code for code, value in enumerate(self._exact) if _is_finite(value) and value >= 0]
-        return self._half(1.0, codes)
+        """What numbers from +0 on become."""
+        return self._half_of(1.0)
 
     @cached_property
     def negative(self) -> Half:
+        """What numbers from -0 down become."""
+        return self._half_of(-1.0)
+
+    def _half_of(self, sign: float) -> Half:
+        if sign > 0:
+            codes = [code for code, value in enumerate(self._exact) if _is_finite(value) and value >= 0]
+            return self._half(1.0, codes)
         zero = self._code_where(lambda value: value == 0 and _is_minus(value))
         codes = [code for code, value in enumerate(self._exact) if _is_finite(value) and value < 0]
         if not codes:
@@ -188,9 +196,9 @@ class Tabulated(NumberFormat):
     def has_negative_zero(self) -> bool:
         return _is_minus(self.negative.zero)
 
-    @cached_property
+    @property
     def is_signed(self) -> bool:
-        return len(self.negative.magnitudes) > 1
+        return self.least < 0
 
     @cached_property
     def max(self) -> float:
@@ -236,15 +244,16 @@ class Tabulated(NumberFormat):
             _is_finite(value) and at is None for value, at in zip(self._exact, self._held, strict=True)
         )
 
-    def code_values(self) -> list[float]:
+    def code_values(self) -> Sequence[float]:
         return self.values()
 
     def values(self) -> list[float]:
         """Return the value of each code."""
-        return list(self._values)
+        return list(self.decoded)
 
     @cached_property
-    def _values(self) -> list[float]:
+    def decoded(self) -> list[float]:
+        """The value of each of the 2**code_bits codes."""
         return [self._read(value, at) for value, at in zip(self._exact, self._held, strict=True)]
 
     def _read(self, value: Number, at: float | None) -> float:

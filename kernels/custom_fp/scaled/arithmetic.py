@@ -1,14 +1,19 @@
 """The reference of scaled formats, in PyTorch on any device. formats/scaled.py defines what is computed.
 
-The compiled backends give the same bits. They inherit from `ScaledReference` and override what they compute faster.
-Inputs are rounded to float32 first. A tensor without elements has no blocks, except for a scale of the whole tensor.
+Elements are rounded by compiled code if there is any (elements.py), so formats without a kernel of their own are fast.
+
+The compiled backends give the same bits. They inherit from `ScaledReference`, which calls their kernels and computes in
+PyTorch where they have none. Inputs are rounded to float32 first. A tensor without elements has no blocks, except for a
+scale of the whole tensor.
 
 Legend: B blocks of K elements, in the order of the scales. Blocks at an edge are filled up with zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +21,8 @@ from torch.nn.functional import pad
 
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled import ScaledFormat
-from custom_fp.operators.checks import scale_dtype
-from custom_fp.reference import random_words, write
+from custom_fp.operators.checks import scale_shapes
+from custom_fp.reference import write
 from custom_fp.rounding import Rule
 from custom_fp.scaled import elements, scales
 from custom_fp.scaled.blocks import from_blocks, join_codes, single, split_codes, to_blocks
@@ -43,105 +48,143 @@ class Rounded:
 
 
 class ScaledReference:
-    """A backend (see operators/table.py) for every scaled format."""
+    """A backend (see operators/table.py) for every scaled format.
+
+    Compiled backends override `kernel`. This class has all that they have in common.
+    """
+
+    def kernel(
+        self, operator: str, fmt: ScaledFormat, layout: Layout, rule: Rule = NEAREST
+    ) -> Callable[..., None] | None:
+        """Return the compiled function of an operator, or None if PyTorch computes it.
+
+        Args:
+            operator: "quantize" for a function of (x, out); "encode" of (x, codes, scales, *others); "decode" of
+                (codes, scales, *others, out); "pack" of (x, bytes of codes, scales, *others); "unpack" of (bytes of
+                codes, scales, *others, out). All tensors are dense and not empty, and x is float32.
+            fmt: The format.
+            layout: The blocks.
+            rule: The rounding mode.
+        """
+        return None
 
     def quantize(
         self, x: Tensor, fmt: ScaledFormat, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
-        layout = fmt.layout(x.shape, axis)
         if x.numel():
-            found = round_blocks(single(x), fmt, layout, rule)
-            write(from_blocks(found.elements * found.factors[:, None], layout).view(x.shape), out)
+            self._quantize(single(x), fmt, fmt.layout(x.shape, axis), rule, out)
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
         """Round each row as a tensor of its own. `out_RxN` may be `x_RxN`."""
-        for x_n, out_n in zip(x_RxN, out_RxN, strict=True):
-            self.quantize(x_n, fmt, NEAREST, out_n)
+        rows, n = x_RxN.shape
+        row = fmt.layout((n,))
+        if fmt.has_tensor_scale:
+            for x_n, out_n in zip(x_RxN, out_RxN, strict=True):
+                self.quantize(x_n, fmt, NEAREST, out_n)
+        elif x_RxN.numel():
+            self._quantize(x_RxN, fmt, Layout(1, rows, n, 1, row.width, (rows, row.scales)), NEAREST, out_RxN)
+
+    def _quantize(self, x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule, out: Tensor) -> None:
+        if kernel := self.kernel("quantize", fmt, layout, rule):
+            kernel(x, out)
+        else:
+            found = round_blocks(x, fmt, layout, rule)
+            write(from_blocks(found.elements * found.factors[:, None], layout).view(x.shape), out)
 
     def encode(
         self,
         x: Tensor,
         fmt: ScaledFormat,
         codes: Tensor,
-        scale_codes: Tensor,
-        *others: Tensor,
+        *stored: Tensor,
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        layout = fmt.layout(x.shape, axis)
-        found = round_blocks(single(x), fmt, layout, rule)
+        """Write the codes of the elements, the scales of the blocks, and the zero points or the scale of the tensor."""
+        x, layout = single(x), fmt.layout(x.shape, axis)
+        if x.numel() and (kernel := self.kernel("encode", fmt, layout, rule)):
+            kernel(x, codes, *stored)
+            return
+        found = round_blocks(x, fmt, layout, rule)
         if x.numel():
             zeros_B = found.others[0] if fmt.zero_point else None
             codes_BxK = elements.to_codes(fmt.element, found.elements, zeros_B)
             codes.copy_(from_blocks(codes_BxK, layout).view(x.shape))
-        scale_codes.copy_(found.scale_codes.view(layout.shape))
-        for to, other in zip(others, found.others, strict=True):
-            to.copy_(other.view(to.shape))
+        for to, part in zip(stored, (found.scale_codes, *found.others), strict=True):
+            to.copy_(part.view(to.shape))
 
-    def decode(
-        self,
-        codes: Tensor,
-        scale_codes: Tensor,
-        *rest: Tensor | ScaledFormat,
-        axis: int | None = None,
-    ) -> None:
+    def decode(self, codes: Tensor, *rest: Any, axis: int | None = None) -> None:
         """Write the values of codes.
 
         Args:
             codes: The codes of the elements, uint8.
-            scale_codes: The codes of the scales of blocks.
             axis: The axis that blocks run along, or None.
-            rest: The zero points or the scale of the tensor if the format has them, the format, and the output.
+            rest: The codes of the scales of blocks, the zero points or the scale of the tensor if the format has them,
+                the format, and the output.
         """
-        *others, fmt, out = rest
+        *stored, fmt, out = rest
         layout = fmt.layout(codes.shape, axis)
-        if codes.numel():
-            factors_B = scales.values(fmt.scale.format, scale_codes.reshape(-1))
-            if fmt.has_tensor_scale:
-                factors_B = factors_B * others[0]
-            zeros_B = others[0].reshape(-1) if fmt.zero_point else None
-            elements_BxK = elements.from_codes(fmt.element, to_blocks(codes, layout), zeros_B)
-            write(from_blocks(elements_BxK * factors_B[:, None], layout).view(codes.shape), out)
+        if not codes.numel():
+            return
+        if kernel := self.kernel("decode", fmt, layout):
+            kernel(codes, *stored, out)
+            return
+        factors_B = scales.values(fmt.scale.format, stored[0].reshape(-1))
+        if fmt.has_tensor_scale:
+            factors_B = factors_B * stored[1]
+        zeros_B = stored[1].reshape(-1) if fmt.zero_point else None
+        elements_BxK = elements.from_codes(fmt.element, to_blocks(codes, layout), zeros_B)
+        write(from_blocks(elements_BxK * factors_B[:, None], layout).view(codes.shape), out)
 
     def pack(
         self, x: Tensor, fmt: ScaledFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
         """Write the scale of the tensor, the scales of the blocks, the zero points and the codes."""
         layout = fmt.layout(x.shape, axis)
-        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        scale_codes = torch.empty(layout.shape, dtype=scale_dtype(fmt), device=x.device)
-        others = [torch.empty((), device=x.device)] if fmt.has_tensor_scale else []
-        if fmt.zero_point:
-            others = [torch.empty(layout.shape, dtype=torch.uint8, device=x.device)]
-        self.encode(x, fmt, codes, scale_codes, *others, axis=axis, rule=rule)
-        parts = [*others, scale_codes] if fmt.has_tensor_scale else [scale_codes, *others]
-        start = 0
-        for part in parts:
-            out[start : start + part.nbytes].copy_(part.view(-1).view(torch.uint8))
-            start += part.nbytes
-        self.join(codes.view(-1), fmt, out[start:])
+        *parts, body = _parts(out, fmt, layout)
+        shapes = scale_shapes(fmt, x.shape, axis)
+        stored = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in shapes]
+        if x.numel() and (kernel := self.kernel("pack", fmt, layout, rule)):
+            kernel(single(x), body, *stored)
+        else:
+            codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+            self.encode(x, fmt, codes, *stored, axis=axis, rule=rule)
+            self.join(codes.view(-1), fmt.code_bits, body)
+        for part, found in zip(parts, stored, strict=True):
+            part.copy_(found.view(-1).view(torch.uint8))
 
     def unpack(
         self, data: Tensor, fmt: ScaledFormat, shift: int, out: Tensor, axis: int | None = None
     ) -> None:
-        layout, start = fmt.layout(out.shape, axis), 4 * fmt.has_tensor_scale
-        end = start + layout.scales * fmt.scale_bits // 8
+        layout = fmt.layout(out.shape, axis)
+        *parts, body = _parts(data, fmt, layout)
+        shapes = scale_shapes(fmt, out.shape, axis)
         # clone() because a view of another dtype needs an aligned start
-        scale_codes = data[start:end].clone().view(scale_dtype(fmt)).view(layout.shape)
-        others = [data[:start].clone().view(torch.float32).view(())] if start else []
-        if fmt.zero_point:
-            others = [data[end : end + layout.scales].view(layout.shape)]
-            end += layout.scales
-        codes = self.split(data[end:], out.numel(), fmt).view(out.shape)
-        self.decode(codes, scale_codes, *others, fmt, out, axis=axis)
+        stored = [
+            part.clone().view(dtype).view(shape) for part, (shape, dtype) in zip(parts, shapes, strict=True)
+        ]
+        if out.numel() and (kernel := self.kernel("unpack", fmt, layout)):
+            kernel(body, *stored, out)
+        else:
+            codes = self.split(body, out.numel(), fmt.code_bits)
+            self.decode(codes.view(out.shape), *stored, fmt, out, axis=axis)
 
-    def join(self, codes_n: Tensor, fmt: ScaledFormat, out: Tensor) -> None:
+    def join(self, codes_n: Tensor, bits: int, out: Tensor) -> None:
         """Write the dense bytes of codes."""
-        out.copy_(join_codes(codes_n, fmt.code_bits))
+        out.copy_(join_codes(codes_n, bits))
 
-    def split(self, data: Tensor, n: int, fmt: ScaledFormat) -> Tensor:
+    def split(self, data: Tensor, n: int, bits: int) -> Tensor:
         """Return the first n codes of dense bytes."""
-        return split_codes(data, n, fmt.code_bits).contiguous()
+        return split_codes(data, n, bits).contiguous()
+
+
+def _parts(data: Tensor, fmt: ScaledFormat, layout: Layout) -> list[Tensor]:
+    """Return the bytes of the scales, of the zero points or the scale of the tensor, and of the codes."""
+    head, scale_bytes = 4 * fmt.has_tensor_scale, layout.scales * fmt.scale_bits // 8
+    end = head + scale_bytes
+    start = end + layout.scales * fmt.zero_point
+    others = [data[:head]] if head else [data[end:start]] if fmt.zero_point else []
+    return [data[head:end], *others, data[start:]]
 
 
 def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Rounded:
@@ -149,12 +192,9 @@ def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Ro
     tensor_scale = scales.tensor_scale(fmt, x.reshape(-1)) if fmt.has_tensor_scale else None
     x_BxK = to_blocks(x, layout) if x.numel() else x.new_zeros(layout.scales, 1)
     rule = rule if x.numel() else NEAREST
-    random_BxK = None
-    if rule.is_stochastic:
-        random_BxK = to_blocks(random_words(x.numel(), 0, rule.seed, x.device, rule.offset), layout)
 
     def under(scaled: scales.Scaled) -> Rounded:
-        elements_BxK = elements.round_elements(fmt.element, scaled.q, rule, random_BxK)
+        elements_BxK = elements.round_elements(fmt.element, scaled.q, layout, rule)
         others = [] if tensor_scale is None else [tensor_scale]
         if scaled.zeros is not None:
             others = [scaled.zeros]

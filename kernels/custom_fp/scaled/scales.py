@@ -110,6 +110,7 @@ def scale_codes(
             codes_B = (_exponent(wanted_B, fmt.added) + 127).clamp(0, 254)
         else:
             codes_B = operators.encode.compute(wanted_B, scale.magnitudes)[0]
+    assert scale.nan_code is not None  # scales of 8 bits have one
     return torch.where(is_finite_B, codes_B, scale.nan_code).to(torch.uint8)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.elements import ValueTable
-from custom_fp.scaled.elements import tables_of
 
 MOST_CELLS = 1 << 13
 
@@ -34,14 +33,14 @@ class Search:
 @cache
 def search_of(table: ValueTable, device: str) -> Search:
     """Return the tables of a table of values, on a device."""
-    tables, known = tables_of(table, "cpu"), torch.tensor(table.thresholds, dtype=torch.float32)
-    thresholds = _filled(known, math.inf)
-    codes, ascending = _filled(tables.codes.to(torch.int32), 0), _filled(tables.ascending, math.nan)
+    known = torch.tensor(table.thresholds, dtype=torch.float32)
+    sorted_values = torch.tensor([table.values[code] for code in table.sorted_codes], dtype=torch.float32)
+    thresholds, ascending = _filled(known, math.inf), _filled(sorted_values, math.nan)
+    codes = _filled(torch.tensor(table.sorted_codes, dtype=torch.int32), 0)
     counts_Cx2, sizes = _cells(known)
     lows_C, highs_C = counts_Cx2.unbind(1)
     at_most_one_C = torch.where(highs_C > lows_C, thresholds[lows_C], math.inf)
-    sides_Cx2 = torch.stack([lows_C, highs_C], 1)
-    cells = at_most_one_C, ascending[sides_Cx2].contiguous(), codes[sides_Cx2].contiguous()
+    cells = at_most_one_C, ascending[counts_Cx2], codes[counts_Cx2]
     there = [tuple(x.to(device) for x in part) for part in (cells, (thresholds, ascending, codes))]
     return Search(there[0], sizes, there[1])
 

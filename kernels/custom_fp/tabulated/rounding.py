@@ -69,12 +69,13 @@ class Tensors:
 def _tensors(fmt: Tabulated, sign: float, device: str) -> Tensors:
     half = fmt.positive if sign > 0 else fmt.negative
     ends = [math.inf] if half.beyond is None else []
+    after = math.inf if half.beyond is None else float(half.beyond)
 
     def column(values: list, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
     return Tensors(
-        column([*half.magnitudes, *map(float, ends or [half.beyond])], torch.float64),
+        column([*half.magnitudes, after], torch.float64),
         column([*half.boundaries, *ends], torch.float64),
         column([*half.ties_up, *map(bool, [0] * len(ends))], torch.bool),
         column([half.zero, *(sign * value for value in half.magnitudes[1:])], torch.float64),
@@ -197,7 +198,7 @@ def _codes(fmt: Tabulated, device: str) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.tensor(order, dtype=torch.float64, device=device),
         torch.tensor([pairs[value] for value in order], device=device),
-        torch.tensor(fmt.values(), dtype=torch.float32, device=device),
+        torch.tensor(fmt.decoded, dtype=torch.float32, device=device),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.tabulated import Half, Tabulated
-from custom_fp.rounding import Rounding, Rule
+from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome
 
@@ -40,7 +40,7 @@ class _Steps:
 @cache
 def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> Tensor:
     """Return everything that a kernel needs to round to a format, as int32."""
-    rule = Rule(rounding, overflow)
+    rule = Rule(rounding, Overflow(overflow))
     kind = {Rounding.STOCHASTIC: _RANDOM, Rounding.TO_ODD: _ODD}.get(rounding, _STEPS)
     halves = (fmt.positive, fmt.negative)
     steps = [_steps(fmt, half, rule, kind) for half in halves]
@@ -63,7 +63,7 @@ def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> 
         parts[4:10] = places, lows.view(np.int32), gaps.view(np.int32), goes_up, values, codes
     narrow = fmt.max < _NARROW and kind != _RANDOM
     head = [kind, cells.by_octave, cells.shift, cells.first, cells.last, cells.half, fmt.code_bits, narrow]
-    return _joined(head, [*parts, _bits(np.array(fmt.values())), lifts]).to(device)
+    return _joined(head, [*parts, _bits(np.array(fmt.decoded)), lifts]).to(device)
 
 
 def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
@@ -196,7 +196,7 @@ def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
     Returns:
         (shift, first, cells of a sign). The first cell reaches down to zero, and the last up to NaN.
     """
-    each = [_distinct(t) for t in thresholds]
+    each = [np.unique(t) for t in thresholds]
     for shift in range(23, 0, -1):
         firsts, lasts = [], []
         for t in each:
@@ -204,16 +204,12 @@ def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
                 firsts.append(((int(t[1]) + 1) >> shift) - 1)
                 lasts.append((int(t[-2]) >> shift) + 1)
         first = max(0, min(firsts, default=0))
-        last = max(first, *lasts) if lasts else first
+        last = max(first + 1, *lasts) if lasts else first  # the first cell reaches down to zero
         if last - first >= MOST_EVEN_CELLS:
             return None
         if all(_is_apart(t, shift, first, last).all() for t in each):
             return shift, first, last - first + 1
     return None
-
-
-def _distinct(ascending: np.ndarray) -> np.ndarray:
-    return ascending[np.append(True, ascending[1:] > ascending[:-1])]
 
 
 def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
@@ -226,7 +222,7 @@ def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
 def _shifts_of_octaves(thresholds: list[np.ndarray]) -> np.ndarray:
     """Return the size of the largest possible cells for each float32 exponent, (256,), as shifts."""
     shifts = np.full(256, -1, dtype=np.int64)
-    each = [_distinct(t) for t in thresholds]
+    each = [np.unique(t) for t in thresholds]
     for shift in range(23, -1, -1):
         is_good = np.ones(256, dtype=bool)
         for t in each:

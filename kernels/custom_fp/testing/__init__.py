@@ -17,9 +17,9 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.protocol import NumberFormat
+from custom_fp.testing.causes import failure_message
 from custom_fp.testing.check import check
 from custom_fp.testing.elementwise import check_quantize
-from custom_fp.testing.message import failure_message
 from custom_fp.testing.problem import read_problem
 
 __all__ = ["assert_matmul", "assert_quantize"]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import custom_fp
 from custom_fp.accumulator import EXACT, FP32, Order
-from custom_fp.accumulators.reference import ZERO, digits
+from custom_fp.accumulators.reference import ZERO, digits, flushed
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import power_of_two
 from custom_fp.rounding import Rounding
@@ -111,7 +111,7 @@ class _Elements:
         z, row, column = place
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()
         if how.flush:
-            a, b = (_flushed(x, fmt) for x, fmt in zip((a, b), how.elements, strict=True))
+            a, b = (flushed(x, fmt) for x, fmt in zip((a, b), how.elements, strict=True))
         p = a * b
         self.plain = p.sum(1)  # finite products do not overflow
         self.special = ~self.plain.isfinite()
@@ -124,7 +124,7 @@ class _Elements:
         elif how.product != EXACT:
             self.overflows |= (p.abs() > how.product.max).any(1) & (how.overflow != "saturate")
             p = custom_fp.quantize(p, how.product, rounding=how.rounding, overflow=how.overflow).double()
-            p = _flushed(p, how.product) if how.flush else p
+            p = flushed(p, how.product) if how.flush else p
             self.overflows |= ~p.isfinite().all(1)
             p = p.nan_to_num(0, 0, 0)
         self.grid = power_of_two(grids[0][z, row] + grids[1][z, column])
@@ -309,10 +309,6 @@ def _lost(terms: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     down, both = rest.clamp(min=0).sum(-1), rest.sum(-1)
     quantum = power_of_two(unit)
     return down * quantum, (down - both) * quantum
-
-
-def _flushed(x: Tensor, fmt: Any) -> Tensor:
-    return torch.where(x.abs() < fmt.smallest_normal, 0.0, x)
 
 
 def _mantissa(fmt: Any) -> int:

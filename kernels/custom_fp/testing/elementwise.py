@@ -11,6 +11,7 @@ from torch import Tensor
 import custom_fp
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.testing.failure import Cause, cause_lines
 
 _LEAST = 0.5
 
@@ -76,14 +77,11 @@ def _message(
         f"Worst element: {at[0]:.9g} at index {index}, where x is {at[1]:.9g}",
         f"Expected there: {expected}{_steps(at[0], at[2], fmt)}",
     ]
-    shares = [(matches[wrong].double().mean().item(), text) for text, matches in _causes(got, x, fmt, rule)]
-    share, cause = max(shares, key=lambda found: found[0])
-    if share < _LEAST:
-        lines.append("Likely cause: unknown; no single hypothesis reproduces most of the mismatched elements")
-    else:
-        lines.append(f"Likely cause: {cause}")
-        lines.append(f"              (this reproduces {100 * share:.0f}% of the mismatched elements)")
-    return "\n".join(lines)
+    causes = [
+        Cause(text, matches[wrong].double().mean().item()) for text, matches in _causes(got, x, fmt, rule)
+    ]
+    best = max(causes, key=lambda cause: cause.share)
+    return "\n".join([*lines, *cause_lines(best if best.share >= _LEAST else None)])
 
 
 def _steps(got: float, expected: float, fmt: NumberFormat) -> str:

@@ -25,6 +25,14 @@ class Cause(NamedTuple):
     share: float
 
 
+def cause_lines(cause: Cause | None, which: str = "") -> list[str]:
+    """Return the lines of a message that name a cause. `which` says of which elements it gives the share."""
+    if cause is None:
+        return ["Likely cause: unknown; no single hypothesis reproduces most of the mismatched elements"]
+    share = f"this reproduces {100 * cause.share:.0f}% of the mismatched elements{which}"
+    return [f"Likely cause: {cause.text}", f"              ({share})"]
+
+
 class Failure:
     """Wrong elements in a window of rows and columns. Shapes: E elements, K terms."""
 

@@ -19,7 +19,7 @@ from custom_fp.accumulators import native as dots_native
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated import Tabulated
 from custom_fp.rounding import Rule
-from custom_fp.scaled import codebook_cuda, tiles_cuda
+from custom_fp.scaled.cuda import backend
 from ptx_device import Device
 from torch import Tensor
 
@@ -250,9 +250,6 @@ def whole(to: Compared) -> None:
 def scaled(to: Compared, name: str, words: dict[str, object], shape: tuple[int, ...] = (3, 41, 150)) -> None:
     """A format with scales along every axis: quantize, codes and back."""
     fmt, rule = custom_fp.parse(name), Rule(**words)
-    kind = {"Codebook": codebook_cuda.codebook, "Affine": codebook_cuda.affine}.get(
-        type(fmt).__name__, tiles_cuda.backend
-    )
     x = to.data(*shape, kind="normal")
     x *= torch.logspace(-20, 8, shape[-1])
     x.view(-1)[[3, -9]] = torch.tensor([math.nan, -math.inf])
@@ -261,16 +258,19 @@ def scaled(to: Compared, name: str, words: dict[str, object], shape: tuple[int, 
         what = f"{name} {words} axis={axis}"
         out, expected = to.empty(*shape), custom_fp.quantize(x, fmt, axis=axis, **words)
         to.equal(
-            f"quantize_scaled {what}", lambda a=axis, o=out: kind.quantize(x, fmt, rule, o, a), out, expected
+            f"quantize_scaled {what}",
+            lambda a=axis, o=out: backend.quantize(x, fmt, rule, o, a),
+            out,
+            expected,
         )
         if words["rounding"] != "nearest_even":
             continue
         parts = custom_fp.encode(x, fmt, axis=axis)
         found = [to.empty(*part.shape, dtype=part.dtype) for part in parts]
         with to.device.in_place():
-            kind.encode(x, fmt, *found, axis=axis)
+            backend.encode(x, fmt, *found, axis=axis)
         for part, got in zip(parts, found, strict=True):
             to.equal(f"encode_scaled {what}", lambda: None, got.view(-1), part.reshape(-1))
         back, expected = to.empty(*shape), custom_fp.decode(parts, fmt, axis=axis)
-        call = partial(kind.decode, *parts, fmt, back, axis=axis)
+        call = partial(backend.decode, *parts, fmt, back, axis=axis)
         to.equal(f"decode_scaled {what}", call, back, expected)

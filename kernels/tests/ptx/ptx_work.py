@@ -16,7 +16,7 @@ from custom_fp import cuda
 from custom_fp.accumulators import cuda as dots
 from custom_fp.nvrtc import MODES
 from custom_fp.rounding import Rule
-from custom_fp.scaled import codebook_cuda, tiles_cuda
+from custom_fp.scaled.cuda import backend
 from ptx_device import Device
 from torch import Tensor
 
@@ -97,27 +97,22 @@ def cases() -> Iterator[Case]:
 
 
 def scaled(x: Tensor, out: Tensor, case: Callable[..., Case]) -> Iterator[Case]:
-    tiles = tiles_cuda.backend
     for name, mode in product(("nvfp4", "fp8_tensor"), MODES):
         rule = Rule(rounding=OTHER[mode], seed=1)
-        yield case(f"{name}, {rule.rounding}", tiles.quantize, x, custom_fp.parse(name), rule, out)
+        yield case(f"{name}, {rule.rounding}", backend.quantize, x, custom_fp.parse(name), rule, out)
     nvfp4, rows, across = custom_fp.parse("nvfp4"), x.view(-1, 1 << 8), out.view(-1, 1 << 8)
     for mode in MODES:
         rule = Rule(rounding=OTHER[mode], seed=1)
         said = f"nvfp4, {rule.rounding}, along the first axis"
-        yield case(said, tiles.quantize, rows, nvfp4, rule, across, 0)
+        yield case(said, backend.quantize, rows, nvfp4, rule, across, 0)
     for axis, said in ((None, "nvfp4"), (0, "nvfp4, along the first axis")):
-        decode = partial(tiles.decode, axis=axis)
+        decode = partial(backend.decode, axis=axis)
         yield case(said, decode, *custom_fp.encode(rows, nvfp4, axis=axis), nvfp4, across)
-    for kind, names in (
-        ("codebook", ("nf4_b64", "dynamic_tree")),
-        ("affine", ("int4_affine_b32", "int8_affine")),
-    ):
-        quantize = getattr(codebook_cuda, kind).quantize
+    for names in (("nf4_b64", "dynamic_tree"), ("int4_affine_b32", "int8_affine")):
         for name in names:
-            yield case(name, quantize, x, custom_fp.parse(name), Rule(), out)
+            yield case(name, backend.quantize, x, custom_fp.parse(name), Rule(), out)
         fmt = custom_fp.parse(names[0])
-        yield case(f"{fmt}, along the first axis", quantize, rows, fmt, Rule(), across, 0)
+        yield case(f"{fmt}, along the first axis", backend.quantize, rows, fmt, Rule(), across, 0)
 
 
 def products() -> Iterator[Case]:

@@ -72,12 +72,12 @@ RECIPE = "synth -flatten -top unit; stat -tech cmos"
 def transistors(verilog: str, netlist: Path | None = None) -> int:
     """Of the module `unit`; its gates as JSON into a file, where one is named."""
     with tempfile.TemporaryDirectory() as folder:
-        source, said = Path(folder, "unit.v"), Path(folder, "stat.txt")
+        source, statistics = Path(folder, "unit.v"), Path(folder, "stat.txt")
         source.write_text(verilog, encoding="utf-8")
-        script = f"read_verilog {source}; synth -flatten -top unit; tee -q -o {said} stat -tech cmos"
+        script = f"read_verilog {source}; synth -flatten -top unit; tee -q -o {statistics} stat -tech cmos"
         script += f"; write_json {netlist}" if netlist else ""
         subprocess.run(["yosys", "-q", "-p", script], check=True)
-        (found,) = re.findall(r"number of transistors:\s+(\d+)\n", said.read_text(encoding="utf-8"))
+        (found,) = re.findall(r"number of transistors:\s+(\d+)\n", statistics.read_text(encoding="utf-8"))
     return int(found)
 
 
@@ -100,9 +100,11 @@ def checked_mac(a: Format, b: Format, accumulator: Format) -> tuple[int, int]:
 
 
 def expected(a: Format, b: Format, accumulator: Format, codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Q(c + Q(a b)) by custom_fp, float64. The product of two significands of up to 24 bits is exact in float64, and a
-    sum of two values of up to 24 bits, rounded to 53 and then to 24, is rounded as once (Figueroa, SIGNUM 1995:
-    53 >= 2 * 24 + 2)."""
+    """Return Q(c + Q(a b)) by custom_fp, in float64.
+
+    The product of two significands of up to 24 bits is exact in float64. A sum of two values of up to 24 bits that is
+    rounded to 53 bits and then to 24 equals one that is rounded once (Figueroa, SIGNUM 1995: 53 >= 2 * 24 + 2).
+    """
     product = product_of(a, b, accumulator, codes)
     return custom_fp.quantize(_values(codes["c"], accumulator) + product, accumulator).double().numpy()
 
@@ -112,7 +114,7 @@ def product_of(a: Format, b: Format, accumulator: Format, codes: dict[str, np.nd
 
 
 def inputs(a: Format, b: Format, accumulator: Format) -> dict[str, np.ndarray]:
-    """Codes of a, b and c (n,), uint64: all, or drawn ones with c near -Q(a b) in half of them."""
+    """Return codes of a, b and c, shape (n,) and uint64: all of them, or random ones, half with c near -Q(a b)."""
     sizes = a.bits, b.bits, accumulator.bits
     if sum(sizes) <= ALL_CASES.bit_length() - 1:
         every = np.arange(2 ** sum(sizes), dtype=np.uint64)
@@ -134,12 +136,12 @@ def inputs(a: Format, b: Format, accumulator: Format) -> dict[str, np.ndarray]:
 
 
 def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Equal, zeros with their signs; all NaN are one."""
+    """Return where values are equal, including the signs of zeros. All NaN are equal."""
     return (x == y) & (np.signbit(x) == np.signbit(y)) | np.isnan(x) & np.isnan(y)
 
 
 def _signed(codes: np.ndarray, fmt: Format) -> torch.Tensor:
-    """As custom_fp.decode takes codes."""
+    """Return codes in the dtype that custom_fp.decode takes."""
     kind = custom_fp.encode(torch.zeros(1), fmt).numpy().dtype
     return torch.from_numpy(codes.astype(f"u{kind.itemsize}").view(kind))
 
@@ -159,24 +161,26 @@ def _add(accumulator: Format) -> int:
 
 
 def row(a: str, b: str, accumulator: str) -> dict[str, object]:
-    """Of the table. Of equal operands in either order one row: a is the narrower one."""
+    """Return a row of the table. The narrower operand is a."""
     if a.startswith("int"):
         return _row_of_integers(a, b, accumulator)
-    one, other = sorted((Format.parse(a), Format.parse(b)), key=lambda fmt: (fmt.bits, fmt.name))
+    narrow, wide = sorted((Format.parse(a), Format.parse(b)), key=lambda fmt: (fmt.bits, fmt.name))
     to = Format.parse(accumulator)
     if not to.has_inf:
-        sys.exit(f"accumulator {to}: what is past the largest value must become infinity, which {to} has not")
-    mac, cases = checked_mac(one, other, to)
-    significands = _significands(one.mantissa_bits + 1, other.mantissa_bits + 1)
-    parts = (significands, transistors(mac_verilog.multiply(one, other, to)), _add(to))
-    return dict(zip(COLUMNS, (one.name, other.name, to.name, *parts, mac, cases), strict=True))
+        sys.exit(f"accumulator {to}: it must have an infinity, for values past the largest one")
+    mac, cases = checked_mac(narrow, wide, to)
+    significands = _significands(narrow.mantissa_bits + 1, wide.mantissa_bits + 1)
+    parts = (significands, transistors(mac_verilog.multiply(narrow, wide, to)), _add(to))
+    return dict(zip(COLUMNS, (narrow.name, wide.name, to.name, *parts, mac, cases), strict=True))
 
 
 def _row_of_integers(a: str, b: str, accumulator: str) -> dict[str, object]:
-    """Two's complement; `multiply` is the product itself, which is exact."""
+    """Return a row for two's complement. `multiply` is the exact product."""
     x, y, z = *sorted((int(a[3:]), int(b[3:]))), int(accumulator[3:])
     if z <= x + y:
-        sys.exit(f"int{z} holds no sum of products of int{x} and int{y}: take a wider accumulator")
+        sys.exit(
+            f"int{z} is too narrow for sums of products of int{x} and int{y}. Choose a wider accumulator"
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "unit.json")
         mac, gates = transistors(mac_verilog.integer_mac(x, y, z), file), Netlist(file)
@@ -196,14 +200,14 @@ def _row_of_integers(a: str, b: str, accumulator: str) -> dict[str, object]:
 
 def version() -> str:
     try:
-        said = subprocess.run(["yosys", "-V"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(["yosys", "-V"], capture_output=True, text=True, check=True).stdout
     except FileNotFoundError:
         sys.exit("yosys is not installed: apt-get install yosys")
-    return said.split(" (")[0].strip()
+    return output.split(" (")[0].strip()
 
 
 def read() -> tuple[str, list[dict[str, object]]]:
-    """What made the table, and its rows; of none that is there nothing."""
+    """Return the first line of the table, which says what made it, and its rows; both empty if there is no table."""
     if not TABLE.exists():
         return "", []
     first, *lines = TABLE.read_text(encoding="utf-8").splitlines()
@@ -226,20 +230,22 @@ def main() -> None:
         "operands", nargs="*", help="e4m3, or two formats: e4m3xe5m2 (default: the whole table)"
     )
     parser.add_argument("--accumulator", help="fp32,bf16 (default: those of the table)")
-    parser.add_argument("--published", action="store_true", help="the table's ratios beside published ones")
-    asked = parser.parse_args()
-    if asked.published:
+    parser.add_argument(
+        "--published", action="store_true", help="compare ratios of the table with published ones"
+    )
+    options = parser.parse_args()
+    if options.published:
         print(compared(read()[1]))
         return
     made_by = f"# made_by: PYTHONPATH=scripts python -m research.area, {version()}, {RECIPE}; transistors"
     there, rows = read()
-    if asked.operands and there != made_by:
-        sys.exit(f"{TABLE.name} was made otherwise ({there[2:]}): make all of it, without naming operands")
-    found = {(r["a"], r["b"], r["accumulator"]): r for r in (rows if asked.operands else ())}
-    for name in asked.operands or (*INTEGERS, *OPERANDS):
+    if options.operands and there != made_by:
+        sys.exit(f"{TABLE.name} was made differently ({there[2:]}). Make the whole table, without operands")
+    found = {(r["a"], r["b"], r["accumulator"]): r for r in (rows if options.operands else ())}
+    for name in options.operands or (*INTEGERS, *OPERANDS):
         a, _, b = name.partition("x")
         usual = (costs.integers(a, b or a),) if name.startswith("int") else ACCUMULATORS
-        for accumulator in asked.accumulator.split(",") if asked.accumulator else usual:
+        for accumulator in options.accumulator.split(",") if options.accumulator else usual:
             one = row(a, b or a, accumulator)
             found[one["a"], one["b"], one["accumulator"]] = one
             print(", ".join(f"{key} {value}" for key, value in one.items()), flush=True)

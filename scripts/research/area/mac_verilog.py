@@ -1,19 +1,19 @@
-"""Verilog of a multiplier, an adder and a multiply-accumulate unit of number formats, without state: what
-the main module has Yosys count.
+"""Write the Verilog of a multiplier, an adder and a multiply-accumulate unit without state, whose gates Yosys counts.
 
     multiply   q = Q(a b)            mac   r = Q(c + Q(a b))            add   r = Q(c + d)
 
-Q rounds to the accumulator's format as custom_fp.quantize does: to nearest even, subnormals kept, -0 kept, what is past
-the largest value becomes infinity, inf and NaN go on (IEEE 754-2019). Where every product of the operands' formats is a
-value of the accumulator, the first Q is no rounding and has none. That is what custom_fp.matmul computes, of which an
-accumulator is the emulation: the product is rounded, then the sum; a fused unit rounds once, and is another one.
+Q rounds to the format of the accumulator as custom_fp.quantize does: to nearest even, with subnormals and -0. Values
+past the largest value become infinity, and inf and NaN propagate (IEEE 754-2019). If every product of the operands'
+formats is a value of the accumulator, the first Q needs no rounding and is omitted. This is what custom_fp.matmul
+computes with an accumulator: it rounds the product and then the sum. A fused unit, which rounds once, is another unit.
 
-Operands without a -0 (fnuz) or a sign (ue5m3) have no units here, a ValueError; nor have tables, and other roundings.
+Formats without a -0 (fnuz) or a sign (ue5m3) raise ValueError. Tables and other roundings are not supported.
 
-The design is the textbook's (Ercegovac and Lang, Digital Arithmetic, 2004, chapter 8): significands with their hidden
-bit, subnormals made normal by counting leading zeros, the smaller operand of a sum shifted to the larger one with
-guard, round and sticky bit, one carry-propagating addition, normalised, rounded by an increment that may carry into
-the exponent. No pipeline, no registers, no second path for near operands.
+The design is that of textbooks (Ercegovac and Lang, Digital Arithmetic, 2004, chapter 8): significands have their
+hidden bit, and subnormals are normalized by counting leading zeros. The smaller operand of a sum is shifted to the
+larger one with guard, round and sticky bits. After one carry-propagating addition, the result is normalized, and
+rounded by an increment that may carry into the exponent. There is no pipeline, no register, and no second path for near
+operands.
 
 Legend: e, m exponent and mantissa bits of an operand; E, M those of the accumulator, K = M + 1; f field of an exponent.
 """
@@ -22,18 +22,18 @@ from custom_fp.formats.scalar import Format
 
 
 def significands(bits_a: int, bits_b: int) -> str:
-    """Module `unit`: r = a b, of whole numbers that are not negative."""
+    """Return module `unit`: r = a b, for unsigned integers."""
     return _module([("a", bits_a, ""), ("b", bits_b, "")], ("r", bits_a + bits_b, ""), ["assign r = a * b;"])
 
 
 def integer_multiply(bits_a: int, bits_b: int) -> str:
-    """Module `unit`: r = a b in two's complement."""
+    """Return module `unit`: r = a b in two's complement."""
     lines = [*_signed_product(bits_a, bits_b), "assign r = p;"]
     return _module([("a", bits_a, ""), ("b", bits_b, "")], ("r", bits_a + bits_b, ""), lines)
 
 
 def integer_mac(bits_a: int, bits_b: int, accumulator_bits: int) -> str:
-    """Module `unit`: r = c + a b in two's complement, modulo 2^accumulator_bits."""
+    """Return module `unit`: r = c + a b in two's complement, modulo 2^accumulator_bits."""
     inputs = [("a", bits_a, ""), ("b", bits_b, ""), ("c", accumulator_bits, "")]
     extended = f"{{{{{accumulator_bits - bits_a - bits_b}{{p[{bits_a + bits_b - 1}]}}}}, p}}"
     lines = [*_signed_product(bits_a, bits_b), f"assign r = c + {extended};"]
@@ -41,26 +41,26 @@ def integer_mac(bits_a: int, bits_b: int, accumulator_bits: int) -> str:
 
 
 def integer_add(bits: int) -> str:
-    """Module `unit`: r = c + d modulo 2^bits."""
+    """Return module `unit`: r = c + d modulo 2^bits."""
     return _module([("c", bits, ""), ("d", bits, "")], ("r", bits, ""), ["assign r = c + d;"])
 
 
 def multiply(a: Format, b: Format, accumulator: Format) -> str:
-    """Module `unit`: codes a and b of their formats -> code r of Q(a b)."""
+    """Return module `unit`: from the codes a and b to the code r of Q(a b)."""
     _refuse_others(a, b, accumulator)
     lines = [*_product("a", a, "b", b, accumulator), "assign r = q;"]
     return _module([("a", a.bits, ""), ("b", b.bits, "")], ("r", accumulator.bits, ""), lines)
 
 
 def add(accumulator: Format) -> str:
-    """Module `unit`: codes c and d -> code r of Q(c + d)."""
+    """Return module `unit`: from the codes c and d to the code r of Q(c + d)."""
     _refuse_others(accumulator)
     size = accumulator.bits
     return _module([("c", size, ""), ("d", size, "")], ("r", size, ""), _sum("c", "d", accumulator))
 
 
 def mac(a: Format, b: Format, accumulator: Format) -> str:
-    """Module `unit`: codes a, b and c -> code r of Q(c + Q(a b))."""
+    """Return module `unit`: from the codes a, b and c to the code r of Q(c + Q(a b))."""
     _refuse_others(a, b, accumulator)
     lines = [*_product("a", a, "b", b, accumulator), *_sum("c", "q", accumulator)]
     inputs = [("a", a.bits, ""), ("b", b.bits, ""), ("c", accumulator.bits, "")]
@@ -68,7 +68,7 @@ def mac(a: Format, b: Format, accumulator: Format) -> str:
 
 
 def is_exact(a: Format, b: Format, accumulator: Format) -> bool:
-    """Whether every product of finite values is a finite value of the accumulator."""
+    """Return whether every product of finite values is a finite value of the accumulator."""
     quantum = a.emin - a.mantissa_bits + b.emin - b.mantissa_bits
     fits = a.mantissa_bits + b.mantissa_bits + 2 <= accumulator.mantissa_bits + 1
     return (
@@ -80,7 +80,7 @@ def _refuse_others(*formats: object) -> None:
     for fmt in formats:
         is_binary = isinstance(fmt, Format) and fmt.exponent_bits is not None
         if not (is_binary and fmt.is_signed and fmt.has_negative_zero):
-            raise ValueError(f"{fmt}: units are of formats with a sign and a -0, such as e4m3 or e4m3fn")
+            raise ValueError(f"{fmt}: only formats with a sign and a -0 have units, such as e4m3 or e4m3fn")
 
 
 def _module(inputs: list[tuple[str, int, str]], output: tuple[str, int, str], lines: list[str]) -> str:
@@ -91,9 +91,12 @@ def _module(inputs: list[tuple[str, int, str]], output: tuple[str, int, str], li
 
 
 def _signed_product(bits_a: int, bits_b: int) -> list[str]:
-    """Wire p: a b in two's complement, by Baugh and Wooley (IEEE Transactions on Computers C-22, 1973): partial
-    products with a sign inverted, and ones. `keep`: the accumulator is not added among the partial products, each of
-    which Yosys would extend to its width."""
+    """Return the lines of wire p, a b in two's complement.
+
+    They follow Baugh and Wooley (IEEE Transactions on Computers C-22, 1973): partial products with inverted signs, and
+    ones. `keep` prevents Yosys from adding the accumulator among the partial products, each of which it would extend to
+    the accumulator's width.
+    """
     size = bits_a + bits_b
     rows = []
     for i in range(bits_b):
@@ -106,7 +109,7 @@ def _signed_product(bits_a: int, bits_b: int) -> list[str]:
 
 
 def _parts(x: str, fmt: Format) -> list[str]:
-    """Of the code x: sign, f (1 for subnormals), significand with its hidden bit, inf, nan."""
+    """Return the parts of code x: sign, f (1 for subnormals), significand with its hidden bit, inf, nan."""
     e, m = fmt.exponent_bits, fmt.mantissa_bits
     field, mantissa = f"{x}[{m + e - 1}:{m}]", f"{x}[{m - 1}:0]"
     upper = f"{x}[{m + e - 1}:{m + 1}], " if e > 1 else ""
@@ -123,10 +126,10 @@ def _parts(x: str, fmt: Format) -> list[str]:
 
 
 def _product(a: str, fa: Format, b: str, fb: Format, to: Format) -> list[str]:
-    """Wire q, the code of Q(a b)."""
+    """Return the lines of wire q, the code of Q(a b)."""
     E, M = to.exponent_bits, to.mantissa_bits
     W = fa.mantissa_bits + fb.mantissa_bits + 2
-    # field that the product's top bit would have in the accumulator, were it set: f_a + f_b + offset
+    # If the top bit of the product is set, its field in the accumulator is f_a + f_b + offset.
     offset = 1 - fa.bias - fb.bias + to.bias
     most = (1 << fa.exponent_bits) + (1 << fb.exponent_bits) + offset
     least = 2 + offset - (W - 1)
@@ -166,7 +169,7 @@ def _product(a: str, fa: Format, b: str, fb: Format, to: Format) -> list[str]:
 
 
 def _sum(c: str, d: str, fmt: Format) -> list[str]:
-    """r = the code of Q(c + d)."""
+    """Return the lines of r, the code of Q(c + d)."""
     E, M = fmt.exponent_bits, fmt.mantissa_bits
     K, size, top = M + 1, M + 5, (1 << E) - 1  # size: carry, K bits, guard, round, sticky
     S = (K + 3).bit_length()
@@ -183,7 +186,7 @@ def _sum(c: str, d: str, fmt: Format) -> list[str]:
         f"wire [{S - 1}:0] t_r = {shift};",
         *_shift_right("t_j", "t_e", K + 3, "t_r", S, jam=True),
         f"wire [{size - 1}:0] s_a = {{1'b0, s_m, 3'b0}} + ({{1'b0, t_j}} ^ {{{size}{{s_t}}}}) + s_t;",
-        # normalised: one to the right after a carry, else to the left, no further than to a subnormal
+        # Normalize: one to the right after a carry, else to the left, but not further than to a subnormal.
         f"wire [{size - 2}:0] s_b = s_a[{size - 2}:0];",
         *_leading_zeros("s_z", "s_b", size - 1),
         f"wire [{E - 1}:0] s_y = s_f - 1;",
@@ -211,27 +214,29 @@ def _sum(c: str, d: str, fmt: Format) -> list[str]:
 
 
 def _cut(x: str, size: int, to: int) -> str:
-    """The first bits of x, zeros after it, or the rest of it in one sticky bit."""
+    """Return the first bits of x, followed by zeros or by one sticky bit for the rest."""
     if size <= to:
         return f"{{{x}, {to - size}'b0}}" if to > size else x
     return f"{{{x}[{size - 1}:{size - to + 1}], |{x}[{size - to}:0]}}"
 
 
 def _increment(x: str, size: int, M: int) -> str:
-    """Whether x, of K kept bits at its top, is rounded up: to nearest even, and of one digit (M = 0) a tie away."""
+    """Return whether x, of which the top K bits remain, is rounded up: ties to even, or away if M = 0."""
     guard, rest = f"{x}[{size - 2 - M}]", f"|{x}[{size - 3 - M}:0]"
     return f"({guard} & ({rest} | {x}[{size - 1 - M}]))" if M else guard
 
 
 def _nan(fmt: Format) -> str:
-    if not fmt.has_nan:  # of one that has none infinity tells of it
+    if not fmt.has_nan:  # then infinity stands for it
         return f"{{{fmt.exponent_bits + fmt.mantissa_bits}{{1'b1}}}}"
     return f"{fmt.exponent_bits + fmt.mantissa_bits}'d{fmt.nan_code}"
 
 
 def _leading_zeros(name: str, x: str, size: int) -> list[str]:
-    """Wire `name`: how many bits of x before its first one, by halves: that the upper one is empty is a bit of the
-    count; any count where there is no one."""
+    """Return the lines of wire `name`, the number of zeros before the first one in x. Any count if x is 0.
+
+    The bits are halved again and again. Whether the upper half is 0 is a bit of the count.
+    """
     Z = (size - 1).bit_length()
     lines, bits = [f"wire [{(1 << Z) - 1}:0] {name}_{Z} = {_followed(x, (1 << Z) - size)};"], []
     for k in reversed(range(Z)):
@@ -248,7 +253,7 @@ def _followed(x: str, ones: int) -> str:
 
 
 def _shift_right(name: str, x: str, size: int, by: str, bits: int, jam: bool) -> list[str]:
-    """Wire `name`: x shifted, what falls out kept in its last bit where `jam`."""
+    """Return the lines of wire `name`, x shifted right. With `jam`, its last bit includes the bits that are cut off."""
     lines, last = [], x
     for k in range(bits):
         step, here = 1 << k, f"{name}_{k}"
@@ -266,5 +271,5 @@ def _wide(x: str, size: int, to: int) -> str:
 
 
 def _fit(x: str, size: int, to: int) -> str:
-    """As many bits as are wanted; what is cut off is known to be zero."""
+    """Return x with `to` bits. Bits that are cut off are known to be 0."""
     return _wide(x, size, to) if size <= to else f"{x}[{to - 1}:0]"

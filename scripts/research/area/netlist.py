@@ -1,6 +1,6 @@
-"""A netlist of Yosys's gates, computed for many inputs at once: 64 of them in each word of a numpy array.
+"""Evaluate a netlist of Yosys's gates for many inputs at once, 64 of them in each word of a numpy array.
 
-What is checked so is what was counted, the gates after synthesis, not the Verilog before it.
+So the checks apply to what is counted, the gates after synthesis, and not to the Verilog.
 """
 
 import json
@@ -30,7 +30,7 @@ GATES = {
 
 
 class Netlist:
-    """Of the one module of a file that `write_json` wrote; gates in an order in which each finds its inputs."""
+    """The only module of a file by `write_json`. Gates are sorted so that the inputs of each are known."""
 
     def __init__(self, file: Path):
         (module,) = json.loads(file.read_text(encoding="utf-8"))["modules"].values()
@@ -45,7 +45,7 @@ class Netlist:
                 self.last_use[bit] = place
 
     def __call__(self, **codes: np.ndarray) -> np.ndarray:
-        """Codes of each input (n,), whole numbers -> codes of the output (n,), uint64."""
+        """Return the codes of the output, shape (n,) and uint64, from the codes of each input, shape (n,)."""
         n = len(next(iter(codes.values())))
         zero = np.zeros(-(-n // 64), np.uint64)
         wires = {"0": zero, "1": ~zero, "x": zero}
@@ -83,7 +83,7 @@ def _in_order(cells: list[dict], known: list) -> list[tuple[str, list, int]]:
 
 
 def _slices(values: np.ndarray, bits: int) -> list[np.ndarray]:
-    """Bit k of all values, 64 in a word."""
+    """Return words with bit k of 64 values each, for each k."""
     found = []
     for k in range(bits):
         packed = np.packbits(((values >> k) & 1).astype(np.uint8), bitorder="little")

@@ -1,18 +1,19 @@
-"""Ratios of areas that others have published, beside those of cpdrun/costmodel/area.csv.
+"""Compare ratios of areas with published ones.
 
 Horowitz, "Computing's energy problem (and what we can do about it)", ISSCC 2014, with the areas of its units, TSMC 45
-nm, as Gholami et al., "A Survey of Quantization Methods" (arXiv 2103.13630), figure 15, give them: in square
-micrometres 8-bit multiplier 282, 8-bit adder 36, 32-bit adder 137, 16-bit floating-point multiplier 1,640 and adder
-1,360, 32-bit floating-point multiplier 7,700 and adder 4,184.
+nm, as in Gholami et al., "A Survey of Quantization Methods" (arXiv 2103.13630), figure 15. In square micrometers: 8-bit
+multiplier 282, 8-bit adder 36, 32-bit adder 137, 16-bit floating-point multiplier 1,640 and adder 1,360, 32-bit
+floating-point multiplier 7,700 and adder 4,184.
 Van Baalen et al., "FP8 versus INT8 for efficient deep learning inference" (arXiv 2303.17951), abstract and section 1:
-in dedicated hardware FP8 is 50 to 180 % less efficient in area and energy than INT8, by format and accumulator.
+in dedicated hardware, FP8 is 50 to 180 % less efficient in area and energy than INT8, depending on format and
+accumulator.
 """
 
 HOROWITZ, BAALEN = "Horowitz 2014", "van Baalen et al. 2023"
 
 
 def compared(rows: list[dict[str, str]]) -> str:
-    """A markdown table: what over what, ours, theirs, whose."""
+    """Return a Markdown table of our ratios, the published ones, and their sources."""
 
     def of(part: str, a: str, accumulator: str) -> int:
         return next(int(r[part]) for r in rows if (r["a"], r["b"], r["accumulator"]) == (a, a, accumulator))
@@ -47,9 +48,9 @@ def compared(rows: list[dict[str, str]]) -> str:
     ]
     head = ["| area of | here | published | by |", "|---|---|---|---|"]
     return "\n".join(
-        [*head, *(f"| {what} | {ours:.2f} | {_shown(theirs)} | {by} |" for what, ours, theirs, by in lines)]
+        [*head, *(f"| {what} | {ours:.2f} | {_format(theirs)} | {by} |" for what, ours, theirs, by in lines)]
     )
 
 
-def _shown(theirs: float | str) -> str:
+def _format(theirs: float | str) -> str:
     return theirs if isinstance(theirs, str) else f"{theirs:.2f}"

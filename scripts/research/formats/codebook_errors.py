@@ -1,10 +1,11 @@
-"""Mean absolute and relative error of 8-bit formats and fewer on N(0, 1) and U(0, 1), as a Markdown table.
+"""How large are the errors of formats of at most 8 bits on N(0, 1) and U(0, 1)?
 
     python scripts/research/formats/codebook_errors.py > results/reference/numerics/codebooks.md
 
-What table 1 of Dettmers (arXiv:1511.04561) compares. Floating-point formats are tried as they are, and scaled by the
-power of two and by the factor that bring the largest magnitude to their largest value: what APS does, and what a
-codebook does. Relative errors leave out values that are zero.
+It prints a Markdown table with mean absolute and relative errors, as in table 1 of Dettmers (arXiv:1511.04561).
+Floating-point formats are used without a scale, with the power of two that brings the largest magnitude near their
+largest value (as APS does), and with the factor that brings it there exactly (as a codebook does). Relative errors
+exclude values that are zero. It takes about five minutes.
 """
 
 import argparse
@@ -20,22 +21,22 @@ MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"]
 FLOATS = ["e5m2", "e4m3", "e3m4", "e2m5", "e3m2", "e2m1"]
 
 
-def as_it_is(x: Tensor, name: str) -> Tensor:
+def without_scale(x: Tensor, name: str) -> Tensor:
     return custom_fp.quantize(x, name)
 
 
-def power_of_two(x: Tensor, name: str) -> Tensor:
+def with_power_of_two(x: Tensor, name: str) -> Tensor:
     shift = custom_fp.Format.parse(name).emax - custom_fp.max_exponent(x)
     return custom_fp.scale_pow2(custom_fp.quantize(custom_fp.scale_pow2(x, shift), name), -shift)
 
 
-def to_the_largest(x: Tensor, name: str) -> Tensor:
+def with_factor(x: Tensor, name: str) -> Tensor:
     factor = custom_fp.Format.parse(name).max / x.abs().max().double()
     return (custom_fp.quantize(x.double() * factor, name).double() / factor).float()
 
 
 def errors(x: Tensor, rounded: Tensor) -> tuple[float, float]:
-    """(mean |error|, mean |error| / |x|)."""
+    """Return the mean absolute error and the mean relative error."""
     error = (rounded.double() - x.double()).abs()
     nonzero = x != 0
     return error.mean().item(), (error[nonzero] / x[nonzero].double().abs()).mean().item()
@@ -58,21 +59,23 @@ def row(label: str, name: str, scaling: str, quantize) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print("# Error of the formats\n")
     print(f"Mean over {TENSORS} tensors of {SAMPLES:,} samples each; `{COMMAND}`.\n")
     print("| format | bits a value | scale | N(0,1) absolute | relative | U(0,1) absolute | relative |")
     print("|---|---|---|---|---|---|---|")
     for name in WITH_SCALES:
         book = custom_fp.parse(name)
-        print(row(name, name, f"block of {book.block}" if book.block else "tensor", as_it_is))
+        print(row(name, name, f"block of {book.block}" if book.block else "tensor", without_scale))
     for name in MX:
-        print(row(name, name, "block of 32, 2^k", as_it_is))
+        print(row(name, name, "block of 32, 2^k", without_scale))
     for name in FLOATS:
         for label, quantize in (
-            ("none", as_it_is),
-            ("tensor, 2^k", power_of_two),
-            ("tensor", to_the_largest),
+            ("none", without_scale),
+            ("tensor, 2^k", with_power_of_two),
+            ("tensor", with_factor),
         ):
             print(row(name, name, label, quantize))
 

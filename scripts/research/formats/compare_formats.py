@@ -1,15 +1,16 @@
-"""By how many inputs other libraries round otherwise than custom_fp.
+"""For how many inputs do other libraries round differently from custom_fp?
 
     python scripts/research/formats/compare_formats.py --output results/reference/numerics/comparison.md
 
-Inputs: all 65,536 float16 values, and the float32 boundaries: every value, every middle between neighbours and what
-would follow the largest, with the float32 numbers beside them, and zeros, subnormals, infinities and NaN
-(custom_fp/vectors/inputs.py). Between those no rounding changes. torch, ml_dtypes and gfloat are asked where installed;
-QPyTorch where Python finds it (PYTHONPATH=<an unpacked qtorch 0.3.0>, which it compiles itself), CPD where --cpd names
-a copy of github.com/drcut/CPD: its cast is compiled by g++ in a temporary folder, CUDA's words defined away.
+Inputs are all 65,536 float16 values, and the float32 boundaries of each format: every value, every midpoint of
+neighbors, and the value that would follow the largest, each with the adjacent float32 numbers; and zeros, subnormals,
+infinities and NaN (custom_fp/vectors/inputs.py). Between these, no rounding changes. torch, ml_dtypes and gfloat are
+compared if they are installed, and QPyTorch if Python finds it (PYTHONPATH=<an unpacked qtorch 0.3.0>, which it
+compiles itself). With --cpd, CPD is compared too: --cpd names a copy of github.com/drcut/CPD, whose cast is compiled by
+g++ in a temporary folder, without CUDA's keywords.
 
---blocks N asks of N * 2**24 float32 numbers more, evenly spread blocks of them; 256 are all 2**32. torch and ml_dtypes
-take about 7 s of one core a block, half an hour for all. gfloat is left out of it, being far slower.
+--blocks N adds N * 2**24 float32 numbers, in evenly spaced blocks; 256 blocks are all 2**32. torch and ml_dtypes take
+about 7 s of one core for a block, and half an hour for all. gfloat is excluded from them, because it is far slower.
 """
 
 import argparse
@@ -33,7 +34,7 @@ COMMAND = "python scripts/research/formats/compare_formats.py"
 Cast = Callable[[Tensor], Tensor]
 Compared = tuple[
     str, str, Format, str, Cast
-]  # library, its name, ours, our overflow, its cast there and back
+]  # library, name of its format, our format, our overflow, its cast to the format and back
 
 TORCH = {"e5m2": "float8_e5m2", "e4m3fn": "float8_e4m3fn", "e5m2fnuz": "float8_e5m2fnuz"}
 TORCH |= {"e4m3fnuz": "float8_e4m3fnuz", "fp16": "float16", "bf16": "bfloat16"}
@@ -43,7 +44,14 @@ ML_DTYPES |= {"e4m3b11fnuz": "float8_e4m3b11fnuz", "e3m2fn": "float6_e3m2fn", "e
 ML_DTYPES |= {"e2m1fn": "float4_e2m1fn", "bf16": "bfloat16"}
 GFLOAT = {"e5m2": "ocp_e5m2", "e4m3fn": "ocp_e4m3", "e3m2fn": "ocp_e3m2", "e2m3fn": "ocp_e2m3"}
 GFLOAT |= {"e2m1fn": "ocp_e2m1", "fp16": "binary16", "bf16": "bfloat16"}
-FIELDS = ("e5m2", "e4m3", "e3m4", "e3m0", "fp16", "bf16")  # of libraries that take exponent and mantissa bits
+FIELDS = (
+    "e5m2",
+    "e4m3",
+    "e3m4",
+    "e3m0",
+    "fp16",
+    "bf16",
+)  # for libraries that take numbers of exponent and mantissa bits
 
 
 def compared(cpd: Path | None, folder: Path) -> Iterator[Compared]:
@@ -78,7 +86,7 @@ def _of_ml_dtypes() -> Iterator[Compared]:
 
 
 def _of_gfloat() -> Iterator[Compared]:
-    """Formats without infinity and NaN it rounds only where asked to saturate; and so are we, there."""
+    """Yield gfloat's formats. It rounds to formats without infinity and NaN only with saturation, and so do we."""
     try:
         import gfloat
         from gfloat import formats
@@ -113,7 +121,7 @@ def _of_qtorch() -> Iterator[Compared]:
 
 
 def _compiled(cpd: Path, folder: Path) -> Callable[[Format], Cast]:
-    """CPD's `cast_precision`, value by value."""
+    """Compile CPD's `cast_precision`, and return a function that casts to a format value by value."""
     source = (cpd / "CPDtorch/quant/quant_cuda/float_kernel.cu").read_text()
     begin = source.index("__device__ float cast_precision")
     theirs = source[begin : source.index("\n}", begin) + 2]
@@ -155,7 +163,7 @@ def boundaries(fmt: Format) -> Tensor:
 
 
 def counted(blocks: int, fmt: Format, overflow: str, cast: Cast) -> int:
-    """How many differ of so many evenly spread blocks of 2**24 float32 numbers; 256 are all."""
+    """Return how many results differ in evenly spaced blocks of 2**24 float32 numbers; 256 blocks are all."""
     wrong = 0
     for block in range(blocks):
         first = (block * 256 // blocks << 24) - (1 << 31)
@@ -166,33 +174,33 @@ def counted(blocks: int, fmt: Format, overflow: str, cast: Cast) -> int:
 
 
 def differing(x: Tensor, fmt: Format, overflow: str, cast: Cast) -> tuple[Tensor, Tensor, Tensor]:
-    """Where results differ, ours, theirs; any NaN is as good as another."""
+    """Return where results differ, our results, and theirs. All NaN are equal."""
     ours, theirs = custom_fp.quantize(x, fmt, overflow=overflow), cast(x)
     same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
     return ~same, ours, theirs
 
 
 def where(x: Tensor, wrong: Tensor, ours: Tensor, theirs: Tensor, fmt: Format) -> str:
-    """Of what kind the differing inputs are, how many of each, and the first."""
+    """Describe the inputs with different results: how many of each kind, and the first of them."""
     magnitude, kinds = x.abs(), {}
     kinds["NaN"] = x.isnan()
     kinds["infinity"] = x.isinf()
     kinds["past the largest"] = magnitude > fmt.max
-    kinds["zero"] = ours.isnan().logical_not() & (ours == theirs)  # signs alone differ
+    kinds["zero"] = ours.isnan().logical_not() & (ours == theirs)  # only signs differ
     kinds["below the smallest normal"] = magnitude < (fmt.smallest_normal or math.inf)
     kinds["normal"] = torch.ones_like(wrong)
-    said, left = [], wrong.clone()
+    descriptions, left = [], wrong.clone()
     for kind, is_it in kinds.items():
         those = left & is_it
         if n := int(those.sum()):
             i = int(those.nonzero()[0])
-            said.append(
+            descriptions.append(
                 f"{n} {kind}: {_number(x[i])} gives {_number(theirs[i])}, here {_number(ours[i])}".replace(
-                    "zero:", "in the sign of zero alone:"
+                    "zero:", "only in the sign of zero:"
                 )
             )
         left &= ~those
-    return "; ".join(said)
+    return "; ".join(descriptions)
 
 
 def _number(value: Tensor) -> str:
@@ -200,7 +208,9 @@ def _number(value: Tensor) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cpd", type=Path, help="a copy of github.com/drcut/CPD")
     parser.add_argument(
         "--blocks",
@@ -220,11 +230,11 @@ def main() -> None:
 
 def table(cpd: Path | None, folder: Path, blocks: int = 0) -> Iterator[str]:
     head = [
-        "# Where others round otherwise",
+        "# Where other libraries round differently",
         "",
         f"`{COMMAND}{' --cpd CPD' if cpd else ''}{f' --blocks {blocks}' if blocks else ''}`",
         "",
-        "To nearest even; how many inputs differ, a NaN being as good as another, and the first of each kind.",
+        "Rounding to nearest even: how many results differ (all NaN are equal), and the first of each kind.",
         f"custom_fp's backend: {custom_fp.backend()}. {_versions()}",
         "",
         "| library | its format | here | of 65,536 float16 | of float32 boundaries | where |",
@@ -257,7 +267,7 @@ def _versions() -> str:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"no {package}")
-    return ", ".join(found) + "; QPyTorch 0.3.0, CPD at ddd9a67 where they are asked."
+    return ", ".join(found) + "; QPyTorch 0.3.0, CPD at ddd9a67 if they are compared."
 
 
 if __name__ == "__main__":

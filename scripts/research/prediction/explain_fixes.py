@@ -38,24 +38,26 @@ REFERENCE = Path("results/reference/explain")
 IN_FRONT = "a rule in front: "
 TOLERANCE, LEAST = 0.005, 0.2
 BASELINE, WORSE = "fp32", "worse"
-CPDRUN = (sys.executable, "-m", "cpdrun.cli")  # of the same code
+CPDRUN = (sys.executable, "-m", "cpdrun.cli")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked = yaml.safe_load(DATA.read_text(encoding="utf-8"))
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(asked)}")
-    parser.add_argument("--results", type=Path, help="where runs land")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    experiments = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"an experiment: {', '.join(experiments)}")
+    parser.add_argument("--results", type=Path, help="folder of the runs")
     given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in asked]:
-        parser.error(f"no experiment {unknown[0]!r}; there are: {', '.join(asked)}")
+    if unknown := [name for name in given.names if name not in experiments]:
+        parser.error(f"no experiment {unknown[0]!r}; there are: {', '.join(experiments)}")
     started = time.monotonic()
     commit = (git_commit() or "unknown") if given.names else clean_commit()
     results = given.results or Path(f"results/explain_fixes-{commit[:10]}")
-    parts = [part(name, asked[name], results) for name in given.names or asked]
+    parts = [part(name, experiments[name], results) for name in given.names or experiments]
     lines = [
-        "What `cpdrun report` says about a run: every fix that it proposes, the figure that it rests on, and what",
-        "training with it gave (`scripts/research/prediction/explain_fixes.py`). `explained again` is the basis of the",
+        "What `cpdrun report` says about a run: every fix it proposes, the figure behind it, and the accuracy after",
+        "training with it (`scripts/research/prediction/explain_fixes.py`). `explained again` is the basis of the",
         "same fix once its run has ended. One seed of 360 test samples, of which 3.6 make a point.",
         *(line for lines in parts for line in ("", *lines)),
     ]
@@ -67,26 +69,25 @@ def main() -> int:
     return 0
 
 
-def part(name: str, asked: Mapping[str, Any], results: Path) -> list[str]:
+def part(name: str, settings: Mapping[str, Any], results: Path) -> list[str]:
     """Return the lines about one experiment."""
-    values = asked["worse"]
+    values = settings["worse"]
     cases = {
-        BASELINE: {**asked.get("both", {}), "format": "fp32", "aps": False},
-        WORSE: {**asked.get("both", {}), **values},
+        BASELINE: {**settings.get("both", {}), "format": "fp32", "aps": False},
+        WORSE: {**settings.get("both", {}), **values},
     }
-    runs = trained(name, asked["experiment"], cases, results)
-    told = (
-        results / f"{name}.json"
-    )  # written before any fix is trained, so that the command typed again proposes the same
-    if not told.is_file():
-        write_json(told, explained(runs[WORSE]))
-    before = json.loads(told.read_text(encoding="utf-8"))
+    runs = trained(name, settings["experiment"], cases, results)
+    # Written before any fix is trained, so that a repeated command proposes the same fixes.
+    explanation = results / f"{name}.json"
+    if not explanation.is_file():
+        write_json(explanation, explained(runs[WORSE]))
+    before = json.loads(explanation.read_text(encoding="utf-8"))
     fixes = {}
     for i, fix in enumerate(before["fixes"]):
         if fix["basis"] != "measured":
             fixes[f"fix {i + 1}"] = fix
-    changes = {case: cases[WORSE] | of_words(fix["words"], runs[WORSE]) for case, fix in fixes.items()}
-    runs = trained(name, asked["experiment"], cases | changes, results)
+    changes = {case: cases[WORSE] | read_overrides(fix["words"], runs[WORSE]) for case, fix in fixes.items()}
+    runs = trained(name, settings["experiment"], cases | changes, results)
     values = {case: accuracy(run) for case, run in runs.items()}
     after = {tuple(fix["words"]): fix["basis"] for fix in explained(runs[WORSE])["fixes"]}
     lines = [f"**{name}**: {before['sentences'][0]}", ""]
@@ -135,12 +136,12 @@ def trained(
 
 
 def explained(run: Path) -> dict[str, Any]:
-    told = subprocess.run([*CPDRUN, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
-    return json.loads(told.stdout)
+    done = subprocess.run([*CPDRUN, "report", str(run), "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
 
 
-def of_words(words: Sequence[str], run: Path) -> dict[str, Any]:
-    """Return typed words as the values of a case. A rule goes in front of those that the run has."""
+def read_overrides(words: Sequence[str], run: Path) -> dict[str, Any]:
+    """Return overrides as the values of a case. A rule is placed before the rules of the run."""
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     found = {}
     for word in words:

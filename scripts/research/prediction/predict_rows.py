@@ -1,11 +1,12 @@
-"""Make the data that the model of `cpdrun predict` is fitted on: a row for each candidate of a recorded sweep.
+"""Make the data that the model of `cpdrun predict` is fitted to: one row for each candidate of a recorded sweep.
 
-A row joins the mean gap to the baseline that the candidate's runs recorded (results/reference/NAME/values.csv, or a
-grid of 30 seeds; positive is better) with its damage, from one observed run of the baseline. The metric and the margin
-(`tolerance`) are those of the experiment's own search. Damage comes from effects alone, never from how training ended.
+A row combines two things. One is the mean gap to the baseline, from the candidate's recorded runs
+(results/reference/NAME/values.csv, or a grid of 30 seeds); positive is better. The other is the damage of the
+candidate, which is computed from one observed run of the baseline and never from how training ended. The metric and the
+margin (`tolerance`) are those of the experiment's own search.
 
-`fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the chance that the true mean gap does, because
-two or three seeds may leave that open (`cpdrun.whatif.forecast.failure_chance`).
+`fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the probability that the true mean gap does,
+because two or three seeds may leave that open (`cpdrun.whatif.forecast.failure_chance`). fit_predict.py is the command.
 """
 
 import csv
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cpdrun.config.keys import get_key, has_key
+from cpdrun.config.overrides import get_key, has_key
 from cpdrun.launch import Display, Job, LaunchOptions, Session
 from cpdrun.search.initial_width import subject_ladder
 from cpdrun.search.question import Question, ask
@@ -36,7 +37,7 @@ from cpdrun.whatif.forecast import Subject, failure_chance
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
-TRAINED = "predict-observed"  # the folder under results/ where the observed baselines land
+TRAINED = "predict-observed"  # the folder in results/ of the observed baselines
 GRID = "format=fp32,e5m2,e4m3,e3m4,e5m1,e3m3,e3m2,e2m3,e4m1,e3m1,e2m1,e4m0,e3m0,e2m0"
 OF_GRID = ["exp=digits_bits", GRID, "aps=true", "emulation=chunked"]
 CLASSES_OF_GRID = 10.0
@@ -44,8 +45,14 @@ CLASSES_OF_GRID = 10.0
 
 @dataclass(frozen=True)
 class Recorded:
-    """`values`: what was measured; `words`: what was typed for it; `family`: of one model and data set; `steps`: so
-    short a run of the baseline is observed; None: the whole of it."""
+    """A recorded experiment.
+
+    Attributes:
+        values: The file of its results, in results/reference.
+        words: Its arguments on the command line.
+        family: A name that experiments with the same model and data share.
+        steps: The length of the observed run of the baseline; the whole run if None.
+    """
 
     values: str
     words: tuple[str, ...]
@@ -92,7 +99,7 @@ RECORDED = {
 
 
 def observe(names: Sequence[str]) -> None:
-    """Rows of these experiments in place of those that data.csv has of them."""
+    """Replace the rows of these experiments in data.csv, after training their observed baselines."""
     rows = read_rows(DATA) if DATA.exists() else []
     for name in names:
         print(f"== {name}", flush=True)
@@ -104,14 +111,13 @@ def observe(names: Sequence[str]) -> None:
 
 
 def judge(names: Sequence[str]) -> None:
-    """The rows of these experiments with gaps, tolerance and chance made anew of what is recorded; nothing is trained,
-    and what their effects say stays."""
+    """Compute gaps, margin and chance of these experiments again from the recorded results, without any training."""
     rows = read_rows(DATA)
     for name in names:
         judged = judged_of(_question(RECORDED[name]), RECORDED[name])
         here = [row for row in rows if row["experiment"] == name]
         if {row["candidate"] for row in here} != set(judged):
-            sys.exit(f"error: {DATA} and the records of {name} differ in candidates: observe it")
+            sys.exit(f"error: {DATA} and the results of {name} have different candidates. Run observe {name}")
         for row in here:
             row.update(judged[row["candidate"]])
     write_rows(DATA, rows)
@@ -138,7 +144,7 @@ def rows_of(name: str, recorded: Recorded) -> Iterator[dict[str, Any]]:
 
 
 def judged_of(question: Question, recorded: Recorded) -> dict[str, dict[str, Any]]:
-    """By label: what its runs say of each candidate, and how strict the tolerance is."""
+    """Return the columns of data.csv that follow from the recorded results, by label of the candidate."""
     metric = Results(question).metric
     gaps, tolerance, classes = _gaps(question, recorded, metric)
     strict = strictness(metric, tolerance, classes)
@@ -164,7 +170,7 @@ def judged_of(question: Question, recorded: Recorded) -> dict[str, dict[str, Any
 
 
 def _question(recorded: Recorded) -> Question:
-    """Raises ValueError where the words name a metric and the tolerance is the experiment's, in another one's unit."""
+    """Return the question of a search. Raise ValueError if its margin belongs to another metric than the typed one."""
     question = ask([*recorded.words, f"name={TRAINED}"])
     typed = {word.split("=")[0] for word in recorded.words}
     if (
@@ -173,7 +179,7 @@ def _question(recorded: Recorded) -> Question:
         and question.settings.tolerance is not None
     ):
         raise ValueError(
-            f"{recorded.words}: the experiment's tolerance is of its own metric; type one of this"
+            f"{recorded.words}: the tolerance of the experiment is for its own metric. Add search.tolerance="
         )
     return question
 
@@ -205,7 +211,10 @@ def _effects(question: Question, steps: int | None) -> dict[str, dict[str, Any]]
 def _gaps(
     question: Question, recorded: Recorded, metric: Metric
 ) -> tuple[dict[str, list[float]], float, float]:
-    """By candidate, in shown units, positive is better; the tolerance in the same; the classes of the task."""
+    """Return the gaps of each candidate, the margin, and the number of classes.
+
+    Gaps and margin are in the units of reports. A positive gap is better.
+    """
     table = REFERENCE / recorded.values
     values, classes = (_grid if recorded.values.startswith("search/") else _runs)(
         table, question, metric.name
@@ -213,7 +222,7 @@ def _gaps(
     asked = question.settings.tolerance
     asked = DEFAULT_POINTS if asked is None and metric.is_fraction else asked
     if not isinstance(asked, int | float):
-        raise ValueError(f"{recorded.words}: type search.tolerance=, in the metric's unit")
+        raise ValueError(f"{recorded.words}: add search.tolerance=, in the unit of the metric")
     tolerance = float(asked)
     found = {}
     for candidate in (c for ladder in question.ladders for width in ladder.widths for c in width):
@@ -227,7 +236,7 @@ def _gaps(
 
 
 def _runs(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[int, float]], float]:
-    """values.csv: by cell and seed."""
+    """Return the values of a values.csv by cell and seed, and the number of classes."""
     found: dict[str, dict[int, float]] = {}
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -244,7 +253,7 @@ def _runs(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[
 
 
 def _typed(question: Question, name: str, keys: Sequence[str]) -> dict[str, str]:
-    """Its values as values.csv has them."""
+    """Return the values of these keys for a cell, as values.csv writes them."""
     run = question.cells[name][0]
     words = dict(word.split("=", 1) for word in run.overrides if "=" in word)
     point = {}

@@ -50,7 +50,7 @@ FIRST_SEED = 0  # of the run of the baseline that a prediction is read from
 
 @dataclass(frozen=True)
 class Grid:
-    """`values`: by cell the metric at seeds 0, 1, 2 ..., NaN for a diverged run."""
+    """Recorded values. `values` has the metric of each cell at seeds 0, 1, 2, ...; NaN for a diverged run."""
 
     ladders: list[Ladder]
     values: dict[str, list[float]]
@@ -65,7 +65,7 @@ class Grid:
 
 
 def record(words: Sequence[str]) -> Grid:
-    """The values of a recorded experiment. Cells go by what they are called, baselines by `baseline of LADDER`."""
+    """Read the values of a finished sweep. Cells are named by their labels, and baselines `baseline NAME`."""
     results = Results(ask(words))
     values: dict[str, list[float]] = {}
     ladders = []
@@ -114,7 +114,7 @@ def read(path: Path) -> Grid:
 
 
 def with_predictions(grid: Grid, experiment: str) -> Grid:
-    """The candidates of each width by what was predicted of them."""
+    """Sort the candidates of each width by their predicted chance of failing, and store the chance in them."""
     with PREDICTED.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["experiment"] == experiment]
     score = {row["candidate"]: float(row["score"]) for row in rows}
@@ -130,7 +130,7 @@ def with_predictions(grid: Grid, experiment: str) -> Grid:
 
 
 def with_start(grid: Grid, start: str) -> Grid:
-    """`start`: `widest`, `predicted`, or the bits of a width; a ladder without such a width starts at its widest."""
+    """Set the start of ladders: `widest`, `predicted`, or the bits of a width (if a ladder has it, else the widest)."""
 
     def begun(ladder: Ladder) -> Ladder:
         bits = [f"{width[0].bits:g}" for width in ladder.widths]
@@ -142,21 +142,25 @@ def with_start(grid: Grid, start: str) -> Grid:
 
 
 def with_broken(grid: Grid, bits: float) -> Grid:
-    """The grid with the values of its worst cell for all candidates of fewer bits."""
+    """Give all candidates with fewer bits the values of the worst cell."""
     worst = min((values for name, values in grid.values.items()), key=fmean)
     narrow = [c.name for ladder in grid.ladders for width in ladder.widths for c in width if c.bits < bits]
     return replace(grid, values=grid.values | dict.fromkeys(narrow, worst))
 
 
 def starts() -> list[str]:
-    """How many widths the start, as it would have been predicted, is too wide (-) or too narrow (+) for the narrowest
-    width that the recorded means call within tolerance; ladders by experiment and all that is beside the format."""
+    """Return a table of how far predicted starts are from recorded answers.
+
+    A difference is the number of widths by which the start is too wide (-) or too narrow (+), compared with the
+    narrowest width whose recorded mean is within the margin. Ladders differ in the experiment and in all settings but
+    the format.
+    """
     ladders: dict[tuple[str, str], dict[float, list[tuple[Candidate, bool]]]] = {}
     with PREDICTED.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             value, _, label = row["candidate"].partition(" ")
             bits = formats.bits(value)
-            if bits is None:  # of a recipe without a name that says what it rounds to
+            if bits is None:  # a recipe whose name does not say what it rounds to
                 continue
             candidate = Candidate(row["candidate"], "", row["candidate"], bits, float(row["predicted"]))
             width = ladders.setdefault((row["experiment"], label), {}).setdefault(bits, [])
@@ -169,14 +173,14 @@ def starts() -> list[str]:
         if len(rows) > 1 and enough:
             off = predicted_width(ladder) - max(enough)
             found.setdefault(off, []).append(experiment)
-    lines = ["| start less answer, widths | ladders | experiments |", "|--:|--:|---|"]
+    lines = ["| start minus answer, widths | ladders | experiments |", "|--:|--:|---|"]
     for off, of in sorted(found.items()):
         lines.append(f"| {off:+d} | {len(of)} | {', '.join(dict.fromkeys(of))} |")
     return lines
 
 
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
-    """The bits that each ladder needs, by the means over all seeds; None where its widest is not enough."""
+    """Return the bits that each ladder needs by the means over all seeds, or None if its widest is not enough."""
 
     def is_within(candidate: Candidate) -> bool:
         ours, baseline = (dict(enumerate(grid.values[n])) for n in (candidate.name, candidate.baseline))
@@ -195,7 +199,7 @@ def whole(grid: Grid, rules: Rules) -> list[float | None]:
 
 
 def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int]:
-    """One search, seeds in an order of its own: the bits certified for each ladder, and the runs it took."""
+    """Run a search with its own order of seeds. Return the bits certified for each ladder, and the number of runs."""
     rng, ended, flying, runs, ledger = random.Random(seed), EndedRuns(), [], 0, Ledger()
     order = rng.sample(range(grid.seeds), grid.seeds)
     while True:
@@ -217,7 +221,7 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
 
 
 def known(ladders: Sequence[Ladder], ended: EndedRuns) -> list[Ladder]:
-    """As a search sees them: where one starts is not known before the run of the baseline that says so has ended."""
+    """Return the ladders as a search knows them. The start is unknown until its run of the baseline has ended."""
     return [
         ladder
         if ladder.aside is None or ended.has((ladder.baseline, ladder.aside))
@@ -250,25 +254,33 @@ def table(grid: Grid, rules: Rules, searches: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, dest="command")
-    recording = commands.add_parser("record", help="the values of a recorded experiment, as csv")
+    recording = commands.add_parser("record", help="print the values of a finished sweep as CSV")
     recording.add_argument("words", nargs="+", metavar="key=value")
-    replaying = commands.add_parser("replay", help="search it again and again")
+    replaying = commands.add_parser("replay", help="search a grid again and again")
     replaying.add_argument("file", type=Path)
-    replaying.add_argument("--tolerance", type=float, required=True, help="points of a fraction, or units")
+    replaying.add_argument(
+        "--tolerance", type=float, required=True, help="the margin, in points or in the unit of the metric"
+    )
     replaying.add_argument("--metric", default="test_accuracy")
-    replaying.add_argument("--samples", type=int, default=0, help="of the test set, for an accuracy")
-    replaying.add_argument("--worst", type=float, default=0.0, help="what a diverged run is worth")
+    replaying.add_argument("--samples", type=int, default=0, help="size of the test set, for an accuracy")
+    replaying.add_argument(
+        "--worst", type=float, default=0.0, help="the value of a diverged run (default: 0)"
+    )
     replaying.add_argument("--searches", type=int, default=200)
     replaying.add_argument(
-        "--predicted", metavar="NAME", help="of predicted.csv: start from what it predicts"
+        "--predicted", metavar="NAME", help="use the predictions of predicted.csv for this experiment"
     )
     replaying.add_argument(
         "--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or the bits of a width"
     )
-    replaying.add_argument("--broken-below", type=float, metavar="BITS", help="narrower formats do not train")
-    commands.add_parser("starts", help="how far predicted starts are from the recorded answers")
+    replaying.add_argument(
+        "--broken-below", type=float, metavar="BITS", help="make all narrower formats as bad as the worst"
+    )
+    commands.add_parser("starts", help="compare predicted starts with the recorded answers")
     arguments = parser.parse_args()
     if arguments.command == "starts":
         print("\n".join(starts()))

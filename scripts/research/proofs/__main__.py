@@ -41,7 +41,7 @@ extern "C" __global__ void quantize_{name}(u32 spec, u32 overflow, u32 x, u32 ra
     out[0] = to_bits(settle(round<{template}>(from_bits(x), r, random), r));
 }}"""
 OF_CODES = """
-extern "C" __global__ void shape(u32 random, u32 mask, u32* out) { out[0] = shaped(random, mask); }
+extern "C" __global__ void shape(u32 random, u32 mask, u32* out) { out[0] = rounding_bits(random, mask); }
 extern "C" __global__ void codes(u32 spec, u32 code, u32* out) {
     const Coder c = make_coder(unpack_spec(spec));
     const float value = decode(code, c);
@@ -58,7 +58,7 @@ extern "C" __global__ void together(u32 spec, u32 x, u32* out) {
 
 
 def ptx(header: str) -> str:
-    """What NVRTC makes of custom_fp.h and the kernels above. Raises ImportError without CuPy."""
+    """Compile custom_fp.h and the kernels above with NVRTC. Raise ImportError without CuPy."""
     import torch  # noqa: F401  its wheels bring the NVRTC that CuPy looks for
     from cupy.cuda import nvrtc
 
@@ -73,27 +73,26 @@ def ptx(header: str) -> str:
     return found.decode() if isinstance(found, bytes) else found
 
 
-# ---- what is proved
+# ---- claims
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`fails` holds of what would refute it; `asked`: what else is unknown, by name."""
+    """A claim to prove. `fails` is true for a counterexample, and `unknowns` are its further unknowns by name."""
 
     fails: Truth
     facts: list[Truth]
-    asked: dict[str, Word]
+    unknowns: dict[str, Word]
 
 
 def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str = "") -> Claim:
-    """quantize is the definition: of formats that the template serves (template_of in custom_fp.h), at every
-    overflow."""
+    """Claim that quantize equals its definition, for the formats of a template (template_of in custom_fp.h)."""
     x, overflow, random = Word.unknown(32, "x"), Word.unknown(32, "overflow"), Word.unknown(32, "random")
     arguments = [word.term for word in (fmt.spec, overflow, x, random, Word.number(64, 0))]
     got = Word(kernels.stored(f"quantize_{rounding}{template}", arguments)[0])
     served = [overflow >= INFINITY, overflow <= PROPAGATE]
     if rounding == "stochastic":
-        served.append(random.differs(-1))  # which `shaped` does not make
+        served.append(random.differs(-1))  # which `rounding_bits` never returns
     if not template and rounding != "stochastic":
         served.append(fmt.is_plain)
     if not template and rounding == "nearest_even":
@@ -107,14 +106,16 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
 
 
 def shapes(kernels: Kernels, fmt: AnyFormat, form: str) -> Claim:
-    """What `shaped` makes of 32 random bits of which the first N count carries, by carries, where Form says: at
-    every distance of 60 binary digits. With `stochastic`, which is of any 32 bits but ones alone, that is the form's
-    rounding."""
+    """Claim that `rounding_bits` turns N random bits into bits that carry where the definition of the form says.
+
+    It holds for every distance of 60 binary digits. Together with the claim about `stochastic`, which is about all 32
+    bits except ones only, it proves the rounding of the form.
+    """
     random, n = Word.unknown(32, "random"), Word.unknown(32, "N")
     rest, places = Word.unknown(96, "rest"), Word.number(96, 60)  # the distance: rest / 2**60
     unit = Word.number(96, 1 << 60)
-    told = {"": 0b000, "fast": 0b001, "even": 0b011, "odd": 0b111}[form]
-    mask = (Word.number(32, -1) << (Word.number(32, 32) - n)) | told
+    low_bits = {"": 0b000, "fast": 0b001, "even": 0b011, "odd": 0b111}[form]
+    mask = (Word.number(32, -1) << (Word.number(32, 32) - n)) | low_bits
     word = Word(kernels.stored("shape", [random.term, mask.term, Word.number(64, 0).term])[0])
     steps = rest << n.widened(96)
     whole, twice = steps >> places, (steps & (unit - 1)) << 1
@@ -127,12 +128,12 @@ def shapes(kernels: Kernels, fmt: AnyFormat, form: str) -> Claim:
     reached = where(up, whole + 1, whole) + (random >> (Word.number(32, 32) - n)).widened(96)
     got, wanted = carries(rest, places, word), reached >= Word.number(96, 1) << n.widened(96)
     facts = [n >= 1, n <= (29 if form else 31), rest >= 0, rest < unit]
-    asked = {"random": random, "N": n, "rest": rest, "shaped": word}
-    return Claim(any_of(TERMS.mk_term(Kind.XOR, [got, wanted]), word.equals(-1)), facts, asked)
+    unknowns = {"random": random, "N": n, "rest": rest, "shaped": word}
+    return Claim(any_of(TERMS.mk_term(Kind.XOR, [got, wanted]), word.equals(-1)), facts, unknowns)
 
 
 def decodes(kernels: Kernels, fmt: AnyFormat) -> Claim:
-    """decode gives each code's value."""
+    """Claim that decode returns the value of each code."""
     code = Word.unknown(32, "code")
     got = Word(kernels.stored("codes", [fmt.spec.term, code.term, Word.number(64, 0).term])[0])
     wanted = fmt.value_of(code)
@@ -140,7 +141,7 @@ def decodes(kernels: Kernels, fmt: AnyFormat) -> Claim:
 
 
 def encodes(kernels: Kernels, fmt: AnyFormat) -> Claim:
-    """encode of a code's value gives that code, of NaN the one code that NaN is written as."""
+    """Claim that encode returns the code of each value, and for all NaN the same code."""
     code = Word.unknown(32, "code")
     stored = kernels.stored("codes", [fmt.spec.term, code.term, Word.number(64, 0).term])
     bits = where(fmt.is_unsigned, fmt.width, fmt.width + 1)
@@ -150,30 +151,30 @@ def encodes(kernels: Kernels, fmt: AnyFormat) -> Claim:
     return Claim(got.differs(wanted), [], {"code": code, "got": got, "wanted": wanted})
 
 
-def goes_together(kernels: Kernels, fmt: AnyFormat) -> Claim:
-    """round_and_encode, in one go, is encode of round, for formats with a sign and a -0."""
+def rounds_and_encodes(kernels: Kernels, fmt: AnyFormat) -> Claim:
+    """Claim that round_and_encode equals rounding and then encoding, for formats with a sign and a -0."""
     x = Word.unknown(32, "x")
     stored = kernels.stored("together", [fmt.spec.term, x.term, Word.number(64, 0).term])
     got, wanted = Word(stored[0]), Word(stored[4])
     return Claim(got.differs(wanted), [fmt.is_plain], {"x": x, "got": got, "wanted": wanted})
 
 
-def _of_a_mode(rounding: str, template: str) -> Callable[[Kernels, AnyFormat], Claim]:
+def _quantizes(rounding: str, template: str) -> Callable[[Kernels, AnyFormat], Claim]:
     return lambda kernels, fmt: quantizes(kernels, fmt, rounding, template=template)
 
 
-def _of_a_form(form: str) -> Callable[[Kernels, AnyFormat], Claim]:
+def _shapes(form: str) -> Callable[[Kernels, AnyFormat], Claim]:
     return lambda kernels, fmt: shapes(kernels, fmt, form)
 
 
-OWN = ROUNDINGS[:3]  # with templates of their own
+WITH_TEMPLATE = ROUNDINGS[:3]  # these have their own templates
 PROPERTIES: dict[str, Callable[[Kernels, AnyFormat], Claim]] = {
-    **{rounding: _of_a_mode(rounding, "") for rounding in OWN},
-    **{f"{r}_otherwise": _of_a_mode(r, "_otherwise") for r in ROUNDINGS if r != "stochastic"},
-    **{f"stochastic_{form}{'_' * (form != '')}N": _of_a_form(form) for form in ("", "fast", "even", "odd")},
+    **{rounding: _quantizes(rounding, "") for rounding in WITH_TEMPLATE},
+    **{f"{r}_otherwise": _quantizes(r, "_otherwise") for r in ROUNDINGS if r != "stochastic"},
+    **{f"stochastic_{form}{'_' * (form != '')}N": _shapes(form) for form in ("", "fast", "even", "odd")},
     "decode": decodes,
     "encode": encodes,
-    "round_and_encode": goes_together,
+    "round_and_encode": rounds_and_encodes,
 }
 
 
@@ -183,7 +184,7 @@ def counterexample(
     exponent_bits: tuple[int, int],
     mantissa_bits: tuple[int, int],
 ) -> dict[str, int] | None:
-    """The fields of a format and an input of which the property of a PTX text does not hold; None: there are none."""
+    """Return a format and an input for which a property of a PTX text does not hold, or None if there is none."""
     kernels, fmt = Kernels(text, TERMS), AnyFormat(exponent_bits, mantissa_bits)
     made = claim(kernels, fmt)
     options = Options()
@@ -196,7 +197,7 @@ def counterexample(
         return None
     if answer is not Result.SAT:
         raise RuntimeError(f"the solver says {answer}")
-    found = {**fmt.unknown, **made.asked}
+    found = {**fmt.unknown, **made.unknowns}
     return {name: int(solver.get_value(word.term).value(2), 2) for name, word in found.items()}
 
 
@@ -208,8 +209,12 @@ def _bounds(text: str) -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("properties", nargs="*", choices=[*PROPERTIES, []], help="default: all")
-    parser.add_argument("--exponent", type=_bounds, default=(1, 8), help="bits, as 2..5 (1..8)")
-    parser.add_argument("--mantissa", type=_bounds, default=(0, 23), help="bits, as 0..10 (0..23)")
+    parser.add_argument(
+        "--exponent", type=_bounds, default=(1, 8), help="exponent bits, like 2..5 (default: 1..8)"
+    )
+    parser.add_argument(
+        "--mantissa", type=_bounds, default=(0, 23), help="mantissa bits, like 0..10 (default: 0..23)"
+    )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
 

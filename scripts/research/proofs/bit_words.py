@@ -1,7 +1,7 @@
-"""Words of bits of an SMT solver, with Python's operators.
+"""Provide words of bits of an SMT solver, with Python's operators.
 
-Arithmetic is modulo 2**width, shifts by the width or more give 0, comparisons are of two's complement. A whole number
-beside a word is one of its width.
+Arithmetic is modulo 2**width, shifts by the width or more give 0, and comparisons are those of two's complement. A
+Python integer is converted to a word of the same width.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Word:
         return Word(TERMS.mk_term(Kind.BV_EXTRACT, [self.term], [width - 1, 0]))
 
     def highest_one(self) -> Word:
-        """The index of its highest bit that is set; 0 of zero."""
+        """Return the index of the highest set bit, or 0 for zero."""
         rest, found, step = self, self.like(0), self.width // 2
         while step:
             upper = rest >> step
@@ -91,7 +91,7 @@ class Word:
 
 
 def where(condition: Truth, yes: Word | int, no: Word | int) -> Word:
-    """32 bits, where neither says how many."""
+    """Return `yes` or `no`. Two Python integers become words of 32 bits."""
     wide = next((each for each in (yes, no) if isinstance(each, Word)), Word.number(32, 0))
     return Word(TERMS.mk_term(Kind.ITE, [condition, wide.like(yes).term, wide.like(no).term]))
 

@@ -1,7 +1,7 @@
-"""The definition of rounding to a format in whole numbers, as terms of an SMT solver, for the proofs.
+"""Define rounding to a format in integers, as terms of an SMT solver, for the proofs.
 
-x = sig * 2**p is divided by the quantum of its binade, shifted out bit by bit: what reference.py says in float64. It
-shares no line with that, nor with the header.
+x = sig * 2**p is divided by the quantum of its binade and shifted out bit by bit. reference.py says the same in
+float64. This module shares no code with it, nor with the header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INF, NAN = 0x7F800000, 0x7FC00000  # of float32
 
 
 class AnyFormat:
-    """All formats at once: formats/scalar.py in unknowns, between bounds of the exponent's and the mantissa's bits."""
+    """All formats at once: formats/scalar.py with unknowns, within bounds on exponent and mantissa bits."""
 
     def __init__(self, exponent_bits: tuple[int, int], mantissa_bits: tuple[int, int]) -> None:
         names = ("exponent_bits", "mantissa_bits", "emin", "has_inf", "has_nan", "is_fnuz", "is_unsigned")
@@ -47,7 +47,7 @@ class AnyFormat:
 
     @cached_property
     def facts(self) -> list[Truth]:
-        """What formats there are."""
+        """Return the conditions that the parameters of a format fulfill."""
         field = self.max_code >> self.m
         emax = where(field.equals(0), self.emin - 1, self.emin - 1 + field)
         flags = list(self.unknown.values())[3:]
@@ -72,14 +72,14 @@ class AnyFormat:
         return all_of(no(self.is_fnuz), no(self.is_unsigned))
 
     def magnitude(self, code: Word) -> Word:
-        """The float32 bits of a finite value, from its code without the sign."""
+        """Return the float32 bits of a finite value, from its code without the sign."""
         field, digits = code >> self.m, code & ((self.one << self.m) - 1)
         is_subnormal = field.equals(0)
         significand = where(is_subnormal, digits, digits + (self.one << self.m))
         return bits_of(significand, where(is_subnormal, self.emin, self.emin + field - 1) - self.m)
 
     def value_of(self, code: Word) -> Word:
-        """The float32 bits of a code's value; bits above the format's do not count."""
+        """Return the float32 bits of the value of a code. Bits above those of the format are ignored."""
         magnitude = code & ((self.one << self.width) - 1)
         sign = where(all_of(no(self.is_unsigned), code.bit(self.width)), 1 << 31, 0)
         is_infinite = all_of(self.has_inf, magnitude.equals(self.inf_code))
@@ -95,14 +95,14 @@ class AnyFormat:
 
 
 def bits_of(n: Word, exponent: Word) -> Word:
-    """The float32 bits of n * 2**exponent, a multiple of 2**-149; past float32, as if its exponent field went on."""
+    """Return the float32 bits of n * 2**exponent, a multiple of 2**-149, with as large an exponent field as needed."""
     top = n.highest_one() + exponent
     normal = ((top + 127) << 23) + ((n << (n.like(23) - n.highest_one())) & 0x7FFFFF)
     return where(n.equals(0), 0, where(top >= -126, normal, n << (exponent + 149)))
 
 
 def rounded(fmt: AnyFormat, x: Word, rounding: str, overflow: Word, random: Word) -> Word:
-    """quantize, as rounding.py and reference.py define it."""
+    """Return the result of quantize, as rounding.py and reference.py define it."""
     magnitude, is_negative = x & 0x7FFFFFFF, x.bit(31)
     found = _multiple(fmt, magnitude, is_negative, rounding, random)
     infinity, past = _past_max(fmt, is_negative, rounding, overflow)
@@ -115,13 +115,13 @@ def rounded(fmt: AnyFormat, x: Word, rounding: str, overflow: Word, random: Word
 
 
 def _multiple(fmt: AnyFormat, magnitude: Word, is_negative: Truth, rounding: str, random: Word) -> Word:
-    """The multiple of its binade's quantum that a finite magnitude becomes, as bits."""
+    """Return the bits of a finite magnitude, rounded to a multiple of the quantum of its binade."""
     field, fraction = magnitude >> 23, magnitude & 0x7FFFFF
     significand = where(field.equals(0), fraction, fraction | 0x800000)
     p = where(field.equals(0), 1, field) - 150
     top = significand.highest_one() + p
     quantum = where(top < fmt.emin, fmt.emin, top) - fmt.m
-    dropped = quantum - p  # bits; past 60 nothing of 24 is left, nor of 31 random ones
+    dropped = quantum - p  # bits; 60 cut off all 24 bits and all 31 random bits
     few = where(dropped > 60, 60, where(dropped < 0, 0, dropped)).widened(64)
     x = significand.widened(64)
     n = x >> few
@@ -133,7 +133,7 @@ def _multiple(fmt: AnyFormat, magnitude: Word, is_negative: Truth, rounding: str
 def _goes_up(
     is_odd: Truth, rest: Word, unit: Word, bits: Word, is_negative: Truth, rounding: str, random: Word
 ) -> Truth:
-    """Whether rest / unit, of unit = 2**bits, is rounded up: rule.Rounding."""
+    """Return whether rest / unit, with unit = 2**bits, is rounded up, by rule.Rounding."""
     twice, is_inexact = rest << 1, rest.differs(0)
     match rounding:
         case "nearest_even":
@@ -152,15 +152,17 @@ def _goes_up(
 
 
 def carries(rest: Word, bits: Word, random: Word) -> Truth:
-    """Whether rest / 2**bits + u is 1 or more, u the upper 31 of 32 bits, over 2**31, with ones without an end behind
-    them where the last bit is set."""
+    """Return whether rest / 2**bits + u is at least 1.
+
+    u is the upper 31 of 32 random bits, divided by 2**31, followed by infinitely many ones if the last bit is set.
+    """
     digits = (rest << 31) >> bits
     is_more = all_of(random.bit(0), (digits << bits).differs(rest << 31))
     return where(is_more, digits + 1, digits) + (random >> 1).widened(rest.width) >= 1 << 31
 
 
 def _past_max(fmt: AnyFormat, is_negative: Truth, rounding: str, overflow: Word) -> tuple[Word, Word]:
-    """What infinity becomes and what a finite number past the largest value: magnitudes."""
+    """Return the magnitudes that replace infinity and finite numbers past the largest value."""
     special = where(fmt.has_inf, INF, where(fmt.has_nan, NAN, fmt.max))
     keeps = any_of(overflow.equals(SATURATE), all_of(overflow.equals(PROPAGATE), no(fmt.has_inf)))
     infinity = where(keeps, fmt.max, special)
@@ -173,7 +175,7 @@ def _past_max(fmt: AnyFormat, is_negative: Truth, rounding: str, overflow: Word)
 
 
 def _settled(fmt: AnyFormat, value: Word, magnitude: Word, rounding: str, overflow: Word) -> Word:
-    """-0 and negative numbers where the format has none; `magnitude` of what was rounded."""
+    """Replace -0 and negative numbers if the format has none. `magnitude` is that of the input."""
     gone = where(all_of(fmt.has_nan, overflow.equals(INFINITY)), NAN, 0)
     number = gone.like(0) if rounding in ("toward_zero", "toward_positive") else gone
     is_below = all_of(fmt.is_unsigned, value.bit(31), value.differs(1 << 31))

@@ -1,10 +1,10 @@
-"""A PTX kernel without loops as terms of an SMT solver: what each word that it stores is, of any parameters.
+"""Translate a PTX kernel without loops into terms of an SMT solver: each stored word, as a function of the parameters.
 
 The proofs are about the arithmetic in kernels/custom_fp/csrc. NVRTC compiles the header, and this module translates the
-result, so the proofs hold for the instructions that a GPU executes. Instructions: those that the header's
-functions need; any other raises NotImplementedError by name. Meaning of each: NVIDIA's PTX ISA, section 9.7 (shifts by
-32 and more give 0 or the sign; comparisons of floats are false for NaN). An instruction's NaN is any NaN: a fresh word
-of which nothing else is known, so what is proved does not rest on a processor's choice.
+result, so the proofs hold for the instructions that a GPU executes. Only the instructions that the header's functions
+need are supported; any other raises NotImplementedError with its name. Their meaning is that of NVIDIA's PTX ISA,
+section 9.7 (shifts by 32 and more give 0 or the sign; comparisons of floats are false for NaN). The NaN of an
+instruction can be any NaN: it is a new unknown word, so that no proof depends on the choice of a processor.
 """
 
 import re
@@ -37,14 +37,14 @@ _FLOAT = {32: (8, 24), 64: (11, 53)}
 
 @dataclass
 class Kernels:
-    """Of one PTX text. `facts`: what holds of the fresh words that stand for results of floating-point instructions."""
+    """The kernels of a PTX text. `facts` is what is known of the unknown results of floating-point instructions."""
 
     ptx: str
     terms: TermManager
     facts: list[Term] = field(default_factory=list)
 
     def stored(self, name: str, arguments: list[Term]) -> dict[int, Term]:
-        """By offset in bytes, the words that the kernel stores at the address that its last parameter holds."""
+        """Return the words that a kernel stores at the address in its last parameter, by offset in bytes."""
         entry = next((found for found in _ENTRY.finditer(self.ptx) if found[1] == name), None)
         if entry is None:
             raise KeyError(f"no kernel {name}")
@@ -54,8 +54,10 @@ class Kernels:
 
 
 class _Run:
-    """Instructions in the order of the text, each under the condition that control comes there. As every branch goes
-    forward in the text, all that reaches a label is known when it is met."""
+    """The instructions of a kernel in the order of the text, each under the condition that it is executed.
+
+    Every branch leads forward, so all branches to a label are known when the label is reached.
+    """
 
     def __init__(self, kernels: Kernels, names: list[str], arguments: list[Term]) -> None:
         self.kernels, self.t = kernels, kernels.terms
@@ -137,7 +139,7 @@ class _Run:
         return make(same, values)
 
     def shift(self, name: str, kind: str, bits: int, value: Term, by: Term) -> Term:
-        """SMT-LIB's shifts by the width or more are PTX's; the amount is 32 bits wide whatever is shifted."""
+        """Return a shifted word. SMT-LIB shifts like PTX. The amount always has 32 bits."""
         operator = Kind.BV_SHL if name == "shl" else Kind.BV_ASHR if kind[0] == "s" else Kind.BV_SHR
         by = self.t.mk_term(Kind.BV_ZERO_EXTEND, [by], [bits - 32]) if bits > 32 else by
         return self.t.mk_term(operator, [value, by])
@@ -190,7 +192,7 @@ class _Run:
             none = self.t.mk_bv_value(self.t.mk_bv_sort(32), 0)
             return make(Kind.ITE, [make(Kind.FP_IS_NAN, [x]), none, found])
         if (to, of) == ("f64", "f32") or (to == "f32" and of == "s32" and words[1] == "rn"):
-            nearest = self.t.mk_rm_value(RoundingMode.RNE)  # read by the second alone: the first is exact
+            nearest = self.t.mk_rm_value(RoundingMode.RNE)  # only the second conversion rounds
             kind = Kind.FP_TO_FP_FROM_FP if of == "f32" else Kind.FP_TO_FP_FROM_SBV
             value = self.float(source, 32) if of == "f32" else self.word(source, 32)
             return self.bits_of(make(kind, [nearest, value], list(_FLOAT[wide])), wide)

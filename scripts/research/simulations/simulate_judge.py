@@ -1,22 +1,21 @@
-"""How many of the ideas that an agent keeps are false: simulated sessions of `cpdrun judge`, as a Markdown table.
+"""How many of the ideas that an agent keeps are false? Simulated sessions of `cpdrun judge`.
 
     nice python scripts/research/simulations/simulate_judge.py > results/reference/judge/simulation.md
 
-A session has 100 ideas, of which 0 to 20 are better than the baseline, by 0.5 to 3 standard deviations of a pair's gap;
-of the others, half make no difference and half are worse. An agent adds pairs to an idea until it is kept, refuted, or
-has as many pairs as it is worth. The greedy rule spends the same pairs and keeps an idea if their mean gap is above 0.
-Noise: normal; skewed to the left, as of runs that fail now and then; recorded, from results/reference/search; and
-normal with a spread that differs between ideas by a factor of about two.
+It prints a Markdown table. A session has 100 ideas, of which 0 to 20 are better than the baseline by 0.5 to 3 standard
+deviations of a pair's gap. Half of the others make no difference, and half are worse. An agent adds pairs to an idea
+until the idea is kept, refuted, or has reached the largest number of pairs. The greedy rule spends the same pairs and
+keeps an idea if the mean of its gaps is above 0. Noise is normal; skewed to the left, like that of runs that fail now
+and then; recorded, from results/reference/search; or normal with a spread that differs between ideas by a factor of
+about two. It takes about ten minutes.
 """
 
 import argparse
-import csv
 import math
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from noise import GRIDS, gamma, read_gaps
 from scipy.special import ndtr
 
 from cpdrun.stats.evidence import EFFECTS
@@ -26,14 +25,13 @@ from cpdrun.stats.pooled_spread import FEWEST_CELLS, FIRST_PAIRS, MOST_DEGREES
 IDEAS, MOST_REAL, ALPHA = 100, 20, 0.05
 MOST_KEPT = 60  # the most kept ideas for which the threshold is tabulated
 STEP = 1 / 360  # of the recorded accuracies
-REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "search"
 
-# gaps less their mean, and the step in which each idea's values count
+# Gaps minus their mean, and the step in which the values of each idea are counted.
 Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, np.ndarray]]
 
 
 def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
-    """`cpdrun.stats.evidence.log_evidence` for arrays of T; a negative T counts as 0."""
+    """Return `cpdrun.stats.evidence.log_evidence` for an array of T. A negative T counts as 0."""
     k, parts, statistic = pairs + degrees, [], np.maximum(statistic, 0)
     for effect in EFFECTS:
         w = effect * statistic
@@ -48,43 +46,31 @@ def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
     return np.logaddexp.reduce(parts) - constant
 
 
-def recorded() -> tuple[np.ndarray, np.ndarray]:
+def standardized_cells() -> tuple[np.ndarray, np.ndarray]:
     """Return the gaps of the recorded grids, one row a cell with mean 0 and standard deviation 1, and their steps."""
-    values: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(REFERENCE.glob("digits_*.csv")):
-        with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                values[path.name, row["baseline"]][row["candidate"]][row["seed"]] = float(row["value"])
-    cells, steps = [], []
-    for (path_name, baseline), arms in list(values.items()):
-        if not baseline:
-            continue
-        base = values[path_name, ""][baseline]
-        for runs in arms.values():
-            seeds = sorted(runs.keys() & base.keys())
-            gaps = np.array([runs[seed] - base[seed] for seed in seeds])
-            if len(gaps) >= 20 and gaps.std() > 0:
-                cells.append((gaps - gaps.mean()) / gaps.std())
-                steps.append(STEP / gaps.std())
+    cells = [gaps for grid in GRIDS for gaps in read_gaps(grid).values() if len(gaps) >= 20]
+    # The committed simulation drew from seeds in the order of their text: 0, 1, 10, 11, ..., 2, 20, ...
+    cells = [gaps[sorted(range(len(gaps)), key=str)] for gaps in cells if gaps.std() > 0]
     shortest = min(map(len, cells))
-    return np.array([cell[:shortest] for cell in cells]), np.array(steps)
+    rows = [((gaps - gaps.mean()) / gaps.std())[:shortest] for gaps in cells]
+    return np.array(rows), np.array([STEP / gaps.std() for gaps in cells])
 
 
-def of_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    cells, steps = recorded()
+def draw_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    cells, steps = standardized_cells()
     which = rng.integers(len(cells), size=(size[0], size[1], 1))
     return cells[which, rng.integers(cells.shape[1], size=size)], steps[which[..., 0]]
 
 
 def exact(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Draw:
-    """Noise of values that are not counted in steps."""
+    """Return noise of values that are not counted in steps."""
     return lambda rng, size: (draw(rng, size), np.zeros(size[:2]))
 
 
 NOISE: dict[str, Draw] = {
     "normal": exact(lambda rng, size: rng.normal(size=size)),
-    "skewed to the left": exact(lambda rng, size: (4.0 - rng.gamma(4.0, size=size)) / 2.0),
-    "recorded": of_recorded,
+    "skewed to the left": exact(gamma(-1)),
+    "recorded": draw_recorded,
     "normal, spread differs": exact(
         lambda rng, size: rng.normal(size=size) * np.exp(0.35 * rng.normal(size=(*size[:2], 1)))
     ),

@@ -24,8 +24,17 @@ RATIOS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0)
 def share_found(
     of: Design, seeds: int, active: int, ratio: float, interaction: float, simulations: int, seed: int = 0
 ) -> tuple[float, float]:
-    """(found, wrong) over simulations in which `active` factors, drawn anew each time, cost `ratio` standard
-    deviations each, and pairs of them `interaction` times that on top when both are low."""
+    """Return the shares of simulations that find all planted factors, and that find a wrong one.
+
+    Args:
+        of: The design.
+        seeds: The number of seeds of each run.
+        active: The number of planted factors, which are drawn again in each simulation.
+        ratio: The cost of each planted factor, in standard deviations of the noise.
+        interaction: The additional cost of each pair of them if both are low, as a share of that cost.
+        simulations: The number of simulations.
+        seed: The seed of all random numbers.
+    """
     rng = np.random.default_rng(seed)
     levels = of.levels
     found = wrong = 0
@@ -35,8 +44,10 @@ def share_found(
         for i, j in itertools.combinations(planted, 2):
             mean_N = mean_N + interaction * ratio / 2 * levels[:, i] * levels[:, j]
         y_NxS = mean_N[:, None] + rng.normal(size=(of.runs, seeds)) + 3 * rng.normal(size=seeds)
-        told = effects(of, y_NxS, margin=1.0)
-        sensitive = {i for i, each in enumerate(told.factors) if each.verdict is Sensitivity.SENSITIVE}
+        found_effects = effects(of, y_NxS, margin=1.0)
+        sensitive = {
+            i for i, each in enumerate(found_effects.factors) if each.verdict is Sensitivity.SENSITIVE
+        }
         found += set(planted) <= sensitive
         wrong += bool(sensitive - set(planted))
     return found / simulations, wrong / simulations
@@ -46,11 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=2000, help="simulations a cell")
+    parser.add_argument("--runs", type=int, default=2000, help="simulations for each cell (default: 2000)")
     parser.add_argument("--factors", type=int, default=12)
-    parser.add_argument("--active", type=int, default=3, help="how many of them matter")
+    parser.add_argument("--active", type=int, default=3, help="number of planted factors (default: 3)")
     parser.add_argument(
-        "--interactions", type=float, default=0.0, help="of each pair of them, share of the effect"
+        "--interactions", type=float, default=0.0, help="interaction of each pair, as a share of the effect"
     )
     arguments = parser.parse_args()
     print(f"{arguments.active} of {arguments.factors} factors, interactions {arguments.interactions:g}")

@@ -1,23 +1,21 @@
-"""How often the test of a search errs, and how many pairs it takes, without and with a pooled spread: a Markdown table.
+"""How often does the test of a search err, and how many pairs does it take, without and with a pooled spread?
 
     nice python scripts/research/simulations/simulate_search.py > results/reference/search/simulation.md
 
-Every simulated candidate has OTHERS other cells with three pairs each, whose spreads give its prior. At the boundary,
-the candidate is worse than its baseline by exactly the margin, so that each certificate and each refutation is wrong.
-Pairs to certify, and the share that is certified by the third pair, are of candidates that equal the baseline. Recorded
-noise is that of the grids in results/reference/search, resampled. Its cells differ in their spreads, and its margin is
-1 point.
+It prints a Markdown table. Every simulated candidate has OTHERS other cells with three pairs each, whose spreads give
+its prior. At the boundary, the candidate is worse than its baseline by exactly the margin, so that each certificate and
+each refutation is wrong. The pairs to certify, and the share that is certified by the third pair, are those of
+candidates that equal the baseline. Recorded noise is that of the grids in results/reference/search, resampled; its
+cells differ in their spreads, and its margin is 1 point. It takes hours.
 """
 
 import argparse
-import csv
 import math
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import scipy.stats
+from noise import GRIDS, Draw, gamma, read_gaps
 
 from cpdrun.stats.evidence import critical_statistic
 from cpdrun.stats.pooled_spread import squeeze
@@ -25,17 +23,7 @@ from cpdrun.stats.pooled_spread import squeeze
 PAIRS, ALPHA, OTHERS, POOLS = 30, 0.05, 7, 200
 MARGINS = (1.0, 1.5, 2.0, 3.0)  # standard deviations
 STEP = 100 / 360  # points of the recorded accuracies, on 360 test images
-RECORDED = ("digits_convnet", "digits_mlp")
 LARGEST_GAP = 0.05  # of recorded cells that learned
-
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]  # differences minus their mean
-
-
-def gamma(skewness: float) -> Draw:
-    """Return a gamma distribution with mean 0, standard deviation 1 and this skewness."""
-    shape = 4 / skewness**2
-    return lambda rng, size: np.sign(skewness) * (rng.gamma(shape, size=size) - shape) / math.sqrt(shape)
-
 
 NOISE: dict[str, Draw] = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -46,21 +34,13 @@ NOISE: dict[str, Draw] = {
 }
 
 
-def recorded(name: str) -> dict[str, np.ndarray]:
+def recorded_cells(grid: str) -> dict[str, np.ndarray]:
     """Return the differences of a recorded grid minus their mean, in points, by candidate, without broken cells."""
-    values: dict[str, dict[int, float]] = {}
-    baseline = {}
-    with Path(f"results/reference/search/{name}.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            values.setdefault(row["candidate"], {})[int(row["seed"])] = float(row["value"])
-            baseline[row["candidate"]] = row["baseline"]
-    found = {}
-    for candidate, against in baseline.items():
-        if against and against != candidate:
-            gaps = np.array([value - values[against][seed] for seed, value in values[candidate].items()])
-            if np.isfinite(gaps).all() and gaps.any() and gaps.mean() > -LARGEST_GAP:
-                found[candidate] = 100 * (gaps - gaps.mean())
-    return found
+    return {
+        candidate: 100 * (gaps - gaps.mean())
+        for candidate, gaps in read_gaps(grid).items()
+        if np.isfinite(gaps).all() and gaps.any() and gaps.mean() > -LARGEST_GAP
+    }
 
 
 @cache
@@ -121,7 +101,7 @@ def searches(
 
 
 def resampled(*cells: np.ndarray) -> Draw:
-    """Return draws from recorded differences; each row is of one of the cells."""
+    """Return draws from recorded differences. All values of a row come from the same cell."""
 
     def draw(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
         rows = [rng.choice(cells[i], size[-1]) for i in rng.integers(len(cells), size=size[0])]
@@ -136,7 +116,7 @@ def share(hits: np.ndarray) -> str:
 
 
 def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: int, seed: int) -> list[str]:
-    """Return two rows, without and with the prior. The boundary is looked at with a margin of 2."""
+    """Return two rows, without and with the prior. Several margins share the boundary of a margin of 2."""
     lines = []
     for pooled in (False, True):
         boundary, step = (2.0, 0.0) if len(margins) > 1 else (margins[0], STEP)
@@ -152,7 +132,9 @@ def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--searches", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -161,7 +143,7 @@ def main() -> None:
     print(
         f"Per cent of {count:,} candidates at the boundary that are wrongly certified and refuted, with the 95 % "
         f"interval (Wilson); at most {100 * ALPHA:g} are allowed. Then, for equal candidates, the median (90 %) of the "
-        f"pairs to certify, and the share certified by the third pair. Up to {PAIRS} pairs, looked at after each.\n"
+        f"pairs to certify, and the share certified by the third pair. Up to {PAIRS} pairs, tested after each.\n"
     )
     heads = [f"margin {margin:g} sd: pairs; by the third" for margin in MARGINS]
     print(f"| noise | prior | wrong certificates | wrong refutations | {' | '.join(heads)} |")
@@ -171,8 +153,8 @@ def main() -> None:
     print("\nRecorded noise, a margin of 1 point:\n")
     print("| noise | prior | wrong certificates | wrong refutations | pairs; by the third |")
     print("|---|---|--:|--:|--:|")
-    for name in RECORDED:
-        cells = recorded(name)
+    for name in GRIDS:
+        cells = recorded_cells(name)
         for candidate, gaps in cells.items():
             others = resampled(*(each for other, each in cells.items() if other != candidate))
             print(

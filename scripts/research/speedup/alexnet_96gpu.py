@@ -1,9 +1,10 @@
-"""The prediction of Dettmers (arXiv:1511.04561): AlexNet on 96 GPUs, 8 bits against 32.
+"""Predict what Dettmers (arXiv:1511.04561) predicts: the speed-up of AlexNet on 96 GPUs with 8 bits instead of 32.
 
     python scripts/research/speedup/alexnet_96gpu.py [--assumptions FILE.yaml] [--out FOLDER]
 
-Prints a Markdown page; with --out writes it and a picture there. What is assumed stands in alexnet_96gpu.yaml; a copy
-with other numbers is a case of one's own. The formulas are the cost model's and those of model_parallel.py.
+It prints a Markdown page; with --out, it writes the page and a picture to that folder. The assumptions are in
+alexnet_96gpu.yaml; to study another case, copy the file and change its numbers. The formulas are those of the cost
+model and of model_parallel.py. It takes seconds. The result is in results/reference/costmodel.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from model_parallel import (
 from cpdrun.costmodel import Codec, Network
 from cpdrun.record import write_text
 
-NEAR = 0.2  # "50x and more" leaves room above
+NEAR = 0.2  # because "50x and more" allows more
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024)
 BITS = (32, 16, 8, 4)
 ASSUMPTIONS = Path(__file__).with_suffix(".yaml")
@@ -34,12 +35,12 @@ COMMAND = "python scripts/research/speedup/alexnet_96gpu.py"
 
 
 class CaseError(Exception):
-    """Assumptions that are not whole; the message says which."""
+    """An assumption is missing or invalid."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What the yaml says, as the formulas take it."""
+    """The assumptions, as arguments of the formulas."""
 
     models: dict[str, Model]  # by GPU
     links: dict[str, Network]
@@ -51,7 +52,7 @@ class Case:
     known: dict[int, float]  # by workers
 
     def codec(self, bits: int) -> Codec:
-        """fp32 is sent as it is, and only added."""
+        """Return the codec of a number of bits. fp32 needs no packing and is only added."""
         busy_s = 0.0 if bits == 32 else self.codec_s
         return Codec(bits, pack_s=busy_s, add_s=self.codec_s, sum_s=busy_s, unpack_s=busy_s)
 
@@ -64,7 +65,7 @@ class Case:
 
 
 def read_case(text: str) -> Case:
-    """Raises CaseError where something is missing or no number."""
+    """Read assumptions. Raise CaseError if something is missing or not a number."""
     try:
         given = yaml.safe_load(text)
         models = {
@@ -90,7 +91,7 @@ def read_case(text: str) -> Case:
 
 
 def page(case: Case) -> str:
-    """Markdown."""
+    """Return the page in Markdown."""
     lines = ["# AlexNet on many GPUs: the prediction of arXiv:1511.04561, ours beside it", ""]
     lines += [
         f"`{COMMAND}`. Predicted, not measured; assumptions: scripts/research/speedup/alexnet_96gpu.yaml.",
@@ -158,7 +159,7 @@ def _on_96(case: Case) -> Iterator[str]:
 
 
 def _known(case: Case) -> Iterator[str]:
-    """One machine: all GPUs inside it, as they were measured."""
+    """Compare with measurements on one machine that contains all GPUs."""
     gpu, model = next(iter(case.models.items()))
     yield "## Against measured speed-ups"
     yield ""
@@ -199,7 +200,7 @@ def _against_workers(case: Case) -> Iterator[str]:
 
 
 def draw(case: Case, path: Path) -> None:
-    """A panel for each scheme: speed-up against workers, a line for each number of bits; the abstract's two points."""
+    """Draw the speed-up against workers, one panel for each scheme, with the two points of the abstract."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -251,7 +252,7 @@ def draw(case: Case, path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
-    parser.add_argument("--assumptions", type=Path, help="a yaml of one's own; see alexnet_96gpu.yaml")
+    parser.add_argument("--assumptions", type=Path, help="other assumptions (default: alexnet_96gpu.yaml)")
     parser.add_argument("--out", type=Path, help="folder for alexnet_96gpu.md and .png")
     arguments = parser.parse_args(argv)
     try:

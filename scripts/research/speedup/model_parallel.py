@@ -1,18 +1,20 @@
-"""Model and data parallelism on groups of processors: seconds of one step's exchange, bits a parameter.
+"""Compute the seconds of one step's exchange with model and data parallelism on groups of processors.
 
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997): convolutions hold few
-parameters and most of the work, so their gradients are summed (data parallelism); fully connected layers hold most
-parameters and little work, so they are split by columns and their activations and errors travel (model parallelism).
-Dettmers (arXiv:1511.04561) sends either in 8 bits.
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997): convolutions have few
+parameters and most of the work, so their gradients are summed (data parallelism). Fully connected layers have most
+parameters and little work, so they are split by columns, and their activations and errors are sent (model parallelism).
+Dettmers (arXiv:1511.04561) sends both in 8 bits.
 
-    data     every gradient is summed over all workers: 2 (N-1)/N of all parameters sent by each
-    model    the fully connected layers split over all N workers. Each has B samples; a layer of I inputs gathers the
-             I activations of all N B samples and scatters the sum of their I errors: 2 (N-1) B I values by each
-    hybrid   split over the g workers of a group only, and their parts' gradients summed across groups
+    data     Every gradient is summed over all workers. Each sends 2 (N-1)/N of all parameters.
+    model    The fully connected layers are split over all N workers. Each worker has B samples. A layer with I inputs
+             gathers the I activations of all N B samples and scatters the sum of their I errors: each sends
+             2 (N-1) B I values.
+    hybrid   The layers are split over the g workers of a group only, and the gradients of their parts are summed across
+             groups.
 
-A group of g workers shares one link to the outside, as in hierarchical_s: rings inside the group, and g rings at once
-across groups, one for each part. All formulas count the busiest worker, in the
-alpha-beta model of cpdrun.costmodel.collectives.
+A group of g workers shares one link to the outside, as in hierarchical_s: there are rings inside the group, and g
+simultaneous rings across groups, one for each part. All formulas count the busiest worker, in the alpha-beta model of
+cpdrun.costmodel.collectives.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +34,10 @@ SCHEMES = ("data", "model", "hybrid")
 
 @dataclass(frozen=True)
 class Model:
-    """What one worker computes and holds. widths: inputs of each fully connected layer, then the last one's outputs."""
+    """The work and the parameters of one worker.
+
+    `widths` has the number of inputs of each fully connected layer, and then the outputs of the last one.
+    """
 
     compute_s: float  # one step of `samples` samples, nothing exchanged
     samples: int
@@ -41,15 +46,18 @@ class Model:
 
     @property
     def connected_values(self) -> int:
-        """Parameters of the fully connected layers, biases included."""
+        """The number of parameters of the fully connected layers, including biases."""
         return sum((i + 1) * o for i, o in pairwise(self.widths))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """N workers in groups of g; `inner` between two of a group, `outer` is the one link of a group.
+    """N workers in groups of g. `inner` links two workers of a group, and `outer` is the only link of a group.
 
-    Raises ValueError where N workers are no whole groups; fewer than g workers are one group.
+    Fewer than g workers are one group.
+
+    Raises:
+        ValueError: The number of workers is not a multiple of the size of a group.
     """
 
     workers: int
@@ -71,19 +79,19 @@ class Cluster:
 
     @property
     def shared(self) -> Network:
-        """The outer link as each of the g workers of a group has it, all sending at once."""
+        """The share of the outer link that each worker of a group has if all send at the same time."""
         return replace(self.outer, bandwidth_bytes_per_s=self.outer.bandwidth_bytes_per_s / self.in_group)
 
 
 def all_reduce_s(values: float, cluster: Cluster, codec: Codec) -> float:
-    """The sum of a gradient over all workers."""
+    """Return the seconds to sum a gradient over all workers."""
     return hierarchical_s(
         values, cluster.workers, codec, cluster.outer, group_size=cluster.in_group, inner=cluster.inner
     )
 
 
 def all_gather_s(values: float, cluster: Cluster, codec: Codec) -> float:
-    """Every worker gets all `values`, of which each had 1/N: across groups first, then inside them."""
+    """Return the seconds until every worker has all values, of which each had 1/N: first across, then inside groups."""
     seconds = 0.0
     if cluster.groups > 1:
         seconds += ring_all_gather_s(values / cluster.in_group, cluster.groups, codec, cluster.shared)
@@ -93,7 +101,7 @@ def all_gather_s(values: float, cluster: Cluster, codec: Codec) -> float:
 
 
 def reduce_scatter_s(values: float, cluster: Cluster, codec: Codec) -> float:
-    """Every worker gets the sum of its 1/N of `values`: inside groups first, then across them."""
+    """Return the seconds until every worker has the sum of its 1/N of the values: first inside, then across groups."""
     seconds = 0.0
     if cluster.in_group > 1:
         seconds += ring_reduce_scatter_s(values, cluster.in_group, codec, cluster.inner)
@@ -103,14 +111,14 @@ def reduce_scatter_s(values: float, cluster: Cluster, codec: Codec) -> float:
 
 
 def split_layers_s(model: Model, cluster: Cluster, codec: Codec) -> float:
-    """Activations and errors of fully connected layers that all workers of the cluster share."""
+    """Return the seconds to exchange activations and errors of layers that are split over the whole cluster."""
     batch = cluster.workers * model.samples
     forward_s = sum(all_gather_s(batch * width, cluster, codec) for width in model.widths)
     return forward_s + sum(reduce_scatter_s(batch * width, cluster, codec) for width in model.widths[:-1])
 
 
 def exchange_s(model: Model, cluster: Cluster, codec: Codec, scheme: str) -> float:
-    """Seconds of one step's exchange. Raises ValueError for an unknown scheme."""
+    """Return the seconds of one step's exchange. Raise ValueError for an unknown scheme."""
     if scheme not in SCHEMES:
         raise ValueError(f"scheme={scheme!r}: choose one of {', '.join(SCHEMES)}")
     if cluster.workers == 1:
@@ -127,10 +135,10 @@ def exchange_s(model: Model, cluster: Cluster, codec: Codec, scheme: str) -> flo
 
 
 def speedup(model: Model, cluster: Cluster, codec: Codec, scheme: str, *, overlap: bool = False) -> float:
-    """Samples a second, as a multiple of one worker alone.
+    """Return the samples per second, as a multiple of those of one worker alone.
 
-    overlap: the exchange hides behind the computation as far as it is not longer, the most that pipelining sub-batches
-    can give; without it they follow one another.
+    With `overlap`, the exchange and the computation run at the same time, which is the most that pipelining
+    sub-batches can achieve. Without it, they follow one another.
     """
     exchanged_s = exchange_s(model, cluster, codec, scheme)
     step_s = max(model.compute_s, exchanged_s) if overlap else model.compute_s + exchanged_s
@@ -138,5 +146,5 @@ def speedup(model: Model, cluster: Cluster, codec: Codec, scheme: str, *, overla
 
 
 def exchange_to_compute(speedup: float, workers: int) -> float:
-    """What a speed-up without overlap says of a step: the exchange, in units of the computation. N / (1 + c)."""
+    """Return the exchange in units of the computation (c), from a speed-up without overlap, N / (1 + c)."""
     return workers / speedup - 1

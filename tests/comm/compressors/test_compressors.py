@@ -15,7 +15,7 @@ from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK, largest
-from cpdrun.comm.sums.draw import Draw
+from cpdrun.comm.sums.sum import RandomStream
 
 COMPRESSORS = {
     "fp32": Rounded("fp32", False, "nearest_even"),
@@ -108,7 +108,9 @@ def test_every_rounding_of_custom_fp_is_taken(rounding: str) -> None:
         c = Rounded(name, False, rounding)
         received = c.decompress(c.compress(x, keys), 100)
         for row, got, key in zip(x, received, keys, strict=True):
-            assert torch.equal(got, custom_fp.quantize(row, name, rounding=rounding, seed=Draw(key).seed()))
+            assert torch.equal(
+                got, custom_fp.quantize(row, name, rounding=rounding, seed=RandomStream(key).seed())
+            )
 
 
 def test_min_max_keeps_both_ends_and_errs_by_half_a_step() -> None:

@@ -23,8 +23,8 @@ from hydra.utils import instantiate
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology.ring import Ring
+from cpdrun.comm.gossip.base import WeightLayout
+from cpdrun.comm.gossip.topologies import Ring
 
 CONF = Path(__file__).parents[3] / "conf" / "sync"
 SHAPES = [torch.Size((4, 3)), torch.Size((8,))]
@@ -236,7 +236,7 @@ def gossip_of(rule: str, quasi_global: bool, keep: float) -> Any:
 @pytest.mark.parametrize(("rule", "quasi_global", "keep"), WORKER_1)
 def test_choco_and_deep_squeeze_with_both_momenta(rule: str, quasi_global: bool, keep: float) -> None:
     """Six rounds of float32 near 1 in another order of additions: some 30 roundings of 6e-8, and six stored digits."""
-    gossip, rows = gossip_of(rule, quasi_global, keep), Rows(SHAPES)
+    gossip, rows = gossip_of(rule, quasi_global, keep), WeightLayout(SHAPES)
     x = rows.zeros(4, torch.device("cpu"))
     own = [[torch.nn.Parameter(view) for view in rows.parameters(row)] for row in x]
     momentum = {} if quasi_global else {"momentum": BETA, "nesterov": True}

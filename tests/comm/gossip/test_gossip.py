@@ -14,14 +14,16 @@ from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.gossip.rows import Rows
-from cpdrun.comm.gossip.topology.complete import Complete
-from cpdrun.comm.gossip.topology.exponential import Exponential
-from cpdrun.comm.gossip.topology.links import Arrows
-from cpdrun.comm.gossip.topology.one_peer_exponential import OnePeerExponential
-from cpdrun.comm.gossip.topology.random_pairs import RandomPairs
-from cpdrun.comm.gossip.topology.ring import Ring
-from cpdrun.comm.gossip.topology.torus import Torus
+from cpdrun.comm.gossip.base import WeightLayout
+from cpdrun.comm.gossip.topologies import (
+    Arrows,
+    Complete,
+    Exponential,
+    OnePeerExponential,
+    RandomPairs,
+    Ring,
+    Torus,
+)
 
 CONF = Path(__file__).parents[3] / "conf" / "sync"
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (7,), (2, 2, 2), ())]
@@ -38,7 +40,7 @@ def make(rule: str, N: int = 6, topology: Any = RING, compressor: Any = NONE, **
     return instantiate(spec, **given, _convert_="object")
 
 
-def start(rows: Rows, W: int, workers: range) -> torch.Tensor:
+def start(rows: WeightLayout, W: int, workers: range) -> torch.Tensor:
     """The same weights for all workers."""
     x = rows.zeros(W, torch.device("cpu"))
     for row in x:
@@ -47,7 +49,9 @@ def start(rows: Rows, W: int, workers: range) -> torch.Tensor:
     return x
 
 
-def own_steps(rows: Rows, x: torch.Tensor, workers: range, step: int, lr: float = 0.1) -> torch.Tensor:
+def own_steps(
+    rows: WeightLayout, x: torch.Tensor, workers: range, step: int, lr: float = 0.1
+) -> torch.Tensor:
     """Each worker's gradient of step `step`, (W, D)."""
     gradient = torch.zeros_like(x)
     for w, row in zip(workers, gradient, strict=True):
@@ -59,7 +63,7 @@ def own_steps(rows: Rows, x: torch.Tensor, workers: range, step: int, lr: float 
 
 def run(gossip: Any, steps: int, lr: float = 0.1, decay: float = 0.0) -> torch.Tensor:
     """What the training loop does, with SGD on made-up gradients; the weights of this process's workers (W, D)."""
-    rows = Rows(SHAPES)
+    rows = WeightLayout(SHAPES)
     x = start(rows, len(gossip.mine), gossip.mine)
     gossip.begin(rows, x)
     for step in range(steps):
@@ -85,7 +89,7 @@ def by_the_book(
     **knobs: Any,
 ):
     """The papers' algorithms in float64, (N, D); W of each round in turn."""
-    rows, N = Rows(SHAPES), len(matrices[0])
+    rows, N = WeightLayout(SHAPES), len(matrices[0])
     decay, share = knobs.get("decay", 0.0), torch.ones(N, 1, dtype=torch.float64)
     x = start(rows, N, range(N)).double()
     hat = x.clone() if knobs.get("knows_start") else torch.zeros_like(x)
@@ -167,7 +171,7 @@ def test_rules_follow_graphs_that_change_and_links_that_go_one_way(rule: str, to
 
 
 def test_one_peer_a_round_makes_the_exact_mean_after_log2_of_the_workers() -> None:
-    gossip, rows = make("dpsgd", N=8, topology=OnePeerExponential("uniform")), Rows(SHAPES)
+    gossip, rows = make("dpsgd", N=8, topology=OnePeerExponential("uniform")), WeightLayout(SHAPES)
     x = own_steps(rows, rows.zeros(8, torch.device("cpu")), range(8), 0)
     mean = x.mean(0)
     gossip.begin(rows, x)
@@ -181,7 +185,7 @@ def test_one_peer_a_round_makes_the_exact_mean_after_log2_of_the_workers() -> No
 @pytest.mark.parametrize("compressor", [NONE, RandomK(0.5, False, "e5m2", False, "nearest_even")])
 def test_push_sum_agrees_on_the_mean_where_workers_send_to_unequally_many(compressor: Any) -> None:
     """Sums of numerators and of shares stay; D-PSGD refuses the graph. With few bits workers agree less well."""
-    gossip, rows = make("push_sum", topology=ARROWS, compressor=compressor), Rows(SHAPES)
+    gossip, rows = make("push_sum", topology=ARROWS, compressor=compressor), WeightLayout(SHAPES)
     x = own_steps(rows, rows.zeros(6, torch.device("cpu")), range(6), 0)
     mean, far = x.mean(0), (x - x.mean(0)).norm()
     gossip.begin(rows, torch.zeros_like(x))
@@ -216,7 +220,7 @@ def test_what_compression_takes_is_made_up_for(rule: str) -> None:
     expected = by_the_book(rule, matrices_of(gossip), rounded_to_e5m2, steps=1, eta=0.5, **knobs)
     torch.testing.assert_close(run(gossip, 1).double(), expected, rtol=0, atol=1e-5)
 
-    gossip, rows = make(rule, compressor=e5m2, eta=0.5), Rows(SHAPES)
+    gossip, rows = make(rule, compressor=e5m2, eta=0.5), WeightLayout(SHAPES)
     x = own_steps(rows, rows.zeros(6, torch.device("cpu")), range(6), 0)
     mean, far = x.mean(0), (x - x.mean(0)).norm()
     gossip.begin(rows, torch.zeros_like(x))
@@ -227,7 +231,10 @@ def test_what_compression_takes_is_made_up_for(rule: str) -> None:
 
 
 def test_choco_agrees_though_only_few_values_are_sent() -> None:
-    gossip, rows = make("choco", compressor=TopK(0.2, "fp32", False, "nearest_even"), eta=0.2), Rows(SHAPES)
+    gossip, rows = (
+        make("choco", compressor=TopK(0.2, "fp32", False, "nearest_even"), eta=0.2),
+        WeightLayout(SHAPES),
+    )
     x = own_steps(rows, rows.zeros(6, torch.device("cpu")), range(6), 0)
     far = (x - x.mean(0)).norm()
     gossip.begin(rows, torch.zeros_like(x))
@@ -237,7 +244,7 @@ def test_choco_agrees_though_only_few_values_are_sent() -> None:
 
 
 def test_complete_gossip_without_compression_is_the_mean_of_all() -> None:
-    gossip, rows = make("dpsgd", topology=Complete("uniform")), Rows(SHAPES)
+    gossip, rows = make("dpsgd", topology=Complete("uniform")), WeightLayout(SHAPES)
     x = own_steps(rows, rows.zeros(6, torch.device("cpu")), range(6), 0)
     mean = x.mean(0)
     gossip.begin(rows, x)

@@ -5,15 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from cpdrun.comm.gossip.topology.complete import Complete
-from cpdrun.comm.gossip.topology.exponential import Exponential
-from cpdrun.comm.gossip.topology.hub import Hub
-from cpdrun.comm.gossip.topology.links import Arrows, Links
-from cpdrun.comm.gossip.topology.mixing import mean_gap, spectral_gap
-from cpdrun.comm.gossip.topology.one_peer_exponential import OnePeerExponential
-from cpdrun.comm.gossip.topology.random_pairs import RandomPairs
-from cpdrun.comm.gossip.topology.ring import Ring
-from cpdrun.comm.gossip.topology.torus import Torus
+from cpdrun.comm.gossip.topologies import (
+    Arrows,
+    Complete,
+    Exponential,
+    Hub,
+    Links,
+    OnePeerExponential,
+    RandomPairs,
+    Ring,
+    Torus,
+    mean_gap,
+    spectral_gap,
+)
 
 GRAPHS = {
     "ring": Ring("uniform", directed=False),

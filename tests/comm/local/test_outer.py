@@ -14,8 +14,8 @@ from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.compressors.top_k import TopK
-from cpdrun.comm.local_sync import LocalSync
 from cpdrun.comm.sums.scaling import APS
+from cpdrun.comm.sync.local import LocalSync
 
 CONF = Path(__file__).parents[3] / "conf"
 SHAPES = {"fc.weight": (5, 7), "fc.bias": (5,), "scale": (), "nothing": (0, 3)}

@@ -8,8 +8,7 @@ from bits import same_bits
 from ranks import run_ranks
 from torch import nn
 
-from cpdrun.comm.parallel.linear import ParallelLinear
-from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.model_parallel import ModelWorkers, ParallelLinear
 from cpdrun.comm.workers import Workers
 from cpdrun.models.parallel.mlp import ParallelMLP
 

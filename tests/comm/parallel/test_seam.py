@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from bits import same_bits
 from ranks import run_ranks
 
-from cpdrun.comm.parallel.workers import ModelWorkers
+from cpdrun.comm.model_parallel import ModelWorkers
 from cpdrun.comm.workers import Workers
 from cpdrun.models.parallel.convnet import ParallelConvNet
 

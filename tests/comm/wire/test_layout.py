@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from cpdrun.comm.wire.cut import ALIKE, by_rows, even
-from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.layout import GRANULE, Layout, shard_by_rows, shard_evenly
 
 SHAPES = [(1,), (7,), (1001,), (0, 5, 0), (3, 1, 64, 1000, 8), (100_000, 33)]
 
@@ -46,23 +45,23 @@ def test_a_worker_sends_what_the_theory_says(ranks: int, bits: int) -> None:
 @pytest.mark.parametrize("numels", [(1,), (0, 5, 0), (1001,), (3, 1, 64, 1000, 8, 130), (10,) * 20])
 @pytest.mark.parametrize("owners", [1, 2, 4, 8])
 def test_every_element_has_one_owner_and_ranks_own_what_their_workers_do(numels, owners) -> None:
-    cut = even(numels, owners, ALIKE)
+    sharding = shard_evenly(numels, owners, GRANULE)
     for ranks in (n for n in (1, 2, 4, 8) if owners % n == 0):
         seen = [torch.zeros(numel, dtype=torch.int32) for numel in numels]
-        of_ranks = cut.of_ranks(ranks)
+        of_ranks = sharding.by_rank(ranks)
         for owned in of_ranks.slices:
             assert len({part.layer for part in owned}) == len(owned)
             for layer, start, stop in owned:
-                assert start % ALIKE == 0 and start < stop
+                assert start % GRANULE == 0 and start < stop
                 seen[layer][start:stop] += 1
         assert all(bool((count == 1).all()) for count in seen)
         layout = Layout(numels, 5, ranks, 80, of_ranks)
         pieces = [p for of_owner in layout.pieces for of_segment in of_owner for p in of_segment]
         assert sum(piece.numel for piece in pieces) == sum(numels)
     blocks = sum(-(-numel // 8) for numel in numels)
-    assert Layout(numels, 5, owners, 80, cut).shard_blocks <= -(-blocks // owners) + ALIKE // 8
+    assert Layout(numels, 5, owners, 80, sharding).shard_blocks <= -(-blocks // owners) + GRANULE // 8
     some = [p for p in range(len(numels)) if p % 2]
-    for whole, part in zip(cut.slices, cut.only(some).slices, strict=True):
+    for whole, part in zip(sharding.slices, sharding.select(some).slices, strict=True):
         assert [(some[p], start, stop) for p, start, stop in part] == [s for s in whole if s.layer % 2]
 
 
@@ -70,9 +69,9 @@ def test_every_element_has_one_owner_and_ranks_own_what_their_workers_do(numels,
 @pytest.mark.parametrize("owners", [2, 4])
 def test_rows_are_cut_as_torch_chunk_cuts_them(rows: int, owners: int) -> None:
     shapes = [(rows, 3, 2), (), (rows,)]
-    cut = by_rows(shapes, owners)
+    sharding = shard_by_rows(shapes, owners)
     for layer, shape in enumerate(shapes):
         whole = torch.arange(torch.Size(shape).numel()).reshape(shape or 1)
         chunks = [chunk.flatten() for chunk in whole.chunk(owners)] + [whole[:0].flatten()] * owners
         for owner in range(owners):
-            assert torch.equal(whole.flatten()[cut.of_owner(owner, 3)[layer]], chunks[owner])
+            assert torch.equal(whole.flatten()[sharding.owned_by(owner, 3)[layer]], chunks[owner])

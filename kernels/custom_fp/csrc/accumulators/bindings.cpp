@@ -5,6 +5,8 @@
 namespace custom_fp::bindings {
 namespace {
 
+int allowed_paths = aligned_blocks | panels_of_columns;
+
 // Addresses of the tables for sums, products and totals; then Accumulator.flat; then mode, overflow, seed and mask.
 typedef std::tuple<uintptr_t, uintptr_t, uintptr_t, u32, u32, u32, int, int, int, int, int, bool, int64_t, bool, int, int,
                    int, int, int, int, int, uint64_t, u32>
@@ -29,7 +31,7 @@ void dot(const PackedProduct& packed_product, uintptr_t a_scales, uintptr_t b_sc
     p.over_rows(threads, grain / 8, [&](int64_t z, const float* a, const float* b, float* out, int64_t first,
                                         int64_t last) {
         const Scales scales = all.from(p.shared_a ? 0 : z * p.M * parts, p.shared_b ? 0 : z * parts * p.N);
-        k.dot(a, b, out, first, last, p.K, p.N, z * p.M, scales, summing);
+        k.dot(a, b, out, first, last, p.K, p.N, z * p.M, scales, summing, allowed_paths);
     });
 }
 
@@ -46,6 +48,10 @@ void fused_sum(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, int wi
 
 void define_accumulators(nb::module_& m) {
     m.def("dot", &dot);
+    // For tests and benchmarks: restricts matrix products to some fast paths. The bits stay equal.
+    m.def("use_paths", [](bool blocks, bool panels) {
+        allowed_paths = (blocks ? aligned_blocks : 0) | (panels ? panels_of_columns : 0);
+    });
     m.def("fused_sum", &fused_sum);
 }
 

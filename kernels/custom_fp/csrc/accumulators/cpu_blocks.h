@@ -221,12 +221,12 @@ private:
     }
 
     static Side side_of(const float* x, int64_t n, int emin) {
-        const Facts facts = facts_of(x, n);
-        Side side = {facts.finite && facts.digits <= (is_float ? 23 - extra : 12), facts.digits, 0, 0, facts.largest};
-        if (facts.most == -1000) return side;  // all zero
-        side.low = facts.least > emin ? facts.least : emin;
-        side.most = facts.most > emin ? facts.most : emin;
-        side.taken = side.taken && facts.least >= -126 && side.low - facts.least <= 24 && side.most - side.low <= spread;
+        const ValueRange range = value_range(x, n);
+        Side side = {range.finite && range.digits <= (is_float ? 23 - extra : 12), range.digits, 0, 0, range.largest};
+        if (range.most == -1000) return side;  // all zero
+        side.low = range.least > emin ? range.least : emin;
+        side.most = range.most > emin ? range.most : emin;
+        side.taken = side.taken && range.least >= -126 && side.low - range.least <= 24 && side.most - side.low <= spread;
         return side;
     }
 

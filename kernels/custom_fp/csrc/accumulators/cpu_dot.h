@@ -33,9 +33,9 @@ template <class V> class PreparedBlocks {
     bool has_rows_ = false, has_columns_ = false;
 
 public:
-    PreparedBlocks(const Summing& s, int64_t depth) {
+    PreparedBlocks(const Summing& s, int64_t depth, int paths) {
         if constexpr (has_fast_paths)
-            if (is_usual(s) && AlignedBlocks<V>::allowed(s)) blocks_ = std::make_unique<AlignedBlocks<V>>(s, depth);
+            if (paths & aligned_blocks && is_usual(s) && AlignedBlocks<V>::allowed(s)) blocks_ = std::make_unique<AlignedBlocks<V>>(s, depth);
     }
     void new_rows() { has_rows_ = false; }
     void new_columns() { has_columns_ = false; }
@@ -55,10 +55,15 @@ public:
 // Computes rows by the first path that is right for them.
 template <Mode mode> class Rows {
     template <class Sums> using Panels = std::unique_ptr<PanelRows<Sums>>;
-    // The arithmetic in registers of floats, and of doubles if a rounding needs its random bits after many digits.
-    typedef std::conditional_t<mode == nearest_even, NearSums<FloatLanes, false>, CutSums<FloatLanes, mode == stochastic>>
-        ShortSums;
-    typedef std::conditional_t<mode == nearest_even, NearSums<FloatLanes, true>, CutSums<DoubleLanes, true>> LongSums;
+    // The arithmetic in registers of floats, and of doubles for exact products in sums of more digits, and for
+    // roundings whose random bits come after many digits.
+    template <class... Sums>
+    using PanelsOf = std::tuple<Panels<FloatSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>,
+                                Panels<ExactSums<mode, true>>, Panels<Sums>...>;
+    typedef std::conditional_t<mode == nearest_even,
+                               PanelsOf<NearSums<FloatLanes, false>, NearSums<FloatLanes, true>, NearSums<DoubleLanes, true>>,
+                               PanelsOf<CutSums<FloatLanes, mode == stochastic>, CutSums<DoubleLanes, true>>>
+        FastPanels;
     const Summing& s_;
     const int64_t depth_;
     const Dot<mode> dot_;
@@ -67,13 +72,10 @@ template <Mode mode> class Rows {
     PreparedBlocks<FloatLanes> few_digits_;
     PreparedBlocks<DoubleLanes> many_digits_;
     // The panels, in the order in which they are tried. The general one is always right.
-    typedef std::tuple<Panels<FloatSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>, Panels<ExactSums<mode, true>>,
-                       Panels<ShortSums>, Panels<LongSums>>
-        FastPanels;
     std::conditional_t<has_fast_paths, FastPanels, std::tuple<>> panels_;
     Panels<GeneralSums<mode>> general_;
     bool has_columns_ = false;  // of the panels
-    Facts columns_;
+    ValueRange columns_;
 
     template <class Rows> static void make(std::unique_ptr<Rows>& rows, const Summing& s) {
         if (Rows::allowed(s)) rows = std::make_unique<Rows>(s);
@@ -84,8 +86,9 @@ template <Mode mode> class Rows {
     }
 
 public:
-    Rows(const Summing& s, int64_t depth)
-        : s_(s), depth_(depth), dot_(s), few_digits_(s, depth), many_digits_(s, depth) {
+    Rows(const Summing& s, int64_t depth, int paths)
+        : s_(s), depth_(depth), dot_(s), few_digits_(s, depth, paths), many_digits_(s, depth, paths) {
+        if (!(paths & panels_of_columns)) return;
         std::apply([&](auto&... rows) { (make(rows, s), ...); }, panels_);
         make(general_, s);
     }
@@ -121,14 +124,14 @@ private:
     // Returns false if no panel can compute the row.
     bool row_of_panel(const float* a, float* out, u64 element) {
         if (!has_columns_) {
-            columns_ = facts_of(b_Kx64_, depth_ * panel);
+            columns_ = value_range(b_Kx64_, depth_ * panel);
             each_panel([&](auto& rows) { rows.new_columns(); });
             has_columns_ = true;
         }
-        const Facts facts = facts_of(a, depth_);
+        const ValueRange range = value_range(a, depth_);
         bool tried = false, done = false;
         const auto attempt = [&](auto& rows) {
-            if (tried || !rows || !rows->takes(facts, columns_, depth_)) return;
+            if (tried || !rows || !rows->takes(range, columns_, depth_)) return;
             tried = true;
             done = rows->row(a, b_Kx64_, out, depth_, element);
         };
@@ -139,11 +142,11 @@ private:
 
 template <Mode mode>
 void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-                 int64_t first_row, const Scales& scales, const Summing& summing) {
+                 int64_t first_row, const Scales& scales, const Summing& summing, int paths) {
     const int64_t parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // scales of a row
     const int64_t wide = (N + random_row - 1) / random_row * random_row;
     std::vector<float> columns(static_cast<size_t>(K) * panel);
-    Rows<mode> rows(summing, K);
+    Rows<mode> rows(summing, K, paths);
     float out_Rx64[most_abreast * panel];
     const int64_t batch = std::max<int64_t>(64, prepared / std::max<int64_t>(1, K));
     for (int64_t first = begin; first < end; first += batch) {
@@ -167,8 +170,8 @@ void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int6
 }
 
 void dot_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
-              int64_t first_row, const Scales& scales, const Summing& summing) {
-    const auto by = [&](auto run) { run(a, b, out, begin, end, K, N, first_row, scales, summing); };
+              int64_t first_row, const Scales& scales, const Summing& summing, int paths) {
+    const auto by = [&](auto run) { run(a, b, out, begin, end, K, N, first_row, scales, summing, paths); };
     switch (template_of(summing.mode, summing.overflow, true)) {
         case nearest_even: return by(dot_rows_by<nearest_even>);
         case toward_zero: return by(dot_rows_by<toward_zero>);

@@ -23,7 +23,7 @@ struct FloatSums : LaneSums<FloatLanes, 4> {
                (s.sum & 0xffff) == float32;
     }
     explicit FloatSums(const Summing& s) : LaneSums(s) {}
-    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
+    bool takes(const ValueRange&, const ValueRange&, int64_t) const { return true; }
     bool trusted() const { return true; }
     static CFP_MEMBER Value product(float a, const float* b, u64, u32) {
         Value out;
@@ -51,7 +51,7 @@ struct FusedSums : LaneSums<FloatLanes, 4> {
                !s.kahan && s.mode == nearest_even && s.overflow == infinity && (s.sum & 0xffff) == float32;
     }
     explicit FusedSums(const Summing& s) : LaneSums(s) {}
-    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
+    bool takes(const ValueRange&, const ValueRange&, int64_t) const { return true; }
     bool trusted() const { return true; }
     static CFP_MEMBER void add_product(Value& acc, float a, const float* b) {
         for (int i = 0; i < 4; ++i) acc.v[i] = multiply_add(a - FloatLanes{}, load<FloatLanes>(b + i * width), acc.v[i]);
@@ -91,7 +91,7 @@ public:
     void begin() { finite_ = true; }
     void seen(const ExactSums& by) { finite_ = by.finite_; }
     bool trusted() const { return finite_; }
-    bool takes(const Facts& a, const Facts& b, int64_t depth) {
+    bool takes(const ValueRange& a, const ValueRange& b, int64_t depth) {
         if (!a.finite || !b.finite || a.least < -126 || b.least < -126) return false;
         if (a.least > 500 || b.least > 500) return !wide;  // all products are zero
         const int last = a.least + b.least - (a.digits - 1) - (b.digits - 1);
@@ -166,7 +166,7 @@ public:
           exact_(s.product == 0), seed_(s.seed), mask_(s.mask) {}
     void begin() {}
     void seen(const GeneralSums&) {}
-    bool takes(const Facts&, const Facts&, int64_t) const { return true; }
+    bool takes(const ValueRange&, const ValueRange&, int64_t) const { return true; }
     bool trusted() const { return true; }
 
     CFP_MEMBER Value product(float a, const float* b, u64 element, u32 stream) const {
@@ -223,7 +223,7 @@ public:
     explicit PanelRows(const Summing& s) : s_(s), sums_(s), total_(quantizer_of_total(s)) {}
 
     void new_columns() { b_Kx64_ = nullptr; }
-    bool takes(const Facts& a, const Facts& b, int64_t depth) { return sums_.takes(a, b, depth); }
+    bool takes(const ValueRange& a, const ValueRange& b, int64_t depth) { return sums_.takes(a, b, depth); }
 
     // Computes 64 results of a row. `element` is the index of the first among random words. Returns false if the
     // results may be wrong.

@@ -8,7 +8,7 @@
 #include <cfenv>
 
 #include "accumulators/dot.h"
-#include "cpu/facts.h"
+#include "cpu/value_range.h"
 #include "cpu/lanes.h"
 #include "cpu/philox.h"
 
@@ -118,7 +118,7 @@ protected:
         return all;
     }
     // Whether all products are values of F.
-    static bool holds_products(const Facts& a, const Facts& b) {
+    static bool holds_products(const ValueRange& a, const ValueRange& b) {
         return !is_float || (a.digits + b.digits <= 24 && a.least + b.least >= -98 && a.most + b.most <= 124);
     }
     static CFP_MEMBER V with_sign_of(U magnitude, V x) { return (V)(magnitude | ((U)x & B::sign)); }
@@ -163,7 +163,7 @@ public:
           limit_(smaller<Integer>(this->max_, (static_cast<Integer>(2 * B::bias - B::mantissa + this->spec_.mantissa_bits + 1)
                                                << B::mantissa) - 1)) {}
 
-    bool takes(const Facts& a, const Facts& b, int64_t) const {
+    bool takes(const ValueRange& a, const ValueRange& b, int64_t) const {
         return a.finite && b.finite && ((has_fma && !exact) || Q::holds_products(a, b));
     }
     bool trusted() const { return this->seen_at_most(limit_); }
@@ -236,7 +236,7 @@ public:
           keep_(~((B::one << (B::mantissa - this->spec_.mantissa_bits)) - 1) - U{}), seed_(s.seed), mask_(s.mask),
           drop_(B::mantissa - this->spec_.mantissa_bits) {}
 
-    bool takes(const Facts& a, const Facts& b, int64_t) const {
+    bool takes(const ValueRange& a, const ValueRange& b, int64_t) const {
         return a.finite && b.finite && (!this->exact_ || Q::holds_products(a, b));
     }
     // Rounding toward zero never gives infinity, so float32's last binade is excluded.

@@ -64,7 +64,7 @@ public:
           random_rounder(make_random_rounder(spec)), seed(rule.seed),
           offset(rule.offset), mask(rule.mask), few(has_few_bits(rule)),
           is_float32(mode == nearest_even && rule.overflow == infinity && spec.exponent_bits == 8 && spec.mantissa_bits == 23),
-          quick(rule.mode == nearest_even && NearRounder::allowed(spec)), known_members(of_members),
+          fast(rule.mode == nearest_even && NearRounder::allowed(spec)), known_members(of_members),
           needs_settling(!spec.is_signed || rule.overflow == propagate) {}
 
     // Leaves the sum of the terms in acc. Returns true if all sums are known to be finite.
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    static constexpr int most_patience = 8;  // blocks in a row with a tie before that method is given up
+    static constexpr int most_ties = 8;  // blocks in a row with a tie before that method is given up
     Spec spec;
     Rounder<double> rounder;
     Rounder<float> narrow_rounder;
@@ -86,9 +86,9 @@ private:
     u64 seed, offset;
     u32 mask;
     bool few;
-    bool is_float32, quick, known_members, needs_settling;
+    bool is_float32, fast, known_members, needs_settling;
     bool may_be_members = true;  // all terms so far were values of the format
-    int patience = most_patience;
+    int attempts = most_ties;
     float c[sum_block];
     u32 random[4][mode == stochastic ? sum_block + group : 1];
     int64_t first_random = 0;  // the index in `random` of the block's first element
@@ -99,7 +99,7 @@ private:
             attempt_generally<double>(terms);
         } else if constexpr (mode == otherwise) {
             // without a sign, a correction may be negative, and terms that are values of the format are not
-            if (quick && may_be_members && (spec.is_signed || !terms.kahan) && attempt<members>(terms)) return true;
+            if (fast && may_be_members && (spec.is_signed || !terms.kahan) && attempt<members>(terms)) return true;
             attempt_generally(terms);
         } else if (is_float32) {
             attempt<plain>(terms);
@@ -109,14 +109,14 @@ private:
         } else if constexpr (mode == toward_zero) {
             attempt<general>(terms);
         } else {
-            if (quick && may_be_members && attempt<members>(terms)) return true;
+            if (fast && may_be_members && attempt<members>(terms)) return true;
             // one float32 sum to odd is faster than one in double; four of them are not
-            const bool widely = !quick && (terms.kahan || spec.mantissa_bits > 21);
+            const bool widely = !fast && (terms.kahan || spec.mantissa_bits > 21);
             if (widely && may_be_members && attempt<wide_members>(terms)) return true;
             if (widely && !known_members && attempt<wide>(terms)) return true;
-            if (quick && patience > 0 && !known_members && NearRounder::tells_ties(spec)) {
+            if (fast && attempts > 0 && !known_members && NearRounder::detects_ties(spec)) {
                 const bool done = attempt<ties>(terms);
-                patience = done ? most_patience : patience - 1;
+                attempts = done ? most_ties : attempts - 1;
                 if (done) return true;
             }
             if (spec.mantissa_bits <= 21)
@@ -142,32 +142,32 @@ private:
         G widened[sizeof(G) == sizeof(double) ? sum_block : 1];
         std::memset(acc, 0, static_cast<size_t>(count) * sizeof(float));
         if (terms.kahan) std::memset(c, 0, static_cast<size_t>(count) * sizeof(float));
-        Met<float> met;
+        BlockChecks<float> checks;
         for (int r = 0; r < terms.tensors;) {
             if (mode == stochastic) draw(terms.begin, count, r, terms.kahan ? 4 : 1, method == general || method == settled);
             if (terms.kahan) {
-                add_kahan<method>(terms.at(r, widened), count, met);
+                add_kahan<method>(terms.at(r, widened), count, checks);
                 r += 1;
             } else if constexpr (method == plain || method == members || method == ties) {
                 const int some = terms.tensors - r < terms_per_pass ? terms.tensors - r : terms_per_pass;
                 if (terms.unpack) {
                     const float* g[terms_per_pass];
                     for (int j = 0; j < some; ++j) g[j] = terms.unpack(terms.codec, r + j);
-                    add_some<method>(g, 0, some, count, met);
+                    add_some<method>(g, 0, some, count, checks);
                 } else {
                     const float* const* g = reinterpret_cast<const float* const*>(terms.x) + r;
-                    add_some<method>(g, terms.begin, some, count, met);
+                    add_some<method>(g, terms.begin, some, count, checks);
                 }
                 r += some;
             } else {
-                add<method>(terms.at(r, widened), count, met);
+                add<method>(terms.at(r, widened), count, checks);
                 r += 1;
             }
         }
-        if ((method == members || method == wide_members) && (met.digits & near.beyond)) return may_be_members = false;
-        if (method == wide_members || method == wide) return met.wide_largest <= wide_near.limit;
-        if (method == randomly || method == few_randomly) return random_rounder.sure(met);
-        return method == plain || method == narrow || method == general || method == settled || (met.largest <= near.limit && met.tie != NearRounder::tie);
+        if ((method == members || method == wide_members) && (checks.digits & near.beyond)) return may_be_members = false;
+        if (method == wide_members || method == wide) return checks.wide_largest <= wide_near.limit;
+        if (method == randomly || method == few_randomly) return random_rounder.are_exact(checks);
+        return method == plain || method == narrow || method == general || method == settled || (checks.largest <= near.limit && checks.tie != NearRounder::tie);
     }
 
     // Draws the random bits of the block's elements for one step: the first half of them, or all.
@@ -203,57 +203,57 @@ private:
 
     // Q(a + b). G is double if terms are.
     template <SumMethod method, class G>
-    static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, Met<float>& met) {
+    static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, BlockChecks<float>& checks) {
         if constexpr (method == randomly)
-            return round_randomly(a + b, q.random, random, met);
+            return round_randomly(a + b, q.random, random, checks);
         else if constexpr (method == few_randomly)
-            return round_randomly<true>(a + b, q.random, random, met, is_exact(a, b));
+            return round_randomly<true>(a + b, q.random, random, checks, is_exact(a, b));
         else if constexpr (method == wide_members)
-            return static_cast<float>(round_near_wide(static_cast<double>(a) + b, q.wide_near, met.wide_largest));
+            return static_cast<float>(round_near_wide(static_cast<double>(a) + b, q.wide_near, checks.wide_largest));
         else if constexpr (method == wide)
             return static_cast<float>(round_near_wide(
-                add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, met.wide_largest));
+                add_to_odd(static_cast<double>(a), static_cast<double>(b)), q.wide_near, checks.wide_largest));
         else if constexpr (method == narrow)
             return round<mode>(add_to_odd(static_cast<float>(a), b), q.narrow, 0);
         else if constexpr (method != general && method != settled)
-            return near_sum<method>(a, b, q.near, met);
+            return near_sum<method>(a, b, q.near, checks);
         else {
             const double exact = add_to_odd(static_cast<double>(a), static_cast<double>(b));
-            constexpr bool tells_infinity = mode == toward_zero || method == settled;
-            const float rounded = static_cast<float>(round<mode, tells_infinity>(exact, q.general, random));
+            constexpr bool detects_infinity = mode == toward_zero || method == settled;
+            const float rounded = static_cast<float>(round<mode, detects_infinity>(exact, q.general, random));
             return method == settled ? settle(rounded, q.general) : rounded;
         }
     }
 
     // acc = Q(acc + g)
-    template <SumMethod method, class G> void add(const G* g, int64_t count, Met<float>& all) {
+    template <SumMethod method, class G> void add(const G* g, int64_t count, BlockChecks<float>& all) {
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
-        Met<float> met = all;
+        BlockChecks<float> checks = all;
         if constexpr (method == wide_members)
-            for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);
-        for (int64_t i = 0; i < count; ++i) acc[i] = rounded_sum<method>(g[i], acc[i], q, word(0, i), met);
-        all = met;
+            for (int64_t i = 0; i < count; ++i) checks.digits |= to_bits(g[i]);
+        for (int64_t i = 0; i < count; ++i) acc[i] = rounded_sum<method>(g[i], acc[i], q, word(0, i), checks);
+        all = checks;
     }
 
     // Adds several terms in one pass, with four registers of partial sums, which the processor computes independently.
-    template <SumMethod method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, Met<float>& all) {
+    template <SumMethod method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, BlockChecks<float>& all) {
         const NearRounder q = near;
-        Met<FloatLanes> met_lanes;
-        Met<float> met = all;
+        BlockChecks<FloatLanes> met_lanes;
+        BlockChecks<float> checks = all;
         int64_t i = 0;
         for (; i + 4 * lanes <= count; i += 4 * lanes) add_lanes<method, FloatLanes>(g, begin, terms, i, lanes, q, met_lanes);
-        for (; i + 4 <= count; i += 4) add_lanes<method, float>(g, begin, terms, i, 1, q, met);
+        for (; i + 4 <= count; i += 4) add_lanes<method, float>(g, begin, terms, i, 1, q, checks);
         for (; i < count; ++i)
             for (int r = 0; r < terms; ++r) {
-                if (method == members) met.digits |= to_bits(g[r][begin + i]);
-                acc[i] = near_sum<method>(acc[i], g[r][begin + i], q, met);
+                if (method == members) checks.digits |= to_bits(g[r][begin + i]);
+                acc[i] = near_sum<method>(acc[i], g[r][begin + i], q, checks);
             }
-        gather(met_lanes, met);
-        all = met;
+        gather(met_lanes, checks);
+        all = checks;
     }
 
     template <SumMethod method, class V>
-    CFP_MEMBER void add_lanes(const float* const* g, int64_t begin, int terms, int64_t i, int step, const NearRounder& q, Met<V>& met) {
+    CFP_MEMBER void add_lanes(const float* const* g, int64_t begin, int terms, int64_t i, int step, const NearRounder& q, BlockChecks<V>& checks) {
         float* const at = acc + i;
         V p0 = load<V>(at), p1 = load<V>(at + step), p2 = load<V>(at + 2 * step), p3 = load<V>(at + 3 * step);
         for (int r = 0; r < terms; ++r) {
@@ -261,11 +261,11 @@ private:
             const V g0 = load<V>(from), g1 = load<V>(from + step), g2 = load<V>(from + 2 * step),
                     g3 = load<V>(from + 3 * step);
             typedef Integers<V> N;
-            if (method == members) met.digits |= N::bits(g0) | N::bits(g1) | N::bits(g2) | N::bits(g3);
-            p0 = near_sum<method>(p0, g0, q, met);
-            p1 = near_sum<method>(p1, g1, q, met);
-            p2 = near_sum<method>(p2, g2, q, met);
-            p3 = near_sum<method>(p3, g3, q, met);
+            if (method == members) checks.digits |= N::bits(g0) | N::bits(g1) | N::bits(g2) | N::bits(g3);
+            p0 = near_sum<method>(p0, g0, q, checks);
+            p1 = near_sum<method>(p1, g1, q, checks);
+            p2 = near_sum<method>(p2, g2, q, checks);
+            p3 = near_sum<method>(p3, g3, q, checks);
         }
         store(at, p0);
         store(at + step, p1);
@@ -273,32 +273,32 @@ private:
         store(at + 3 * step, p3);
     }
 
-    template <SumMethod method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, Met<V>& met) {
-        if (method == members) return round_near<V>(a + b, q, met);
-        if (method == ties) return round_near_again<V>(a + b, q, met);
+    template <SumMethod method, class V> static CFP_MEMBER V near_sum(V a, V b, const NearRounder& q, BlockChecks<V>& checks) {
+        if (method == members) return round_near<V>(a + b, q, checks);
+        if (method == ties) return round_near_again<V>(a + b, q, checks);
         return a + b;
     }
 
     // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
-    template <SumMethod method, class G> void add_kahan(const G* g, int64_t count, Met<float>& all) {
+    template <SumMethod method, class G> void add_kahan(const G* g, int64_t count, BlockChecks<float>& all) {
         // y, t, acc and c are values of the format
         constexpr SumMethod inner = method == ties ? members : method == wide ? wide_members : method;
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
-        Met<float> met = all;
+        BlockChecks<float> checks = all;
         if constexpr (method == wide_members)
-            for (int64_t i = 0; i < count; ++i) met.digits |= to_bits(g[i]);
+            for (int64_t i = 0; i < count; ++i) checks.digits |= to_bits(g[i]);
         for (int64_t i = 0; i < count; ++i) {
-            if constexpr (method == members) met.digits |= to_bits(g[i]);
+            if constexpr (method == members) checks.digits |= to_bits(g[i]);
             const float old = acc[i];
-            const float y = rounded_sum<method>(g[i], -c[i], q, word(0, i), met);
-            const float t = rounded_sum<inner>(old, y, q, word(1, i), met);
-            const float gained = rounded_sum<inner>(t, -old, q, word(2, i), met);
-            const float lost = rounded_sum<inner>(gained, -y, q, word(3, i), met);
+            const float y = rounded_sum<method>(g[i], -c[i], q, word(0, i), checks);
+            const float t = rounded_sum<inner>(old, y, q, word(1, i), checks);
+            const float gained = rounded_sum<inner>(t, -old, q, word(2, i), checks);
+            const float lost = rounded_sum<inner>(gained, -y, q, word(3, i), checks);
             const u32 finite = static_cast<u32>(static_cast<i32>(to_bits(t) & 0x7fffffffu) < 0x7f800000);
             acc[i] = t;
             c[i] = from_bits(to_bits(lost) & (0u - finite));
         }
-        all = met;
+        all = checks;
     }
 };
 

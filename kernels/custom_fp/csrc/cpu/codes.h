@@ -197,13 +197,13 @@ template <class Code> struct Codec {
     void unpack_values(const u8* in, float* __restrict values, int64_t count, float power = 1.0f) {
         read(in, count);
         const Coder c = coder;
-        Met<float> met;
+        BlockChecks<float> checks;
         if (!c.is_plain) {
             for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode<false>(static_cast<u32>(codes[i]), c) * power);
             return;
         }
-        for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, met) * power;
-        if (met.largest <= static_cast<i32>(c.max_code)) return;
+        for (int64_t i = 0; i < count; ++i) values[i] = decode_number(static_cast<u32>(codes[i]), c, checks) * power;
+        if (checks.largest <= static_cast<i32>(c.max_code)) return;
         for (int64_t i = 0; i < count; ++i) values[i] = canonical(decode<true>(static_cast<u32>(codes[i]), c) * power);
     }
 };
@@ -220,20 +220,20 @@ public:
     NearestPacker(const Rule& rule, int shift)
         : codec(unpack_spec(rule.spec)), spec(unpack_spec(rule.spec)),
           exact(float32_will_do(spec, shift)),
-          quick(NearRounder::allowed(spec)), power(exact ? power_of_two<float>(shift) : 1.0f),
+          fast(NearRounder::allowed(spec)), power(exact ? power_of_two<float>(shift) : 1.0f),
           wide_power(power_of_two<double>(clamp_shift(shift))), near(make_near_rounder(spec, rule.overflow)),
           rounder(make_rounder<float>(spec, nearest_even, infinity)),
           wide(make_rounder<double>(spec, nearest_even, rule.overflow)), saturates(rule.overflow == saturate) {}
 
     void operator()(const float* x, u8* out, int64_t count) {
-        if (!(exact && quick && pack_quickly(x, count))) pack_slowly(x, count);
+        if (!(exact && fast && pack_fast(x, count))) pack_slowly(x, count);
         codec.write(out, count);
     }
 
 private:
     Codec<Code> codec;
     Spec spec;
-    bool exact, quick;
+    bool exact, fast;
     float power;
     double wide_power;
     NearRounder near;
@@ -241,17 +241,17 @@ private:
     Rounder<double> wide;
     bool saturates;
 
-    bool pack_quickly(const float* x, int64_t count) {
+    bool pack_fast(const float* x, int64_t count) {
         const NearRounder r = near;
         const Coder c = codec.coder;
         const float factor = power;
-        Met<float> met;
+        BlockChecks<float> checks;
         for (int64_t i = 0; i < count; ++i)
-            codec.codes[i] = static_cast<Code>(round_and_encode_near(x[i] * factor, r, c, met));
+            codec.codes[i] = static_cast<Code>(round_and_encode_near(x[i] * factor, r, c, checks));
         if (!c.is_plain)
             for (int64_t i = 0; i < count; ++i)  // there is no -0; its code is that of NaN, which exceeds the limit
                 codec.codes[i] = codec.codes[i] == static_cast<Code>(c.nan_code) ? 0 : codec.codes[i];
-        return met.largest <= r.limit;
+        return checks.largest <= r.limit;
     }
 
     void pack_slowly(const float* x, int64_t count) {

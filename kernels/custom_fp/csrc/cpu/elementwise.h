@@ -49,32 +49,32 @@ inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
 template <class F> void quantize_randomly(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.overflow);
-    const RandomRounder quick = make_random_rounder(spec);
-    const bool try_quickly = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec), few = has_few_bits(rule);
+    const RandomRounder fast = make_random_rounder(spec);
+    const bool try_fast = sizeof(F) == sizeof(float) && RandomRounder::allowed(spec), few = has_few_bits(rule);
     constexpr int piece = random_piece;
     in_pieces<piece>(x, out, begin, end, rule.offset, [&](const F* __restrict from, float* __restrict result, u64 index) {
         u32 random[piece], rest[group];
         for (int i = 0; i < piece; i += group) fill_half(random + i, index + i, 0, 0, rule.seed, rule.mask);
-        if (try_quickly) {
-            const RandomRounder r = quick;
-            Met<float> met;
+        if (try_fast) {
+            const RandomRounder r = fast;
+            BlockChecks<float> checks;
             if (few)
                 for (int i = 0; i < piece; ++i)
-                    result[i] = round_randomly<true>(static_cast<float>(from[i]), r, random[i], met);
+                    result[i] = round_randomly<true>(static_cast<float>(from[i]), r, random[i], checks);
             else
                 for (int i = 0; i < piece; ++i)
-                    result[i] = round_randomly(static_cast<float>(from[i]), r, random[i], met);
-            if (r.sure(met)) return;
+                    result[i] = round_randomly(static_cast<float>(from[i]), r, random[i], checks);
+            if (r.are_exact(checks)) return;
         }
         const Rounder<F> r = rounder;
         for (int i = 0; i < piece; i += group) {
             fill_half(rest, index + i, 0, 1, rule.seed, rule.mask);
             join_halves(random + i, rest, rule.mask);
         }
-        const auto round_all = [&](auto tells_infinity, auto has_form) {
+        const auto round_all = [&](auto detects_infinity, auto has_form) {
             constexpr u32 read = has_form ? ~0u : ~1u;  // without a form the last bit is 0; this tells the compiler
             for (int i = 0; i < piece; ++i)
-                result[i] = static_cast<float>(round<stochastic, tells_infinity>(from[i], r, random[i] & read));
+                result[i] = static_cast<float>(round<stochastic, detects_infinity>(from[i], r, random[i] & read));
         };
         const bool has_form = rule.mask & 1;
         if (rule.overflow == propagate)
@@ -88,15 +88,15 @@ template <Mode mode, class F>
 void quantize_by(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, rule.mode, rule.overflow);
-    const NearRounder quick = make_near_rounder(spec, rule.overflow);
-    const bool try_quickly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && NearRounder::fits(spec);
+    const NearRounder fast = make_near_rounder(spec, rule.overflow);
+    const bool try_fast = sizeof(F) == sizeof(float) && rule.mode == nearest_even && NearRounder::fits(spec);
     constexpr int piece = long_piece;
     in_pieces<piece>(x, out, begin, end, 0, [&](const F* __restrict from, float* __restrict result, u64) {
-        if (try_quickly) {
-            const NearRounder r = quick;
-            Met<float> met;
-            for (int i = 0; i < piece; ++i) result[i] = round_near(static_cast<float>(from[i]), r, met);
-            if (met.largest <= r.limit) return;
+        if (try_fast) {
+            const NearRounder r = fast;
+            BlockChecks<float> checks;
+            for (int i = 0; i < piece; ++i) result[i] = round_near(static_cast<float>(from[i]), r, checks);
+            if (checks.largest <= r.limit) return;
         }
         const Rounder<F> r = rounder;
         for (int i = 0; i < piece; ++i) result[i] = static_cast<float>(round<mode>(from[i], r, 0));

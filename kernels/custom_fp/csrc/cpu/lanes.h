@@ -74,8 +74,8 @@ CFP_FN FloatLanes multiply_add(FloatLanes a, FloatLanes b, FloatLanes c) {
 #endif
 }
 
-// Combines what all lanes met.
-CFP_FN void gather(const Met<FloatLanes>& from, Met<float>& to) {
+// Combines what all lanes checks.
+CFP_FN void gather(const BlockChecks<FloatLanes>& from, BlockChecks<float>& to) {
     i32 largest[lanes], tie[lanes];
     u32 digits[lanes];
     std::memcpy(largest, &from.largest, sizeof largest);

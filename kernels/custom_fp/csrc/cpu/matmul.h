@@ -18,17 +18,17 @@ struct NearArithmetic {
     NearRounder r;
     explicit NearArithmetic(const Spec& s) : r(make_near_rounder(s, infinity)) {}
     CFP_MEMBER float product(float a, float b, i32& seen) const {
-        Met<float> met;
-        met.largest = seen;
-        const float product = multiply_near(a, b, r, met);
-        seen = met.largest;
+        BlockChecks<float> checks;
+        checks.largest = seen;
+        const float product = multiply_near(a, b, r, checks);
+        seen = checks.largest;
         return product;
     }
     CFP_MEMBER float sum(float a, float b, i32& seen) const {
-        Met<float> met;
-        met.largest = seen;
-        const float sum = round_near(a + b, r, met);
-        seen = met.largest;
+        BlockChecks<float> checks;
+        checks.largest = seen;
+        const float sum = round_near(a + b, r, checks);
+        seen = checks.largest;
         return sum;
     }
     bool trusted(i32 seen) const { return seen <= r.limit; }
@@ -122,22 +122,22 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
 }
 
 // Multiplies `count` (1 or rows_per_pass) rows of a and a panel. Returns false if the results may be wrong.
-inline bool quick_rows(const float* a, const Facts& columns, int count, const float* b_Kx64, float* out, int64_t K,
-                       const NearMatmul& quick) {
+inline bool fast_rows(const float* a, const ValueRange& columns, int count, const float* b_Kx64, float* out, int64_t K,
+                       const NearMatmul& fast) {
     NearMethod method, other;
-    if (!quick.takes(facts_of(a, K), columns, K, method)) return false;
-    if (count == 1) return near_rows_of<1>(method, a, b_Kx64, out, K, quick);
-    if (!quick.takes(facts_of(a + K, K), columns, K, other)) return false;
-    if (method == other) return near_rows_of<rows_per_pass>(method, a, b_Kx64, out, K, quick);
-    return near_rows_of<1>(method, a, b_Kx64, out, K, quick) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, quick);
+    if (!fast.takes(value_range(a, K), columns, K, method)) return false;
+    if (count == 1) return near_rows_of<1>(method, a, b_Kx64, out, K, fast);
+    if (!fast.takes(value_range(a + K, K), columns, K, other)) return false;
+    if (method == other) return near_rows_of<rows_per_pass>(method, a, b_Kx64, out, K, fast);
+    return near_rows_of<1>(method, a, b_Kx64, out, K, fast) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, fast);
 }
 
-// Multiplies rows begin..end of a (MxK) and b (KxN). `buffer` holds K * 64 values. `quick` is tried first if it is not
+// Multiplies rows begin..end of a (MxK) and b (KxN). `buffer` holds K * 64 values. `fast` is tried first if it is not
 // null, then `first`. `second` is always right.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                  bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second,
-                 const NearMatmul* quick) {
+                 const NearMatmul* fast) {
     float rows[rows_per_pass * panel];
     for (int64_t column = 0; column < N; column += panel) {
         const size_t width = static_cast<size_t>(N - column < panel ? N - column : panel);
@@ -145,11 +145,11 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
             std::memset(buffer + k * panel, 0, panel * sizeof(float));
             std::memcpy(buffer + k * panel, b + k * N + column, width * sizeof(float));
         }
-        const Facts facts = quick ? facts_of(buffer, K * panel) : Facts();
+        const ValueRange range = fast ? value_range(buffer, K * panel) : ValueRange();
         for (int64_t i = begin; i < end;) {
             const float* a_row = a + i * K;
             const int count = end - i < rows_per_pass ? 1 : rows_per_pass;
-            if (quick && quick_rows(a_row, facts, count, buffer, rows, K, *quick)) {
+            if (fast && fast_rows(a_row, range, count, buffer, rows, K, *fast)) {
             } else {
                 for (int r = 0; r < count; ++r) {
                     const float* at = a_row + r * K;
@@ -172,11 +172,11 @@ void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int6
 void matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                   const Rule& rule, bool kahan, float* buffer) {
     const Spec spec = unpack_spec(rule.spec);
-    std::optional<NearMatmul> quick;
+    std::optional<NearMatmul> fast;
     if (has_fma && !kahan && spec.is_plain && NearRounder::allowed(spec))
-        quick.emplace(spec, make_near_rounder(spec, infinity));
+        fast.emplace(spec, make_near_rounder(spec, infinity));
     const auto run = [&](const auto& first, const auto& second) {
-        matmul_rows(a, b, out, begin, end, K, N, kahan, spec.is_plain, buffer, first, second, quick ? &*quick : nullptr);
+        matmul_rows(a, b, out, begin, end, K, N, kahan, spec.is_plain, buffer, first, second, fast ? &*fast : nullptr);
     };
     if (!spec.is_signed)
         run(UnsignedArithmetic(spec), UnsignedArithmetic(spec));

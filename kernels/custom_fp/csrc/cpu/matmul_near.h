@@ -1,5 +1,5 @@
 // matmul to a format of at most 11 digits, rounded to nearest even, with as few instructions as possible. The
-// properties of a row and a panel of columns (Facts) decide which of them can be omitted.
+// properties of a row and a panel of columns (ValueRange) decide which of them can be omitted.
 //
 //   acc = Q(acc + Q(a b)), Q(x) = (x + y 2^(23 - m)) - y 2^(23 - m)
 //
@@ -13,7 +13,7 @@
 #pragma once
 
 #include "cpu/lanes.h"
-#include "cpu/facts.h"
+#include "cpu/value_range.h"
 
 namespace custom_fp {
 namespace {
@@ -40,7 +40,7 @@ struct NearMatmul {
           digits(s.mantissa_bits + 1), emin(s.emin), top((r.limit >> 23) - 127), limit(r.limit & 0x7f800000) {}
 
     // Chooses the method for a row. Returns false if none is right.
-    bool takes(const Facts& a, const Facts& b, int64_t depth, NearMethod& method) const {
+    bool takes(const ValueRange& a, const ValueRange& b, int64_t depth, NearMethod& method) const {
         if (!a.finite || !b.finite || a.most + b.most + 2 > top) return false;
         const int least = a.least + b.least, together = a.digits + b.digits;
         const int last = least - (a.digits - 1) - (b.digits - 1);  // place of a product's last digit, or below it

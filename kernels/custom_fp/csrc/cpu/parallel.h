@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cpu/fp_environment.h"
-#include "cpu/team.h"
+#include "cpu/thread_team.h"
 
 namespace custom_fp {
 

@@ -15,14 +15,14 @@ typedef u8 ByteLanes __attribute__((vector_size(lanes)));
 constexpr int64_t ahead = 1024;  // values to prefetch, for loops so long that the processor does not do it
 
 // Loads a register of the `left` values from x on. If there are fewer, the others are zero.
-CFP_FN FloatLanes load_some(const float* x, int64_t left) {
+CFP_FN FloatLanes load_partial(const float* x, int64_t left) {
     if (left >= lanes) return load<FloatLanes>(x);
     FloatLanes values = {};
     std::memcpy(&values, x, static_cast<size_t>(left) * sizeof(float));
     return values;
 }
 
-CFP_FN void store_some(float* out, FloatLanes values, int64_t left) {
+CFP_FN void store_partial(float* out, FloatLanes values, int64_t left) {
     if (left >= lanes)
         store(out, values);
     else

@@ -96,7 +96,7 @@ inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 k
 #endif
 
 // Writes half `half` of the bits of element first + j to the upper 16 bits of out[j], as far as `mask` (Rule::mask)
-// counts them; the first half as from `shaped`. `first` is a multiple of 128.
+// counts them; the first half as from `rounding_bits`. `first` is a multiple of 128.
 inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 mask) {
     const u32 kept = (half ? counted(mask) << 16 : counted(mask)) & 0xffff0000u;
     if (kept)
@@ -104,14 +104,14 @@ inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 m
     else
         std::memset(out, 0, group * sizeof(u32));
     if ((mask & 1) && !half)
-        for (int j = 0; j < group; ++j) out[j] = shaped(out[j], mask) & 0xffff0000u;
+        for (int j = 0; j < group; ++j) out[j] = rounding_bits(out[j], mask) & 0xffff0000u;
 }
 
 // Combines both halves of the bits of 128 elements, in place of the first halves.
 inline void join_halves(u32* upper, const u32* lower, u32 mask) {
     for (int j = 0; j < group; ++j) upper[j] |= lower[j] >> 16;
     if (mask & 1)
-        for (int j = 0; j < group; ++j) upper[j] = shaped(upper[j], mask);
+        for (int j = 0; j < group; ++j) upper[j] = rounding_bits(upper[j], mask);
 }
 
 }  // namespace

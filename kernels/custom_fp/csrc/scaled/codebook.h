@@ -3,9 +3,11 @@
 // y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j. formats/elements.py computes them and defines
 // the result. There are three methods to find i without a branch:
 //
-// few     for at most 16 values: 4 bisections with the thresholds in a register. cells   by the top bits of y. The two
-// halves of the table are for y >= 0 and y < 0. Each cell has at most one threshold
-//         (infinity for none), and the values and codes on both sides of it. The smallest y share a cell.
+// few     For at most 16 values: 4 bisections with the thresholds in a register.
+//
+// cells   The top bits of y select a cell. The two halves of the table are for y >= 0 and y < 0. Each cell has at most
+//         one threshold (infinity for none), and the values and codes on both sides of it. The smallest y share a cell.
+//
 // search  8 bisections, for tables whose values are too close for cells. `cells.half` is 0.
 #pragma once
 

@@ -35,7 +35,7 @@ Range range_of(const Ends& ends) {
 
 Range affine_range(const float* x, int64_t n) {
     Ends ends;
-    for (int64_t i = 0; i < n; i += lanes) ends.meet(load_some(x + i, n - i));
+    for (int64_t i = 0; i < n; i += lanes) ends.meet(load_partial(x + i, n - i));
     return range_of(ends);
 }
 
@@ -79,8 +79,8 @@ void affine_quantize(const float* x, float* out, int64_t n, int64_t block, float
         const AffineLanes a(of, levels);
         for (int64_t i = begin; i < begin + count; i += lanes) {
             __builtin_prefetch(x + i + ahead);
-            const FloatLanes code = a.code(load_some(x + i, begin + count - i));
-            store_some(out + i, (code - a.zero) * a.scale, begin + count - i);
+            const FloatLanes code = a.code(load_partial(x + i, begin + count - i));
+            store_partial(out + i, (code - a.zero) * a.scale, begin + count - i);
         }
     });
 }
@@ -92,7 +92,7 @@ void affine_encode(const float* x, u8* codes, float* scales, u8* zeros, int64_t 
         if (scales) scales[begin / block] = of.scale;
         if (zeros) zeros[begin / block] = static_cast<u8>(of.zero);
         for (int64_t i = begin; i < begin + count; i += lanes) {
-            const FloatLanes code = of.scale == of.scale ? a.code(load_some(x + i, begin + count - i)) : FloatLanes{};
+            const FloatLanes code = of.scale == of.scale ? a.code(load_partial(x + i, begin + count - i)) : FloatLanes{};
             store_bytes(codes + i, __builtin_convertvector(code, IntLanes), begin + count - i);
         }
     });
@@ -112,16 +112,16 @@ AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int
                         float levels) {
     Ends ends;
     for (int64_t row = 0; row < high; ++row)
-        for (int64_t c = 0; c < wide; c += lanes) ends.meet(load_some(x + row * columns + c, wide - c));
+        for (int64_t c = 0; c < wide; c += lanes) ends.meet(load_partial(x + row * columns + c, wide - c));
     const Range range = range_of(ends);
     const AffineScale of = affine_scale(range.low, range.high, range.largest, levels);
     const AffineLanes a(of, levels);
     for (int64_t row = 0; row < high; ++row)
         for (int64_t c = 0; c < wide; c += lanes) {
             const int64_t at = row * columns + c;
-            const FloatLanes code = of.scale == of.scale ? a.code(load_some(x + at, wide - c)) : FloatLanes{};
+            const FloatLanes code = of.scale == of.scale ? a.code(load_partial(x + at, wide - c)) : FloatLanes{};
             if (out)
-                store_some(out + at, (code - a.zero) * a.scale, wide - c);
+                store_partial(out + at, (code - a.zero) * a.scale, wide - c);
             else
                 store_bytes(codes + at, __builtin_convertvector(code, IntLanes), wide - c);
         }
@@ -131,7 +131,7 @@ AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int
 void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, float levels) {
     Ends ends[columns_per_pass / lanes];
     for (int64_t row = 0; row < rows; ++row)
-        for (int64_t c = 0; c < n; c += lanes) ends[c / lanes].meet(load_some(x + row * inner + c, n - c));
+        for (int64_t c = 0; c < n; c += lanes) ends[c / lanes].meet(load_partial(x + row * inner + c, n - c));
     float scales[3][columns_per_pass];
     for (int64_t c = 0; c < n; ++c) {
         const Ends& of = ends[c / lanes];
@@ -144,11 +144,11 @@ void affine_columns(const float* x, float* out, int64_t rows, int64_t inner, int
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t c = 0; c < n; c += lanes) {
             AffineLanes a({0.0f, 0.0f, 0.0f}, levels);
-            a.scale = load_some(scales[0] + c, n - c);
-            a.inverse = load_some(scales[1] + c, n - c);
-            a.zero = load_some(scales[2] + c, n - c);
-            const FloatLanes code = a.code(load_some(x + row * inner + c, n - c));
-            store_some(out + row * inner + c, (code - a.zero) * a.scale, n - c);
+            a.scale = load_partial(scales[0] + c, n - c);
+            a.inverse = load_partial(scales[1] + c, n - c);
+            a.zero = load_partial(scales[2] + c, n - c);
+            const FloatLanes code = a.code(load_partial(x + row * inner + c, n - c));
+            store_partial(out + row * inner + c, (code - a.zero) * a.scale, n - c);
         }
 }
 

@@ -75,7 +75,7 @@ CFP_FN void each_place(const float* x, int64_t n, float scale, const CodebookTab
     const FloatLanes divisor = FloatLanes{} + (scale > 0.0f ? scale : 1.0f);
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
-        each(i, n - i, place_of<method>(load_some(x + i, n - i) / divisor, t));
+        each(i, n - i, place_of<method>(load_partial(x + i, n - i) / divisor, t));
     }
 }
 
@@ -111,7 +111,7 @@ void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, 
                           const CodebookTables& t) {
     each_block(x, n, block, given, nullptr, [&](int64_t begin, int64_t count, float scale) {
         each_place<method>(x + begin, count, scale, t, [&](int64_t i, int64_t some, IntLanes place) {
-            store_some(out + begin + i, value_at<method>(place, t) * scale, some);
+            store_partial(out + begin + i, value_at<method>(place, t) * scale, some);
         });
     });
 }
@@ -122,7 +122,7 @@ void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner
     IntLanes most[columns_per_pass / lanes] = {};
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t c = 0; c < n; c += lanes) {
-            const IntLanes bits = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c));
+            const IntLanes bits = (IntLanes)Lanes::bits(load_partial(x + row * inner + c, n - c));
             most[c / lanes] = Lanes::more(most[c / lanes], bits & 0x7fffffff);
         }
     for (int64_t row = 0; row < rows; ++row)
@@ -130,9 +130,9 @@ void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner
             const IntLanes largest = most[c / lanes], finite = largest < 0x7f800000, some = largest > 0;
             const FloatLanes scale = (FloatLanes)((largest & finite) | (0x7fc00000 & ~finite));
             const FloatLanes divisor = (FloatLanes)((largest & some) | (0x3f800000 & ~some));
-            const IntLanes y = (IntLanes)Lanes::bits(load_some(x + row * inner + c, n - c) / divisor);
+            const IntLanes y = (IntLanes)Lanes::bits(load_partial(x + row * inner + c, n - c) / divisor);
             const IntLanes place = place_of<method>((FloatLanes)((y & finite) | (IntLanes(0xbf800000 + IntLanes{}) & ~finite)), t);
-            store_some(out + row * inner + c, value_at<method>(place, t) * scale, n - c);
+            store_partial(out + row * inner + c, value_at<method>(place, t) * scale, n - c);
         }
 }
 

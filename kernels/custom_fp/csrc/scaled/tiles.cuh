@@ -53,10 +53,10 @@ template <class Kind> CFP_FN typename Kind::Ends ends_of(const Kind& kind, const
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 //
-// 16 lanes have 128 adjacent values, where lane l has the 8 values at l, l + 16 and so on. Random bits have the same
-// layout (philox.h), so that a lane draws those of its own values. The Ends of `have` blocks are joined in halves: of
-// two lanes `apart`, each keeps half of the blocks, until each 16 / have lanes have one block, whose scale they
-// compute.
+// 16 lanes work on 128 adjacent values: lane l has the 8 values at l, l + 16 and so on. Random bits have the same layout
+// (philox.h), so a lane draws the bits of its own values. At first, each lane has the Ends of `have` blocks. In each
+// step, two lanes with a distance of `apart` exchange Ends, and each keeps half of the blocks. In the end, every group
+// of 16 / have lanes has one block, and computes its scale.
 
 template <int have, int apart, class Kind> CFP_FN void join_halves(const Kind& kind, typename Kind::Ends* ends, int lane) {
     if constexpr (apart > 0 && have > 1) {

@@ -6,7 +6,7 @@
 // (tabulated/lifts.py checks that). Results that are NaN are looked up in the cells.
 #pragma once
 
-#include "cpu/facts.h"
+#include "cpu/value_range.h"
 #include "cpu/gather.h"
 #include "cpu/matmul_near.h"
 #include "cpu/partial_lanes.h"
@@ -86,7 +86,7 @@ CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
 class LaneRounder {
 public:
     explicit LaneRounder(const Table& table)
-        : t_(table), is_quick_(table.lifts[lift_quick] != 0), is_short_(table.lifts[lift_short] != 0),
+        : t_(table), uses_lifts_(table.lifts[lift_use] != 0), is_short_(table.lifts[lift_short] != 0),
           first_(table.lifts[lift_first]) {
         signed_zero_ = IntLanes{} + table.lifts[lift_zero];
 #if defined(__AVX512F__)
@@ -96,7 +96,7 @@ public:
 
     // Rounds a float32, or a number that was rounded to odd.
     FloatLanes of(FloatLanes key) const {
-        if (is_quick_) {
+        if (uses_lifts_) {
             const FloatLanes lift = lift_of(key), lifted = some((key + lift) - lift, (IntLanes)(key != 0.0f));
             if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, key);
         }
@@ -108,7 +108,7 @@ public:
     // Rounds the sum of two values of the table. If they have at most 11 digits and float32 rounds the sum, the smaller
     // one adds less than a quarter of the distance from the larger one to the nearest step.
     FloatLanes sum_of_values(FloatLanes a, FloatLanes b) const {
-        if (is_quick_ && is_short_) {
+        if (uses_lifts_ && is_short_) {
             const FloatLanes near = a + b, lift = lift_of(near);
             const FloatLanes lifted = some((near + lift) - lift, (IntLanes)(near != 0.0f));
             if (!any((IntLanes)(lifted != lifted))) return with_zero(lifted, near);
@@ -118,7 +118,7 @@ public:
 
     // The fused addition rounds a * b once. The lift is that of the nearest float32.
     FloatLanes product(FloatLanes a, FloatLanes b) const {
-        if (has_fma && is_quick_) {
+        if (has_fma && uses_lifts_) {
             const FloatLanes near = a * b, lift = lift_of(near);
             const IntLanes is_some = (IntLanes)(near != 0.0f) | ((IntLanes)(a != 0.0f) & (IntLanes)(b != 0.0f));
             const FloatLanes lifted = some(multiply_add(a, b, lift) - lift, is_some);
@@ -129,7 +129,7 @@ public:
 
 private:
     Table t_;
-    bool is_quick_, is_short_;
+    bool uses_lifts_, is_short_;
     i32 first_;
     IntLanes signed_zero_;
 
@@ -188,7 +188,7 @@ template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t
         FloatLanes term[registers_per_pass] = {}, sum[registers_per_pass], lost[registers_per_pass];
         for (int v = 0; v < registers_per_pass; ++v) {
             const int64_t at = i + v * lanes;
-            if (at < n) term[v] = load_some(g + at, n - at);
+            if (at < n) term[v] = load_partial(g + at, n - at);
             sum[v] = load<FloatLanes>(acc + at);
             if (kahan) lost[v] = load<FloatLanes>(c + at);
         }

@@ -14,20 +14,20 @@ namespace {
 
 // ---- steps, a register of them at a time -------------------------------------------------------------------------
 
-CFP_FN void store_some(u8* codes, IntLanes values, int64_t left) { store_bytes(codes, values, left); }
-CFP_FN void store_some(u32* codes, IntLanes values, int64_t left) {
+CFP_FN void store_partial(u8* codes, IntLanes values, int64_t left) { store_bytes(codes, values, left); }
+CFP_FN void store_partial(u32* codes, IntLanes values, int64_t left) {
     if (left >= lanes)
         std::memcpy(codes, &values, sizeof values);
     else
         std::memcpy(codes, &values, static_cast<size_t>(left) * sizeof(u32));
 }
-CFP_FN void store_some(float* out, IntLanes values, int64_t left) { store_some(out, (FloatLanes)values, left); }
+CFP_FN void store_partial(float* out, IntLanes values, int64_t left) { store_partial(out, (FloatLanes)values, left); }
 
 // Rounds by adding and subtracting, which is faster than cells by octave.
 void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
-        store_some(out + i, to.of(load_some(x + i, n - i)), n - i);
+        store_partial(out + i, to.of(load_partial(x + i, n - i)), n - i);
     }
 }
 
@@ -36,7 +36,7 @@ template <bool by_octave, class To>
 void step_all(const float* x, To* out, int64_t n, const Table table, const i32* results) {
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
-        store_some(out + i, gather(results, sides_of<by_octave>(load_some(x + i, n - i), table)), n - i);
+        store_partial(out + i, gather(results, sides_of<by_octave>(load_partial(x + i, n - i), table)), n - i);
     }
 }
 
@@ -53,7 +53,7 @@ template <> struct TableRounder<float> {
     explicit TableRounder(const i32* table) : t(open_table(table)) {}
 
     void values(const float* x, float* out, int64_t n, u64, u32) const {
-        if (t.kind == table_steps && t.by_octave && t.lifts[lift_quick]) return lift_all(x, out, n, LaneRounder(t));
+        if (t.kind == table_steps && t.by_octave && t.lifts[lift_use]) return lift_all(x, out, n, LaneRounder(t));
         if (t.kind == table_steps) return step_all(x, out, n, t, t.values);
         for (int64_t i = 0; i < n; ++i) out[i] = value_in(x[i], t, 0);
     }

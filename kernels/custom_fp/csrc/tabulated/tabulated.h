@@ -1,19 +1,20 @@
 // Rounding to formats that are a table of values, as formats/tabulated.py and tabulated/rounding.py define it.
 //
-// A rounding without random bits is a step function of a number's bits. For each sign there are ascending thresholds
-// t_j of the magnitude as an integer, and a result above each of them. Overflow, infinity and NaN are steps like the
+// Rounding without random bits is a step function of a number's bits. For each sign, there are ascending thresholds t_j
+// of the magnitude (as an integer), and a result above each of them. Overflow, infinity and NaN are steps like the
 // others. The top bits of the magnitude select a cell, which has at most one threshold and the results on both sides of
-// it. Cells are
+// it. There are two kinds of cells:
 //
-// even      of one size, for tables of few values; the first and the last cell also have all values past the ends
-// by octave of a size for each float32 exponent, for tapered precision
+// even       All cells have one size, for tables of few values. The first and the last cell also have all values below
+//            and above them.
+// by octave  The size depends on the float32 exponent, for formats with tapered precision.
 //
-// Numbers that are not float32 (doubles, exact sums and products) are first rounded to odd. Boundaries and values have
-// one digit fewer than float32, so no step changes. Stochastic rounding needs the distance of a double from the value
-// below, and rounding to odd needs to know whether there is any.
+// Numbers that are not float32 (doubles, exact sums and products) are first rounded to odd in float32. This changes no
+// step, because thresholds and values have at least one digit fewer than float32. Stochastic rounding needs the distance
+// of a double from the value below it, and rounding to odd must know whether that distance is zero.
 //
-// A table is one array of 32-bit words, which tabulated/tables.py computes. The first words are the offsets of its
-// parts.
+// A table is one array of 32-bit words, which tabulated/tables.py computes. It starts with a header (open_table), which
+// has the offsets of the parts.
 #pragma once
 
 #include "custom_fp.h"
@@ -23,30 +24,31 @@ namespace custom_fp {
 enum TableKind { table_steps = 0, table_random = 1, table_odd = 2 };
 
 struct Table {
-    i32 kind, shift, first, last, half;  // half: the number of cells for each sign
+    i32 kind, shift, first, last, half;  // half: the number of cells of each sign
     bool by_octave, narrow;              // narrow: sums stay in the range of float32
     i32 bits;
     const i32* octaves;                  // [256] first cell << 5 | shift
     const i32* thresholds;               // [2 half]
     const i32* values;                   // [2 half][2]: float32 bits for magnitudes up to the threshold, and above
     const i32* codes;                    // [2 half][2]
-    // Kinds that need the distance have these instead of values and codes of cells:
+    // The kinds that need the distance have these instead of `values` and `codes`. A place is the index of a magnitude.
     const i32* places;                   // [2 half][2]
-    const double* lows;                  // by place: the value there, and the distance to the next; infinity for none
-    const double* gaps;
+    const double* lows;                  // by place: its magnitude
+    const double* gaps;                  // by place: the distance to the next magnitude; infinity for none
     const i32* goes_up;                  // by place: for table_odd, whether inexact numbers are rounded up
     const i32* place_values;             // by place
     const i32* place_codes;
     const i32* decoded;                  // [2^bits] float32 bits
-    const i32* lifts;                    // what rounds to nearest without looking up: see Lifts
+    const i32* lifts;                    // for rounding to nearest without looking up values: see Lifts
 };
 
-// Where the parts of `lifts` are: float32 bits of a number whose ulp is that of a binade's values, NaN where they have
-// none. Binade 0 is zero alone (NaN), b the magnitudes above (b - 1) << 23, up to b << 23.
+// The parts of `lifts`. A lift is a float32 whose ulp is the step of the values in a binade, or NaN if there is none;
+// adding it rounds to these steps. Binade 0 is only zero (NaN); binade b has the magnitudes whose bits are above
+// (b - 1) << 23, up to b << 23.
 enum Lifts {
-    lift_quick = 0,    // whether they are worth trying
-    lift_first = 1,    // the binade where the window begins
-    lift_zero = 2,     // the sign's bit where there is a -0
+    lift_use = 0,      // whether lifts are worth trying
+    lift_first = 1,    // the first binade of the window
+    lift_zero = 2,     // the bit of the sign, if the format has a -0
     lift_short = 3,    // whether values have at most 11 digits, steps 12, and no step is at a value
     lift_window = 4,   // [64], the last NaN
     lift_binades = 68  // [257]
@@ -72,7 +74,7 @@ CFP_FN Table open_table(const i32* words) {
     return t;
 }
 
-// The float32 nearest to x towards zero, with its last digit set where x is another number (round to odd).
+// x rounded to odd in float32: truncated, with the last digit set if x is not a float32.
 CFP_FN float to_odd_float32(double x) {
     const float near = static_cast<float>(x);
     const double back = static_cast<double>(near);
@@ -98,11 +100,11 @@ CFP_FN i32 side_of(float key, const Table& t) {
     return 2 * cell + (magnitude > t.thresholds[cell]);
 }
 
-// Of table_random: how many places x goes up from the one it is at or above, by 32 random bits as `round` takes
-// them: 0 or 1. Selected by masks, for loops over many.
+// For table_random: returns 1 if x is rounded up from the place at or below it, else 0. `random` has 32 random bits, as
+// in `round`. Selection is done with masks, for loops that compilers vectorize.
 CFP_FN i32 goes_up(double x, double low, double gap, u32 random) {
     const double magnitude = from_bits(to_bits(x) & ~Bits<double>::sign), distance = (magnitude - low) / gap;
-    const u64 below_one = 0 - static_cast<u64>(distance < 1.0);  // not of the NaN of what has no place above
+    const u64 below_one = 0 - static_cast<u64>(distance < 1.0);  // 0 for NaN: there is no place above
     const double clipped = from_bits(to_bits(distance * 2147483648.0) & below_one);
     const i32 whole = static_cast<i32>(clipped);
     const u32 more = static_cast<u32>(clipped > static_cast<double>(whole)) & random & 1;
@@ -115,14 +117,15 @@ CFP_FN i32 place_of(double x, const Table& t, u32 random) {
     return place + goes_up(x, t.lows[place], t.gaps[place], random);
 }
 
-// Of table_odd.
+// For table_odd.
 CFP_FN i32 place_of(float key, const Table& t) {
     const i32 place = t.places[side_of(key, t)];
     const double magnitude = static_cast<double>(from_bits(to_bits(key) & 0x7fffffffu));
     return place + ((magnitude != t.lows[place]) & t.goes_up[place]);
 }
 
-// Of an exact number, a float of table_steps and table_odd, a double of table_random: what it becomes, and its code.
+// The rounded value of an exact number, and its code. The number is a float for table_steps and table_odd, and a double
+// for table_random.
 CFP_FN float value_in(float key, const Table& t, u32) {
     const i32 bits = t.kind == table_odd ? t.place_values[place_of(key, t)] : t.values[side_of(key, t)];
     return from_bits(static_cast<u32>(bits));
@@ -141,7 +144,7 @@ CFP_FN float decoded_in(u32 code, const Table& t) {
     return from_bits(static_cast<u32>(t.decoded[code & ((1u << t.bits) - 1)]));
 }
 
-// a + b as such an exact number
+// a + b as an exact number for the functions above
 CFP_FN void add_exactly(float a, float b, const Table& t, float& sum) {
     sum = t.narrow ? add_to_odd(a, b)
                    : to_odd_float32(add_to_odd(static_cast<double>(a), static_cast<double>(b)));

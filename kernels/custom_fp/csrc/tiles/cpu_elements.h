@@ -68,18 +68,18 @@ public:
     Elements(const Scaling& f, const Rule& rule)
         : f(f), rule{f.element, rule.mode, saturate, rule.seed, rule.offset, rule.mask}, near(make_near_rounder(unpack_spec(f.element), saturate)),
           random(make_random_rounder(unpack_spec(f.element))),
-          quick(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
+          fast(rule.mode == nearest_even && NearRounder::fits(unpack_spec(f.element)) &&
                 near.limit >= static_cast<i32>(to_bits(f.most))),
           draws(rule.mode == stochastic && RandomRounder::allowed(unpack_spec(f.element))) {}
 
-    bool is_quick() const { return quick; }
+    bool is_fast() const { return fast; }
     bool is_random() const { return draws; }  // random bits can be drawn in advance
     bool is_integer() const { return f.is_integer; }
 
     // The element of x, if the fast path is right.
     template <bool integer, class F> CFP_MEMBER F round(F x, F r) const {
         typedef Integers<F> N;
-        const F q = hold<F>(x * r, F{} + f.least, F{} + f.most);
+        const F q = clamp<F>(x * r, F{} + f.least, F{} + f.most);
         const typename N::I exponent =
             N::more((typename N::I)(N::bits(q) & 0x7f800000u), typename N::I{} + near.min_exponent);
         const F magic = N::value((typename N::U)(exponent + near.offset)), rounded = (q + magic) - magic;
@@ -88,12 +88,12 @@ public:
 
     // Rounds q = x * r to elements, in place. index: that of the first one in the tensor.
     void finish(float* q, int64_t count, u64 index) const {
-        for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most);
+        for (int64_t i = 0; i < count; ++i) q[i] = clamp(q[i], f.least, f.most);
         Rule here = rule;
         here.offset += index;
         quantize(q, q, 0, count, here);
         if (f.is_integer)
-            for (int64_t i = 0; i < count; ++i) q[i] = hold(q[i], f.least, f.most) + 0.0f;
+            for (int64_t i = 0; i < count; ++i) q[i] = clamp(q[i], f.least, f.most) + 0.0f;
     }
 
     // Draws the first halves of the random bits of `count` elements from `index` on. words: memory for `drawn(count)`
@@ -113,19 +113,19 @@ public:
         float e[random_piece];
         for (int64_t start = 0; start < count; start += random_piece) {
             const int64_t end = smaller<int64_t>(random_piece, count - start);
-            Met<float> met;
+            BlockChecks<float> checks;
             if (has_few_bits(rule))
                 for (int64_t i = 0; i < end; ++i)
-                    e[i] = round_randomly<true>(hold(q[start + i], least, most), r, bits[start + i], met);
+                    e[i] = round_randomly<true>(clamp(q[start + i], least, most), r, bits[start + i], checks);
             else
                 for (int64_t i = 0; i < end; ++i)
-                    e[i] = round_randomly(hold(q[start + i], least, most), r, bits[start + i], met);
-            if (!r.sure(met)) {
+                    e[i] = round_randomly(clamp(q[start + i], least, most), r, bits[start + i], checks);
+            if (!r.are_exact(checks)) {
                 finish(q + start, end, index + static_cast<u64>(start));
                 continue;
             }
             if (f.is_integer)
-                for (int64_t i = 0; i < end; ++i) e[i] = hold(e[i], least, most) + 0.0f;
+                for (int64_t i = 0; i < end; ++i) e[i] = clamp(e[i], least, most) + 0.0f;
             std::memcpy(q + start, e, static_cast<size_t>(end) * sizeof(float));
         }
     }
@@ -135,7 +135,7 @@ private:
     Rule rule;
     NearRounder near;
     RandomRounder random;
-    bool quick, draws;
+    bool fast, draws;
 };
 
 template <int registers, class Step>

@@ -115,7 +115,7 @@ void over_one(const float* x, int64_t begin, int64_t end, const Scaling& f, cons
     float e[most];
     for (int64_t start = begin; start < end; start += most) {
         const int64_t count = smaller(most, end - start);
-        if (elements.is_quick()) {
+        if (elements.is_fast()) {
             (f.is_integer ? round_piece<true> : round_piece<false>)(x + start, e, count, most, &r, &s, elements, false);
         } else {
             for (int64_t i = 0; i < count; ++i) e[i] = x[start + i] * r;

@@ -116,7 +116,7 @@ public:
     // Writes the values of a row of a unit, or its elements if not `scaled`.
     void round(const float* x, float* out, const Unit& u, int64_t row, bool scaled) {
         x += u.first + row * g.columns;
-        if (elements.is_quick()) {
+        if (elements.is_fast()) {
             (elements.is_integer() ? round_piece<true> : round_piece<false>)(x, out, u.columns, g.width, r(), s(), elements,
                                                                              scaled);
             return;
@@ -200,7 +200,7 @@ private:
         for (int64_t row = 0; row < u.rows; ++row) {
             const float* from = x + u.first + row * g.columns;
             float* to = &off[row * u.columns];
-            if (elements.is_quick()) {
+            if (elements.is_fast()) {
                 round_and_subtract_piece(from, to, u.columns, g.width, r(), s(), elements);
             } else {
                 finish(from, u, row);

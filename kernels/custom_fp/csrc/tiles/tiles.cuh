@@ -52,15 +52,15 @@ template <Mode mode> struct ScaledKind {
     }
     CFP_MEMBER u32 random(const Drawn& drawn, int place) const {
         if constexpr (mode != stochastic) return 0;
-        return shaped(half_of(drawn.upper.w[place / 2], place) << 16 | half_of(drawn.lower.w[place / 2], place), mask);
+        return rounding_bits(half_of(drawn.upper.w[place / 2], place) << 16 | half_of(drawn.lower.w[place / 2], place), mask);
     }
     CFP_MEMBER u32 random_at(i64 at) const {
         return mode == stochastic ? random_of(index + static_cast<u64>(at), 0, seed, mask) : 0;
     }
 
     CFP_MEMBER float rounded(float x, float times, u32 random) const {
-        const float e = round<mode>(hold(x * times, f.least, f.most), rounder, random);
-        return f.is_integer ? hold(e, f.least, f.most) + 0.0f : e;
+        const float e = round<mode>(clamp(x * times, f.least, f.most), rounder, random);
+        return f.is_integer ? clamp(e, f.least, f.most) + 0.0f : e;
     }
 };
 

@@ -78,7 +78,7 @@ CFP_FN float scale_reciprocal(float scale, float t) {
 }
 
 // Step 4, for floats or lanes of them. NaN becomes `most`.
-template <class F> CFP_FN F hold(F q, F least, F most) { return larger(smaller(q, most), least); }
+template <class F> CFP_FN F clamp(F q, F least, F most) { return larger(smaller(q, most), least); }
 
 // Converts the value of an integer to its code, and back.
 CFP_FN u32 encode_integer(float value, const Scaling& f) {

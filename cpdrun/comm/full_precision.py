@@ -1,0 +1,54 @@
+"""The layers and epochs whose gradients are exchanged in fp32.
+
+This is the hybrid precision of Han, Demmel and You (arXiv:1911.08907). The paper keeps the last layer in fp32. Here,
+the layers are selected with patterns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class FullPrecision:
+    """The layers and epochs that stay in fp32.
+
+    Attributes:
+        names: The names of all parameters.
+        layers: Glob patterns of the parameters that stay in fp32.
+        first_epochs: The number of epochs at the beginning of a run in which all parameters stay in fp32.
+        last_epochs: The same at the end of a run.
+        epochs: The number of epochs of the run.
+
+    Raises:
+        ValueError: A pattern matches no parameter, or `last_epochs` is set and the number of epochs is unknown.
+    """
+
+    names: tuple[str, ...]
+    layers: Sequence[str] = ()
+    first_epochs: int = 0
+    last_epochs: int = 0
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in self.names):
+                some = ", ".join(self.names[:4])
+                raise ValueError(
+                    f"full_precision.layers: {pattern!r} matches no parameter; the first ones are {some}"
+                )
+        if self.last_epochs and self.epochs is None:
+            raise ValueError("full_precision.last_epochs needs the number of epochs")
+
+    @cached_property
+    def always(self) -> frozenset[str]:
+        """The parameters whose gradients are exchanged in fp32 in every epoch."""
+        return frozenset(name for name in self.names if any(fnmatchcase(name, glob) for glob in self.layers))
+
+    def covers(self, parameter: int, epoch: int) -> bool:
+        """Return whether a parameter's gradient is exchanged in fp32 in an epoch, counted from 0."""
+        at_an_end = epoch < self.first_epochs or (
+            self.epochs is not None and self.last_epochs > 0 and epoch >= self.epochs - self.last_epochs
+        )
+        return at_an_end or self.names[parameter] in self.always

@@ -1,1 +1,0 @@
-"""Graphs of workers: who gossips with whom."""

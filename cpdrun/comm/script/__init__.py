@@ -1,0 +1,1 @@
+"""Functions and classes that training scripts call."""

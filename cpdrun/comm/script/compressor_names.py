@@ -1,0 +1,147 @@
+"""Compressors by name, for functions with an argument `compressor`.
+
+`compressor` is a `Compressor` or the name of a file in conf/compressor, such as top_k, qsgd or sign. Its values are in
+the format `fmt`, and they are scaled if aps is true, as in a run. With power_sgd, factors are summed in `fmt`. Further
+keywords replace the defaults of that file, such as keep=0.1 or rank=4. The synchronization is that of a run with
+sync=compressed or sync=power_sgd.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache
+from importlib.resources import files
+from pkgutil import resolve_name
+from typing import Any
+
+import torch.distributed as dist
+import yaml
+from custom_fp.formats.names import parse
+from custom_fp.formats.protocol import NumberFormat
+
+from cpdrun.comm.compressors.base import Compressor
+from cpdrun.comm.sums.scaling import ScalingRule
+from cpdrun.comm.sums.sum import Sum
+from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.power_sgd import PowerSGDSync
+from cpdrun.comm.workers import Workers
+
+POWER_SGD = "power_sgd"
+CompressorSync = CompressedSync | PowerSGDSync
+
+
+def make_compressed_sync(
+    compressor: Compressor | str,
+    fmt: Sum | NumberFormat | str | None,
+    *,
+    names: Sequence[str],
+    world_size: int,
+    knobs: dict[str, Any],
+    scaling: ScalingRule | None = None,
+    seed: int = 0,
+    full_precision_layers: Sequence[str] = (),
+    group: dist.ProcessGroup | Workers | None = None,
+) -> CompressorSync:
+    """Return the synchronization for a compressor.
+
+    Args:
+        compressor: A compressor or its name.
+        fmt: The format of the values, or a sum for power_sgd.
+        names: The names of the parameters.
+        world_size: The number of workers.
+        knobs: Further settings from the caller. `error_feedback` is one of them unless the default is to be used.
+        scaling: The scaling rule.
+        seed: The seed of random numbers.
+        full_precision_layers: Glob patterns of parameters that stay in fp32.
+        group: The process group, or the workers.
+
+    Raises:
+        ValueError: The compressor is unknown or does not take a keyword, or the format or the scaling rule does not fit
+            it.
+    """
+    given: dict[str, Any] = {
+        "parameter_names": names,
+        "world_size": world_size,
+        "seed": seed,
+        "scaling": scaling,
+        "full_precision": {"layers": tuple(full_precision_layers)},
+        "group": group,
+    }
+    if compressor == POWER_SGD:
+        defaults = _defaults("sync", POWER_SGD)
+        if isinstance(fmt, Sum):  # Its error feedback is for rounding errors, not for factors.
+            remembered = [knob.name for knob in fields(Sum)[1:] if knob.name != "error_feedback"]
+            defaults |= {name: getattr(fmt, name) for name in remembered}
+        settings = _settled(POWER_SGD, defaults, knobs)
+        return PowerSGDSync(format=fmt or "fp32", **settings, **given)
+    of_sync = _defaults("sync", "compressed") | {"compressor": None}
+    own = {key: value for key, value in knobs.items() if key not in of_sync}
+    settings = of_sync | {key: value for key, value in knobs.items() if key in of_sync}
+    if isinstance(compressor, Compressor):
+        _check_alone(type(compressor).__name__, fmt, scaling, own)
+        return CompressedSync(**settings | {"compressor": compressor}, **given | {"scaling": None})
+    settings["compressor"] = named(compressor, fmt or "fp32", scaling is not None, **own)
+    return CompressedSync(format=fmt or "fp32", **settings, **given)
+
+
+def check_format_or_compressor(fmt: Any, compressor: Any) -> None:
+    """Raise TypeError if neither a format nor a compressor is given."""
+    if fmt is None and compressor is None:
+        raise TypeError("fmt is missing: give a format, such as 'e4m3', or compressor=, such as 'top_k'")
+
+
+def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> Compressor:
+    """Return the compressor with a name in conf/compressor.
+
+    Raises:
+        ValueError: The name is unknown, or the format or the settings do not fit the compressor.
+    """
+    if name not in _names():
+        known = ", ".join([*_names(), POWER_SGD])
+        raise ValueError(f"compressor={name!r}: choose one of {known}, or give a Compressor")
+    if isinstance(fmt, Sum):
+        raise ValueError(
+            f"compressor={name} adds up in float32, fmt is a Sum: give a format, such as {fmt.fmt.name}"
+        )
+    defaults = _defaults("compressor", name)
+    of_run = {
+        key: {"format": fmt, "aps": aps}[key] for key, value in defaults.items() if value == f"${{{key}}}"
+    }
+    if "format" not in of_run and not parse(fmt).is_fp32:
+        raise ValueError(f"fmt={fmt}: compressor={name} sends values of its own kind: leave fmt out")
+    if "aps" not in of_run and aps:
+        raise ValueError(f"aps=True: compressor={name} has a scale of its own: leave aps out")
+    settings = _settled(name, {key: value for key, value in defaults.items() if key not in of_run}, knobs)
+    return _class_of("compressor", name)(**settings, **of_run)
+
+
+def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, knobs: dict[str, Any]) -> None:
+    """Raise ValueError if there are settings that a `Compressor` object must be created with."""
+    beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(knobs, True)}
+    for key, value in beside.items():
+        if value is not None:
+            raise ValueError(f"{key} beside a compressor that is made already: give it to {kind}(...)")
+
+
+def _settled(name: str, defaults: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(knobs.keys() - defaults.keys()):
+        raise ValueError(f"{unknown[0]}: compressor={name} takes {', '.join(defaults) or 'nothing'}")
+    return defaults | knobs
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    found = (files("cpdrun.conf") / "compressor").iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in found if file.name.endswith(".yaml")))
+
+
+@cache
+def _file(group: str, name: str) -> dict[str, Any]:
+    return yaml.safe_load((files("cpdrun.conf") / group / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _defaults(group: str, name: str) -> dict[str, Any]:
+    return {key: value for key, value in _file(group, name).items() if key != "_target_"}
+
+
+def _class_of(group: str, name: str) -> type:
+    return resolve_name(_file(group, name)["_target_"])

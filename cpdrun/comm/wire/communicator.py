@@ -1,0 +1,152 @@
+"""Exchange of tensors between the ranks of a process group, as bytes or reduced by the platform.
+
+Legend: N workers, W of them on this rank, X workers whose messages this rank needs, M bytes of a message, P ranks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.wire import Tag
+from cpdrun.comm.wire.lost_ranks import hang_up, naming_lost_ranks
+from cpdrun.comm.workers import Workers
+
+Transfer = tuple[int, Tensor]
+"""A rank of the group, and the bytes to send to it or the memory for the bytes that it sends."""
+
+
+def checked_work(work: dist.Work | None) -> dist.Work:
+    """Return the handle of an operation.
+
+    torch returns None on a rank that does not belong to the group. Such a rank must not take part in an exchange.
+    """
+    assert work is not None
+    return work
+
+
+class Communicator:
+    """The ranks of a process group. Ranks are numbered within the group.
+
+    Receives must be posted before sends.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.others = [
+            (self.rank + i) % self.ranks for i in range(1, self.ranks)
+        ]  # staggered, so that not all ranks send to rank 0 first
+        self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
+
+    def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
+        """Start to receive a tensor from a rank."""
+        return checked_work(dist.irecv(into, self._address[rank], self.group, tag))
+
+    def send(self, rank: int, data: Tensor, tag: Tag) -> dist.Work:
+        """Start to send a tensor to a rank."""
+        return checked_work(dist.isend(data, self._address[rank], self.group, tag))
+
+    def exchange(self, receives: Sequence[Transfer], sends: Sequence[Transfer], tag: Tag) -> None:
+        """Receive and send all tensors, and wait until this is done.
+
+        If two ranks exchange several tensors, they are matched in order. Tensors must not be empty.
+
+        Raises:
+            RankLost: Another rank is lost.
+        """
+        kinds = ((dist.irecv, receives), (dist.isend, sends))
+        posted = [
+            dist.P2POp(kind, data, self._address[rank], self.group, tag)
+            for kind, letters in kinds
+            for rank, data in letters
+        ]
+        with naming_lost_ranks(self.group):
+            try:
+                for work in dist.batch_isend_irecv(posted) if posted else ():
+                    work.wait()
+            except RuntimeError:
+                hang_up([self._address[rank] for rank in self.others], self.group)
+                raise
+
+    def swap(self, outgoing: Sequence[Tensor], sizes: Sequence[int], tag: Tag) -> list[Tensor]:
+        """Send one tensor of bytes to each rank and receive one from each.
+
+        Args:
+            outgoing: For each rank, the bytes to send to it. Empty tensors are not sent.
+            sizes: For each rank, the number of bytes to receive from it.
+            tag: The tag of the messages.
+
+        Returns:
+            For each rank, the bytes received from it.
+        """
+        incoming = [torch.empty(size, dtype=torch.uint8, device=outgoing[0].device) for size in sizes]
+        incoming[self.rank] = outgoing[self.rank]
+        receives = [(r, incoming[r]) for r in self.others if sizes[r]]
+        self.exchange(receives, [(r, outgoing[r]) for r in self.others if outgoing[r].numel()], tag)
+        return incoming
+
+    def add_(self, x: Tensor) -> dist.Work:
+        """Start to sum a tensor over the ranks in place, in the platform's order."""
+        return dist.all_reduce(x, group=self.group, async_op=True)
+
+    def add_in_shards(self, rows_PxM: Tensor) -> Tensor:
+        """Return this rank's row of the sum over ranks, with shape (M,), in the platform's order."""
+        mine_M = torch.empty_like(rows_PxM[0])
+        dist.reduce_scatter_tensor(mine_M, rows_PxM.view(-1), group=self.group)
+        return mine_M
+
+    def maximum_(self, x: Tensor) -> dist.Work:
+        """Start to compute the maximum over the ranks in place."""
+        return dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group, async_op=True)
+
+
+class MessageExchange:
+    """An exchange of messages between neighboring workers.
+
+    The message of a worker is sent once to each rank that emulates one of its neighbors. Messages between two ranks are
+    matched in the order of the workers' numbers.
+
+    Args:
+        neighbours: For each worker, the workers whose messages it receives.
+        workers: The assignment of workers to ranks.
+    """
+
+    def __init__(self, neighbours: Sequence[Sequence[int]], workers: Workers):
+        self.workers, self.mine = workers, workers.mine
+        self.communicator = Communicator(workers.group) if workers.ranks > 1 else None
+        ranks = range(workers.ranks)
+        needs = [{j for i in workers.played_by(rank) for j in neighbours[i]} for rank in ranks]
+        self.needed = sorted({*self.mine, *needs[workers.rank]})
+        self._place = {worker: x for x, worker in enumerate(self.needed)}
+        self.receives = [(j, workers.owner(j)) for j in self.needed if j not in self.mine]
+        others = [rank for rank in ranks if rank != workers.rank]
+        self.sends = [(w, rank) for rank in others for w in self.mine if w in needs[rank]]
+
+    @property
+    def copies_sent(self) -> int:
+        """The number of messages that this rank sends to other ranks."""
+        return len(self.sends)
+
+    def exchange(self, mine_WxM: Tensor) -> tuple[list[int], Tensor]:
+        """Exchange one message per worker. Collective.
+
+        Args:
+            mine_WxM: The messages of this rank's workers, uint8. M > 0 is the same on all ranks.
+
+        Returns:
+            The X workers whose messages this rank needs, in ascending order, and their messages with shape (X, M).
+
+        Raises:
+            RankLost: Another rank is lost.
+        """
+        if self.communicator is None:
+            return self.needed, mine_WxM
+        data_XxM, mine_WxM = mine_WxM.new_empty(len(self.needed), mine_WxM.shape[1]), mine_WxM.contiguous()
+        for w, message_M in zip(self.mine, mine_WxM, strict=True):
+            data_XxM[self._place[w]] = message_M
+        receives = [(rank, data_XxM[self._place[j]]) for j, rank in self.receives]
+        sends = [(rank, mine_WxM[w - self.mine.start]) for w, rank in self.sends]
+        self.communicator.exchange(receives, sends, Tag.NEIGHBOURS)
+        return self.needed, data_XxM
