@@ -38,10 +38,10 @@ test: $(DEV)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-launch test-rest
 
 test-rest: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --ignore tests/launch
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --durations 10 --durations-min 1 --ignore tests/launch
 
 test-launch: $(DEV)
-	@output=$$($(BIN)/python -m pytest -n 2 --dist loadfile tests/launch 2>&1); status=$$?; echo "$$output"; exit $$status
+	@output=$$($(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 --durations-min 1 tests/launch 2>&1); status=$$?; echo "$$output"; exit $$status
 
 venv: $(DEV)
 

@@ -48,10 +48,10 @@ assert custom_fp.backend("cuda") == "cuda"'
 step "compile all kernels" 55 "$PYTHON" -c 'from concurrent.futures import ThreadPoolExecutor
 import torch
 import cupy
-from custom_fp import compiled, cuda
+from custom_fp import cuda, nvrtc
 capability = int(cupy.cuda.Device().compute_capability)
 with ThreadPoolExecutor() as pool:
-    list(pool.map(lambda part: compiled.binary(part, capability), dict.fromkeys(map(compiled.part_of, cuda.KERNELS))))'
+    list(pool.map(lambda part: nvrtc.binary(part, capability), dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS))))'
 # Only files with GPU tests, and no ini options, because not every plugin and library of the dev extra may be installed.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
 step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"

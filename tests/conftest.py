@@ -8,21 +8,44 @@ import sys
 import pytest
 import torch
 import yaml
+from shared_engine import shared_engines
 
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
 
-# Ranks and scripts are forked from a server, of which a process has one, whoever asks for it first: what any of them
-# imports is imported there, once, and no operator is run. A library that is not there is left out, silently.
-multiprocessing.get_context("forkserver").set_forkserver_preload(
-    [
-        *("torch", "torch.distributed", "torch._dynamo", "pytest", "custom_fp.native"),
-        *("cpdrun.comm", "cpdrun.sweep", "cpdrun.train.rank"),
-        *("cpdrun.attach.runner", "cpdrun.attach.recorder", "cpdrun.attach.intercept.fsdp"),
-        *("sklearn.datasets", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
-        *("accelerate", "lightning", "timm", "timm.optim"),
-    ]
-)
+# Ranks, scripts and engines are forked from this process's fork server, which imports these modules once and runs no
+# operator. A library that is not installed is left out silently.
+PRELOADED = [
+    *(
+        "torch",
+        "torch.distributed",
+        "torch.distributed.launcher.api",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "pytest",
+    ),
+    *("custom_fp.native", "cpdrun.comm", "cpdrun.sweep"),
+    *(
+        "cpdrun.train.engine",
+        "cpdrun.train.preflight.check",
+        "cpdrun.train.ranks.rendezvous",
+        "cpdrun.train.rank",
+    ),
+    *("cpdrun.attach.rank", "cpdrun.attach.recorder", "cpdrun.attach.runner"),
+    "cpdrun.attach.intercept.fsdp",
+]
+PRELOADED_FOR_SCRIPTS = [
+    *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+    *("accelerate", "lightning", "timm", "timm.optim"),
+]
+
+
+def pytest_collection_modifyitems(items):
+    """Choose the modules of the fork server. Only the scripts of tests/attach use large libraries besides torch."""
+    has_scripts = any(item.path.parent.name == "attach" for item in items)
+    modules = PRELOADED + PRELOADED_FOR_SCRIPTS * has_scripts
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+
 
 SMALL = ("exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "epochs=2", "model.width=4", "device=cpu")
 
@@ -58,6 +81,18 @@ def snapshot(request):
         assert text == file.read_text(encoding="utf-8"), "UPDATE_SNAPSHOTS=1 writes the new text"
 
     return compare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_engines(tmp_path_factory):
+    """Commands that train fork their engine from this process's fork server. tests/launch tests the real start."""
+    with (
+        shared_engines(tmp_path_factory.mktemp("engines") / "socket") as environ,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        yield
 
 
 _watched: list[list[str]] = []  # an audit hook cannot be taken out again: it writes while a test watches

@@ -21,7 +21,26 @@ SMALL = ("exp=digits_bits", "seed=0", "epochs=1", "model.width=4", "device=cpu")
 
 
 @pytest.fixture
-def cpdrun(tmp_path):
+def cpdrun(tmp_path, monkeypatch, capfd):
+    """Run a command in this process, in a new folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> subprocess.CompletedProcess:
+        capfd.readouterr()
+        try:
+            code = main(list(words))
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def cpdrun_process(tmp_path):
+    """Run a command in a process of its own, in a new folder."""
+
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [CPDRUN, *words],
@@ -36,8 +55,8 @@ def cpdrun(tmp_path):
 
 
 @pytest.mark.parametrize("typed", [(), ("--help",)], ids=["cpdrun", "cpdrun --help"])
-def test_help_fits_a_screen_and_imports_no_torch(cpdrun, typed):
-    result = cpdrun(*typed, PYTHONPROFILEIMPORTTIME="1")
+def test_help_fits_a_screen_and_imports_no_torch(cpdrun_process, typed):
+    result = cpdrun_process(*typed, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
@@ -49,7 +68,7 @@ def test_help_fits_a_screen_and_imports_no_torch(cpdrun, typed):
     assert not {"torch", "numpy", "hydra", "rich", "pandas"} & {name.partition(".")[0] for name in imported}
 
 
-def test_dry_run_says_what_would_be_run_and_writes_nothing(cpdrun, tmp_path):
+def test_dry_run_lists_the_runs_and_writes_nothing(cpdrun, tmp_path):
     result = cpdrun("sweep", "exp=digits_bits", "--dry-run")
     assert result.returncode == 0
     first, *facts = result.stdout.splitlines()
@@ -65,7 +84,7 @@ def test_dry_run_says_what_would_be_run_and_writes_nothing(cpdrun, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_names_missing_data_its_twin_and_the_script_for_slurm(cpdrun, tmp_path):
+def test_dry_run_names_missing_data_the_small_experiment_and_the_slurm_script(cpdrun, tmp_path):
     words = ("sweep", "exp=resnet50_bits", "--dry-run")
     shown = cpdrun(*words, "launcher=slurm", "device=cuda", "--max-parallel", "2").stdout
     assert "missing: data.data_dir=data/imagenet does not exist" in shown
@@ -115,19 +134,19 @@ def test_a_long_table_pages_on_a_terminal(tmp_path):
     assert any(line.startswith("recipe: 15 epochs") for line in lines), "and the facts do not"
 
 
-def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
+def test_dry_run_and_status_do_not_import_modules_named_in_yaml(cpdrun_process, tmp_path):
     (tmp_path / "conf" / "exp").mkdir(parents=True)
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nraise SystemExit('ran')\n")
     (tmp_path / "conf" / "exp" / "evil.yaml").write_text(
         "launcher: {_target_: evil.Launcher}\nmodel: {_target_: evil.Net}\nsweep:\n  format: [fp32, evil.F]\n"
     )
     words = ("sweep", "--config-dir", "conf", "exp=evil")
-    shown = cpdrun(*words, "--dry-run", PYTHONPATH=str(tmp_path))
+    shown = cpdrun_process(*words, "--dry-run", PYTHONPATH=str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "checks your own code: launcher._target_=evil.Launcher, model._target_=evil.Net" in shown.stdout
     assert "format=evil.F" in shown.stdout
     assert not (tmp_path / "ran").exists()
-    started = cpdrun(*words)
+    started = cpdrun_process(*words)
     assert (tmp_path / "ran").exists()
     (tmp_path / "ran").unlink()
     assert started.returncode == 2 and "its module ends with SystemExit: ran" in started.stderr
@@ -138,13 +157,13 @@ def test_a_dry_run_imports_nothing_that_a_yaml_names(cpdrun, tmp_path):
     run.config.write_text(
         "format: evil.F\nlauncher: {_target_: evil.Launcher}\nmodel: {_target_: evil.Net}\n"
     )
-    status = cpdrun("status", "received", PYTHONPATH=str(tmp_path))
+    status = cpdrun_process("status", "received", PYTHONPATH=str(tmp_path))
     assert status.returncode == 0 and "received: 1 preempted" in status.stdout
-    assert cpdrun("logs", "evil.F", PYTHONPATH=str(tmp_path)).stdout == "as it was\n"
+    assert cpdrun_process("logs", "evil.F", PYTHONPATH=str(tmp_path)).stdout == "as it was\n"
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_sweep_its_report_and_the_sweep_again(cpdrun, tmp_path):
+def test_sweep_then_report_then_the_same_sweep_again(cpdrun, tmp_path):
     words = ("sweep", *SMALL, "format=fp32,e4m3")
     first = cpdrun(*words)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -231,7 +250,7 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
     assert states == [State.DONE, State.FAILED]
 
 
-def test_a_record_of_garbage_is_named_by_the_sweep_and_fails_it(cpdrun, tmp_path):
+def test_sweep_with_an_invalid_record_fails_and_names_it(cpdrun, tmp_path):
     words = ("sweep", "exp=digits_bits", "format=fp32", "aps=false", "seed=0", "epochs=1", "device=cpu")
     assert cpdrun(*words).returncode == 0
     (run,) = SweepDir(tmp_path / "results" / "digits_bits").runs()
@@ -242,7 +261,7 @@ def test_a_record_of_garbage_is_named_by_the_sweep_and_fails_it(cpdrun, tmp_path
     assert cpdrun(*words).returncode == 0
 
 
-def test_a_sweep_without_words_starts_nothing_and_says_how_to_list_experiments(cpdrun, tmp_path):
+def test_sweep_without_arguments_explains_how_to_list_experiments(cpdrun, tmp_path):
     for words in (("sweep",), ("sweep", "--dry-run")):
         result = cpdrun(*words)
         assert result.returncode == 2 and "say what to run: cpdrun sweep exp=NAME" in result.stderr
@@ -251,7 +270,7 @@ def test_a_sweep_without_words_starts_nothing_and_says_how_to_list_experiments(c
     assert "digits_bits, digits_products, " in cpdrun("sweep", "exp=list").stderr
 
 
-def test_words_may_follow_options(cpdrun):
+def test_settings_may_follow_options(cpdrun):
     result = cpdrun("sweep", "exp=digits_bits", "--dry-run", "seed=0", "--retries", "1", "aps=false")
     assert result.returncode == 0 and "-> 7 runs" in result.stdout
     assert cpdrun("sweep", "exp=digits_bits", "--dry-rum", "seed=0").returncode == 2
@@ -287,7 +306,7 @@ def test_words_may_follow_options(cpdrun):
         (("sync=gossip_choco", "compressor=qsgd", "format=fp32,e4m3", "aps=false"), "format=e4m3: QSGD"),
         (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
-        (("model=resnet50", "epochs=1"), "ResNet50 does not take the samples of data Digits"),
+        (("model=resnet50", "epochs=1"), "ResNet50 does not accept the samples of data Digits"),
         (("+data.size=3",), "unknown key 'data.size'"),
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
@@ -356,7 +375,7 @@ def test_a_command_is_a_file_and_a_line(capsys, monkeypatch):
     assert "  hello     greet\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_where_the_metric_of_a_script_is_looked_for(cpdrun, tmp_path):
+def test_dry_run_states_where_a_scripts_metric_is_read(cpdrun, tmp_path):
     (tmp_path / "train.py").write_text("print('val loss 0.5')\n")
     typed = ["sweep", "train.py", "format=e4m3", "--dry-run"]
     printed = "printed pairs such as val_loss=0.4"
@@ -374,7 +393,7 @@ def test_a_message_that_ends_with_a_question_keeps_its_mark(capsys):
     assert second.endswith("to Slurm? Nothing was started.")
 
 
-def test_a_report_without_sweeps_says_what_to_do(cpdrun):
+def test_report_without_sweeps_suggests_a_command(cpdrun):
     result = cpdrun("report")
     assert result.returncode == 2
     assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
@@ -417,19 +436,19 @@ def test_bash_completes_commands_keys_values_and_names(tmp_path, typed, offered)
     assert [line.strip() for line in done.stdout.splitlines()] == offered, done.stderr
 
 
-def test_completion_imports_neither_hydra_nor_torch(cpdrun, tmp_path):
+def test_completion_imports_neither_hydra_nor_torch(cpdrun_process, tmp_path):
     """An answer takes less than 0.3 s only without them."""
     for typed in ("cpdrun sweep exp=", "cpdrun sweep mod", "cpdrun status "):
         environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
         answer = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer"), "_ARGCOMPLETE": "1"}
-        log = cpdrun(PYTHONPROFILEIMPORTTIME="1", **answer, **environment).stderr
+        log = cpdrun_process(PYTHONPROFILEIMPORTTIME="1", **answer, **environment).stderr
         imported = [line.rpartition("|")[2].strip() for line in log.splitlines() if "import time:" in line]
         assert len(imported) > 20
         heavy = {"torch", "numpy", "hydra", "omegaconf", "rich", "pandas"}
         assert not heavy & {name.partition(".")[0] for name in imported}, typed
 
 
-def test_the_doctor_lists_what_is_there(cpdrun):
+def test_doctor_lists_the_machine(cpdrun):
     result = cpdrun("doctor")
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("torch", "custom_fp", "digits", "cores", "Slurm"):

@@ -1,5 +1,7 @@
-"""On Windows and macOS: what works there does, and what does not says so in a line. (Played here: without what only
-POSIX or Linux has, and without the compiled extension.)"""
+"""On Windows and macOS, commands that start no run work, and the others are refused in one line.
+
+The tests emulate these systems: they remove what only POSIX or Linux has, and the compiled extension.
+"""
 
 import subprocess
 import sys
@@ -19,9 +21,9 @@ LACKING = {
     "darwin": {"modules": [], "os": ["pidfd_open", "sched_getaffinity"], "signal": [], "socket": []},
 }
 NATIVE = ["custom_fp._native"]
-PLAYED = """
+EMULATION = """
 import sys, os, signal, socket
-import rich.console  # others' libraries look at the platform, too
+import rich.console  # other libraries also read the platform, so they are imported first
 {first}
 sys.platform = {platform!r}
 sys.modules.update(dict.fromkeys({modules}))
@@ -32,56 +34,47 @@ for module, names in ((os, {os}), (signal, {signal}), (socket, {socket})):
 """
 
 
-def play(platform: str, code: str, *, first: str = "pass") -> subprocess.CompletedProcess:
+def run(platform: str, code: str, *, first: str = "pass") -> subprocess.CompletedProcess:
+    """Run code on an emulated system. The statement `first` runs before the emulation starts."""
     lacking = dict(LACKING[platform])
     lacking["modules"] = [*lacking["modules"], *NATIVE]
-    program = PLAYED.format(platform=platform, first=first, **lacking) + textwrap.dedent(code)
+    program = EMULATION.format(platform=platform, first=first, **lacking) + textwrap.dedent(code)
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def typed(platform: str, *words: str, **play_it: str) -> subprocess.CompletedProcess:
-    return play(platform, f"import cpdrun.cli; sys.exit(cpdrun.cli.main({list(words)!r}))", **play_it)
-
-
 @pytest.mark.parametrize("platform", LACKING)
-def test_numerics_work_by_the_reference_and_say_so_once(platform):
-    code = """
+def test_commands_without_runs_work_and_runs_are_refused_in_one_line(platform, tmp_path):
+    code = f"""
+    from cpdrun.cli import main
+    assert main(["formats", "e4m3"]) == 0
+    for command in ("sweep", "search"):
+        assert main([command, "exp=digits_bits", "results_dir={tmp_path}/results"]) == 2
+    main(["--help"])
+    """
+    done = run(platform, code)
+    assert done.returncode == 0 and "usage: cpdrun" in done.stdout, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and not (tmp_path / "results").exists()
+    assert all(f"runs are started on Linux alone, and this is {platform}" in line for line in lines)
+
+
+def test_reports_and_the_reference_implementation_work_on_windows(tmp_path):
+    for fmt, accuracy in (("fp32", 0.98), ("e4m3", 0.97)):
+        for seed in range(3):
+            metrics = {"test_accuracy": accuracy + seed / 1000}
+            write_run(tmp_path / "mine", format=fmt, seed=seed, metrics=metrics)
+    code = f"""
     import custom_fp
     x = torch.tensor([1.3, 300.0, -2e-9])
     print(custom_fp.backend(), custom_fp.quantize(x, "e4m3").tolist(), custom_fp.quantize(x, "mxfp4").tolist())
+    from cpdrun.cli import main
+    assert main(["formats", "--vectors", "e2m1"]) == 0
+    sys.exit(main(["report", {str(tmp_path / "mine")!r}]))
     """
-    done = play(platform, code, first="import torch")
+    done = run("win32", code, first="import torch, pandas, matplotlib.pyplot, scipy.stats")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split(" ", 1) == ["reference", "[1.25, inf, -0.0] [0.0, 256.0, -0.0]\n"]
+    assert done.stdout.startswith("reference [1.25, inf, -0.0] [0.0, 256.0, -0.0]\n")
     assert done.stderr.count("Its reference implementation runs instead") == 1
-
-
-@pytest.mark.parametrize("platform", LACKING)
-@pytest.mark.parametrize("words", [("--help",), ("formats", "e4m3"), ("formats", "--vectors", "e2m1")])
-def test_commands_that_start_nothing_work(platform, words):
-    done = typed(platform, *words)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("platform", LACKING)
-@pytest.mark.parametrize("command", ["sweep", "search"])
-def test_runs_are_refused_in_a_line_and_nothing_is_started(platform, command, tmp_path):
-    done = typed(platform, command, "exp=digits_bits", f"results_dir={tmp_path}/results")
-    assert done.returncode == 2
-    assert f"runs are started on Linux alone, and this is {platform}" in done.stderr
-    assert done.stderr.count("\n") == 1 and not (tmp_path / "results").exists()
-
-
-def test_a_report_of_runs_that_were_copied_here(tmp_path):
-    for fmt, accuracy in (("fp32", 0.98), ("e4m3", 0.97)):
-        for seed in range(3):
-            write_run(
-                tmp_path / "mine", format=fmt, seed=seed, metrics={"test_accuracy": accuracy + seed / 1000}
-            )
-    done = typed(
-        "win32", "report", str(tmp_path / "mine"), first="import pandas, matplotlib.pyplot, scipy.stats"
-    )
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "mine/report/report.html").exists()

@@ -1,9 +1,10 @@
 """Test scripts/gpu_check.sh with a fake Python: that it reports steps that fail or hang, and that it ends."""
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ FAKE = """#!/bin/bash
 case "$*" in
     *get_device_name*\\"torch\\"*custom_fp*) echo "AssertionError: backend | native" >&2; exit 3 ;;
     *get_device_name*) echo "A fake torch 0" ;;
-    *pytest*) sleep 60 ;;
+    *pytest*) sleep 600 ;;
     *) echo "ran $*" ;;
 esac
 """
@@ -46,9 +47,8 @@ def check(checkout, python, total_s):
 
 
 def test_steps_that_fail_or_hang_are_reported_and_the_others_run(checkout):
-    started = time.monotonic()
     ended = check(checkout, checkout / "python", 8)
-    assert ended.returncode == 1 and time.monotonic() - started < 30
+    assert ended.returncode == 1
     table = (checkout / "results/reference/numerics/gpu_check.md").read_text()
     assert ended.stdout.endswith(table) and "A fake torch 0" in table
     rows = dict(line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| "))
@@ -64,3 +64,16 @@ def test_without_a_gpu_it_starts_nothing(checkout):
     assert ended.returncode == 2 and not ended.stdout
     assert ended.stderr.startswith("error: no GPU that ") and ended.stderr.count("\n") == 1
     assert not list((checkout / "results/reference/numerics").iterdir())
+
+
+def test_what_it_imports_from_custom_fp_is_there():
+    """Its Python code needs a GPU, so the names are looked up in the sources."""
+    programs = re.findall(r" -c '([^']*)'", (ROOT / "scripts/gpu_check.sh").read_text())
+    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "custom_fp"]
+    modules = {alias.name: ROOT / f"kernels/custom_fp/{alias.name}.py" for n in imports for alias in n.names}
+    assert modules, "the step that compiles all kernels uses modules of custom_fp"
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            source = modules[node.value.id].read_text(encoding="utf-8")
+            assert re.search(rf"^(def )?{node.attr}\b", source, re.MULTILINE), f"{node.value.id}.{node.attr}"

@@ -18,10 +18,10 @@ defaults:
   - override /model: convnet
   - override /data: digits
 model: {width: 2}
-epochs: 2
+epochs: 1
 sweep:
   format: [fp32, e4m3]
-  seed: [0, 1]
+  seed: [0]
 """
 DATA = """
 tiny:
@@ -72,7 +72,7 @@ def finished(folder: Path) -> list[Path]:
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)
-def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
+def test_killed_script_continues_and_preserves_handwritten_files(repository):
     script = start(repository, "tiny")
     until = time.monotonic() + PATIENCE_S
     while not finished(repository):
@@ -91,7 +91,7 @@ def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
     out, err = script.communicate(timeout=PATIENCE_S)
     assert script.returncode == 0, out + err
     assert first.stat().st_mtime_ns == times[first], "a finished run was done again"
-    assert len(finished(repository)) == 4
+    assert len(finished(repository)) == 2
     assert (kept / "README.md").read_text() == "by hand\n"
     made_by = (kept / "made_by.txt").read_text()
     head = git(repository, "rev-parse", "HEAD").strip()
@@ -100,14 +100,9 @@ def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
     assert "files      numbers.csv table.md values.csv made_by.txt\n" in made_by
     with (kept / "values.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["format"], row["seed"]) for row in rows] == [
-        ("e4m3", "0"),
-        ("e4m3", "1"),
-        ("fp32", "0"),
-        ("fp32", "1"),
-    ]
+    assert [(row["format"], row["seed"]) for row in rows] == [("e4m3", "0"), ("fp32", "0")]
     assert {row["commit"] for row in rows} == {head}
-    assert len({row["weights_sha256"] for row in rows}) == 4
+    assert len({row["weights_sha256"] for row in rows}) == 2
 
     again = start(repository, "tiny")  # nothing to train: it may be typed beside its own uncommitted output
     assert again.wait(PATIENCE_S) == 0
@@ -118,10 +113,10 @@ def test_killed_it_goes_on_and_keeps_what_is_written_by_hand(repository):
     assert script.returncode == 0, out + err
     made_by = (kept / "made_by.txt").read_text()
     assert f"commit     {head}\nreported   {later}\n" in made_by
-    assert len(finished(repository)) == 4, "what was there was to be reported, not trained"
+    assert len(finished(repository)) == 2, "existing runs are reported, not trained again"
 
 
-def test_what_differs_from_its_commit_is_refused(repository):
+def test_uncommitted_changes_are_refused(repository):
     (repository / "conf" / "exp" / "tiny.yaml").write_text(TINY + "# changed\n")
     script = start(repository, "tiny")
     _, err = script.communicate(timeout=PATIENCE_S)

@@ -36,7 +36,7 @@ from cpdrun.script_metrics.output import (
 )
 from cpdrun.script_metrics.patterns import Patterns
 from cpdrun.script_metrics.result import Tally, result
-from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks import heartbeat
 
 TORCHRUN_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
@@ -113,12 +113,12 @@ class _Rank:
 
     def execute(self) -> int:
         began = time.time()
-        pulse.start(self.attempt.pulse)
+        heartbeat.start(self.attempt.pulse)
         if self.rank == 0:
             self._begin()
         process = self._start()
         for line in process.lines(self.log, lambda: self._poll(process)):
-            pulse.beat()
+            heartbeat.beat()
             self.failure.read(line)
             if self.rank == 0 and self.reads_output and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
@@ -239,7 +239,7 @@ class _Rank:
     def _read_files(self, *, last: bool) -> None:
         for file in self.files:
             for row in file.last() if last else file.rows():
-                pulse.beat()
+                heartbeat.beat()
                 self.run.append_row(row)
 
 

@@ -17,7 +17,7 @@ from cpdrun.attach.environment import ATTEMPT_DIR, RUN_DIR
 from cpdrun.config.script import PLACES
 from cpdrun.errors import UserError
 from cpdrun.record import Attempt, LoggedRow, RunDir
-from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks import heartbeat
 
 
 class Recorder:
@@ -60,7 +60,7 @@ class Recorder:
             UserError: A value is not a number.
         """
         numbers: dict[str, Any] = {str(name): _number(str(name), value) for name, value in values.items()}
-        pulse.beat()
+        heartbeat.beat()
         if self.rank != 0:
             return
         places = {name: numbers.pop(name) for name in PLACES if name in numbers}
@@ -76,7 +76,7 @@ class Recorder:
         get the same answer: if torch.distributed has several, all of them must call this at the same step. A script
         that never calls this gets SIGTERM instead.
         """
-        pulse.beat()
+        heartbeat.beat()
         if not self._has_asked and self.attempt is not None:
             self._has_asked = True
             self.attempt.asks.touch()

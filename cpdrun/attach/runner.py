@@ -1,6 +1,6 @@
 """Run a user's script in this process: intercept it, execute it, and record what was intercepted.
 
-`python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS` does the same in a process that another launcher started. `look`
+`python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS` does the same in a process that another launcher started. `check`
 checks, before launch, whether scripts can be controlled.
 """
 
@@ -28,8 +28,8 @@ from cpdrun.comm.sync.statistics import count_nonfinite
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, write_json
-from cpdrun.train.preflight.look import tried
-from cpdrun.train.ranks import pulse
+from cpdrun.train.preflight.check import check_configs
+from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.provenance import write_environment
 
@@ -41,18 +41,18 @@ EXIT_FUNCTIONS = (  # what Python calls when a process ends
 )
 
 
-def look(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Check, before launch, whether the scripts of these configs can be controlled. No line of them is executed.
 
     Returns:
-        The problems and notes, under the keys of `cpdrun.train.preflight.look.look`.
+        The problems and notes, under the keys of `cpdrun.train.preflight.check.check`.
     """
 
-    def check(config: dict[str, Any]) -> list[str]:
+    def intercept(config: dict[str, Any]) -> list[str]:
         Interceptor(config)
         return []
 
-    return tried(configs, check)
+    return check_configs(configs, intercept)
 
 
 def main(run_dir: Path, config: dict[str, Any]) -> int:
@@ -96,8 +96,8 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     _seed(config["seed"])
     configure_torch(config)
     if folder := os.environ.get(ATTEMPT_DIR):  # every step of every optimizer is a sign of life
-        pulse.start(Attempt(Path(folder)).pulse)
-        register_optimizer_step_post_hook(lambda *_: pulse.beat())
+        heartbeat.start(Attempt(Path(folder)).pulse)
+        register_optimizer_step_post_hook(lambda *_: heartbeat.beat())
     try:
         _check_ranks(config)
         interceptor = Interceptor(config)

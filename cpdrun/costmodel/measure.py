@@ -50,13 +50,12 @@ from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import write_json
 from cpdrun.train.build import BuildError, Parts, build, build_sync
-from cpdrun.train.course import Course
+from cpdrun.train.duration import Duration
 from cpdrun.train.instantiate import part
+from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import ExactGradients, Objective
-from cpdrun.train.learners.played import SharedModel
-from cpdrun.train.ranks.device import device_of
 from cpdrun.train.ranks.rendezvous import meet
-from cpdrun.train.ranks.torch_settings import configure_torch
+from cpdrun.train.ranks.torch_settings import configure_torch, select_device
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
@@ -75,7 +74,7 @@ def measure(config: dict[str, Any], formats: Sequence[str], repeats: int) -> dic
     """
     workers = Workers.of_group(dist.get_world_size() if dist.is_initialized() else 1)
     ranks = workers.ranks
-    device = device_of(config["device"])
+    device = select_device(config["device"])
     config = config | {"world_size": ranks}
     parts = build(config, device)
     return {
@@ -299,7 +298,7 @@ def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dic
         BuildError: A part of a config cannot be built.
     """
     first = next(iter(methods.values()))
-    device = device_of(first["device"])
+    device = select_device(first["device"])
     parts = build(first, device)
     torch.manual_seed(0)
     gradients = [torch.randn_like(parameter) * 1e-3 for parameter in trainable(parts.model).values()]
@@ -308,7 +307,7 @@ def measure_compressors(methods: dict[str, dict[str, Any]], repeats: int) -> dic
         if "compressor" in config["sync"]:
             found[key] = _measure_messages(config, parts.model, gradients, repeats)
         else:
-            found[key] = _measure_one_worker(config, parts.model, parts.course, gradients, repeats)
+            found[key] = _measure_one_worker(config, parts.model, parts.duration, gradients, repeats)
     return found
 
 
@@ -337,14 +336,14 @@ def _measure_messages(
 
 
 def _measure_one_worker(
-    config: dict[str, Any], model: nn.Module, course: Course, gradients: list[Tensor], repeats: int
+    config: dict[str, Any], model: nn.Module, duration: Duration, gradients: list[Tensor], repeats: int
 ) -> dict[str, float]:
     """Measure a method that does not send compressed messages.
 
     `pack_s` is everything that the sync computes in a step with one worker, such as PowerSGD's matrix products and QR
     decompositions.
     """
-    sync = build_sync(config | {"world_size": 1}, model, course)
+    sync = build_sync(config | {"world_size": 1}, model, duration)
     assert isinstance(sync, GradientSync)
     stacks = [g.unsqueeze(0) for g in gradients]
     step = partial(sync.reduce_stacked, stacks, step=0, epoch=0)
@@ -372,7 +371,7 @@ def main(argv: list[str] | None = None) -> int:
     has_peers = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
         if has_peers:
-            meet("nccl" if device_of(config["device"]).type == "cuda" else "gloo", config["patience_s"])
+            meet("nccl" if select_device(config["device"]).type == "cuda" else "gloo", config["patience_s"])
         with naming_lost_ranks() if has_peers else nullcontext():
             if arguments.compressors:
                 found = measure_compressors(given, arguments.repeats)

@@ -1,1 +1,1 @@
-"""The trainer: :mod:`worker` is torchrun's entry, :mod:`loop` the training loop."""
+"""The trainer: :mod:`rank` is the entry point of a process, :mod:`build` makes the parts and :mod:`loop` trains."""

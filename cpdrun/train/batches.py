@@ -1,10 +1,10 @@
-"""Training batches, fetched when asked for or ahead of time by processes of their own.
+"""Batches for training and evaluation, fetched on demand or in advance by loader processes.
 
-A batch is a tree of tensors (`cpdrun.data.base`), a function of the samples' numbers and of (seed, step, worker);
-neither the number of processes nor who asks changes a bit of it.
+A batch is a tree of tensors (`cpdrun.data.base`). It is a function of its sample indices and of (seed, step, worker).
+Neither the number of loader processes nor the rank that fetches it changes a bit of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -16,25 +16,39 @@ from cpdrun.data.base import Batch, Data, augmented, fetch_batch
 from cpdrun.data.stream import Stream
 from cpdrun.train.seeds import generator
 
-AHEAD = 2  # batches that each process holds ready
+PREFETCHED = 2  # batches that each loader process keeps ready
 
-Place = tuple[int, int]  # step from the start of the run, worker
+Place = tuple[int, int]  # step of the run, worker
 
 
-def fetched(dataset: Dataset, batches: list[Tensor], loaders: int, device: torch.device) -> Iterator[Batch]:
-    """The batches of `dataset` with these sample numbers (B,) each, on `device`, for evaluation."""
-    ready = (fetch_batch(dataset, index_B) for index_B in batches)
+def evaluation_batches(
+    dataset: Dataset, batches: list[Tensor], loaders: int, device: torch.device
+) -> Iterator[Batch]:
+    """Yield batches for evaluation on `device`.
+
+    Args:
+        dataset: The test set.
+        batches: Sample indices of each batch, of shape (B,).
+        loaders: Number of loader processes.
+        device: Where to put the batches.
+    """
+    fetched: Iterator[Batch] = (fetch_batch(dataset, index_B) for index_B in batches)
     if loaders:
-        planned = Planned(dataset, [(None, index_B) for index_B in batches], seed=None)
-        ready = (batch for _, batch in _loader(planned, loaders, device))
-    for batch in ready:
-        yield _on(device, batch)
+        planned = PlannedBatches(dataset, [(None, index_B) for index_B in batches], seed=0)
+        fetched = (batch for _, batch in _loader(planned, loaders, device))
+    for batch in fetched:
+        yield _to(device, batch)
 
 
 class Batches:
-    """The batches of one rank's workers, on `device`.
+    """The training batches of one rank's workers.
 
-    loaders: processes that decode and crop ahead; 0: none, batches are fetched when asked for.
+    Args:
+        data: The dataset.
+        seed: The run's seed.
+        device: Where to put the batches.
+        loaders: Number of processes that decode and crop in advance. With 0, batches are fetched on demand.
+        channels_last: Whether image tensors get the memory format channels_last.
     """
 
     def __init__(self, data: Data, seed: int, device: torch.device, loaders: int, channels_last: bool):
@@ -43,7 +57,10 @@ class Batches:
         self._ahead: Iterator[tuple[Place, Batch]] | None = None
 
     def plan(self, index_SxNxB: Tensor, mine: range, first_step: int) -> None:
-        """What `fetch` will be asked for next: the steps from `first_step` on, each for the workers `mine` in order."""
+        """Start to fetch the batches of the steps from `first_step` on, for the workers `mine` in order.
+
+        Later calls of `fetch` must follow this order.
+        """
         if self.loaders == 0:
             return
         plan = [
@@ -51,27 +68,29 @@ class Batches:
             for s, index_NxB in enumerate(index_SxNxB)
             for worker in mine
         ]
-        self._ahead = iter(_loader(Planned(self.data.train, plan, self.seed), self.loaders, self.device))
+        self._ahead = iter(
+            _loader(PlannedBatches(self.data.train, plan, self.seed), self.loaders, self.device)
+        )
 
     def fetch(self, index_B: Tensor, step: int, worker: int) -> Batch:
-        """The samples `index_B`, their inputs augmented as this step and worker draw."""
+        """Return the batch with the given samples, augmented with the random numbers of this step and worker."""
         if self._ahead is None:
-            batch = fetch_batch(self.data.train, index_B, _draws(self.seed, (step, worker)))
+            batch = fetch_batch(self.data.train, index_B, _generator_factory(self.seed, (step, worker)))
         else:
             place, batch = next(self._ahead)
-            assert place == (step, worker), f"planned {place}, asked for {(step, worker)}"
-        batch = augmented(self.data, _on(self.device, batch), generator("augment", self.seed, step, worker))
+            assert place == (step, worker), f"planned {place}, requested {(step, worker)}"
+        batch = augmented(self.data, _to(self.device, batch), generator("augment", self.seed, step, worker))
         return tree_map_only(Tensor, _channels_last, batch) if self.channels_last else batch
 
-    def plain(self, samples: int) -> Batch:
-        """The first training samples as they are, for a look at what a batch is like."""
-        return _on(self.device, fetch_batch(self.data.train, torch.arange(samples)))
+    def first_samples(self, samples: int) -> Batch:
+        """Return the first training samples without augmentation."""
+        return _to(self.device, fetch_batch(self.data.train, torch.arange(samples)))
 
 
-class Planned(Dataset):
-    """Whole batches as items, for a DataLoader: (place, batch). Those without a place are for evaluation."""
+class PlannedBatches(Dataset):
+    """A dataset whose items are whole batches with their places, for a DataLoader. Evaluation batches have no place."""
 
-    def __init__(self, dataset: Dataset, plan: list[tuple[Place | None, Tensor]], seed: int | None):
+    def __init__(self, dataset: Dataset, plan: Sequence[tuple[Place | None, Tensor]], seed: int):
         self.dataset, self.plan, self.seed = dataset, plan, seed
 
     def __len__(self) -> int:
@@ -79,12 +98,16 @@ class Planned(Dataset):
 
     def __getitem__(self, i: int) -> tuple[Place | None, Batch]:
         place, index_B = self.plan[i]
-        return place, fetch_batch(self.dataset, index_B, place and _draws(self.seed, place))
+        return place, fetch_batch(
+            self.dataset, index_B, _generator_factory(self.seed, place) if place else None
+        )
 
 
-def _on(device: torch.device, batch: Batch) -> Batch:
+def _to(device: torch.device, batch: Batch) -> Batch:
     if type(batch) is tuple and all(isinstance(part, Tensor) for part in batch):
-        return tuple(t.to(device, non_blocking=True) for t in batch)  # as below, without a pytree's overhead
+        return tuple(
+            t.to(device, non_blocking=True) for t in batch
+        )  # the common case, without the overhead of a pytree
     return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
 
@@ -92,18 +115,18 @@ def _channels_last(t: Tensor) -> Tensor:
     return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
-def _draws(seed: int, place: Place) -> Callable[[], torch.Generator]:
-    """What a dataset draws from that crops while it decodes."""
+def _generator_factory(seed: int, place: Place) -> Callable[[], torch.Generator]:
+    """Return a function that makes the generator for a dataset that crops while it decodes."""
     return partial(generator, "decode", seed, *place)
 
 
-def _loader(planned: Planned, loaders: int, device: torch.device) -> DataLoader:
+def _loader(planned: PlannedBatches, loaders: int, device: torch.device) -> DataLoader:
     return DataLoader(
         planned,
         batch_size=None,
         num_workers=1 if isinstance(planned.dataset, Stream) else loaders,  # a stream is read once, in order
-        prefetch_factor=AHEAD,
+        prefetch_factor=PREFETCHED,
         pin_memory=device.type == "cuda",
         collate_fn=lambda item: item,
-        generator=torch.Generator(),  # else it draws from the one that dropout uses
+        generator=torch.Generator(),  # by default it uses the global generator, which dropout uses
     )

@@ -1,6 +1,6 @@
-"""From a run's config to its parts: dataset, model, optimizer, schedule, gradient synchronisation.
+"""Build the parts of a run from its config: dataset, model, optimizer, schedule, gradient synchronization.
 
-Each part is the class that its `_target_` names, called with the other keys beside it.
+Each part is an instance of the class that `_target_` names. The other keys of its section are the arguments.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
@@ -26,49 +27,58 @@ from cpdrun.data.stream import Stream, length_of
 from cpdrun.optim.groups import ParameterGroups, trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
-from cpdrun.train.course import Course
-from cpdrun.train.fit import SPLITS, unfit_data, unfit_model
-from cpdrun.train.giving_up import GivingUp
+from cpdrun.train.duration import Duration, EarlyStopping
 from cpdrun.train.instantiate import BuildError, locate, naming, part
 from cpdrun.train.precision.base import Precision
 from cpdrun.train.seeds import derived_seed
 from cpdrun.train.state.init_from import InitFrom
 
+SPLITS = ("train", "test")
+
 
 @dataclass(frozen=True)
 class Parts:
-    """All that a training run consists of."""
+    """The parts of a training run.
+
+    Attributes:
+        make_optimizer: Makes an optimizer like `optimizer` for other parameters.
+        schedule: Returns the learning-rate factor, given the position and the length of the run in epochs.
+        learner: The class of cpdrun.train.learners that `sync` requires.
+    """
 
     data: Data
     task: Task
-    course: Course
+    duration: Duration
     batches: Batches
     eval_batch: int
     partition: Partition
     model: nn.Module
     optimizer: Optimizer
-    make_optimizer: Callable[[list[nn.Parameter]], Optimizer]  # one like `optimizer`, for other weights
+    make_optimizer: Callable[[list[nn.Parameter]], Optimizer]
     schedule: Callable[[float, float], float]
     precision: Precision
     sync: GradientSync | Gossip | OuterStep
-    learner: type  # of cpdrun.train.learners, for this sync
-    giving_up: GivingUp
+    learner: type
+    early_stopping: EarlyStopping
 
 
 def build(config: dict[str, Any], device: torch.device) -> Parts:
-    """Make every part of the run; initial weights depend on the seed alone. Raises BuildError."""
+    """Make all parts of a run. The initial weights depend on the seed only.
+
+    Raises:
+        BuildError: A part cannot be made, or does not fit the others.
+    """
     data = build_data(config)
     task = build_task(config, data)
-    course = course_of(config, data)
-    giving_up = giving_up_of(config, task, course)
+    duration = build_duration(config, data)
+    early_stopping = build_early_stopping(config, task, duration)
     partition = part("partition", config["partition"])
-    data, partition = _dealt_by_number(config, data, partition, course)
+    data, partition = _index_streams(config, data, partition, duration)
     precision = part("precision", config["precision"])
-    precision.seed, precision.steps = config["seed"], course.steps
+    precision.seed, precision.steps = config["seed"], duration.steps
     layout = torch.channels_last if config["channels_last"] else torch.preserve_format
     model = build_model(config, data)
-    if problem := unfit_model(model):
-        raise BuildError(f"model: {problem}")
+    _check_model(model)
     load_initial_weights(config, model)
     model = model.to(device, memory_format=layout)
     make_optimizer = build_optimizer(config, model)
@@ -78,70 +88,100 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     with naming("precision"):
         precision.check(optimizer)
     schedule = part("schedule", config["schedule"])
-    sync = build_sync(config, model, course)
-    learner = _learner(config, precision, sync)
-    with naming("schedule"):
-        schedule(0.0, course.length)
-    batches = Batches(data, config["seed"], device, config["loaders"], config["channels_last"])
-    return Parts(
-        data,
-        task,
-        course,
-        batches,
-        config["eval_batch"],
-        partition,
-        model,
-        optimizer,
-        make_optimizer,
-        schedule,
-        precision,
-        sync,
-        learner,
-        giving_up,
-    )
-
-
-def _learner(config: dict[str, Any], precision: Precision, sync: GradientSync | Gossip | OuterStep) -> type:
-    """The class that the sync names. Raises BuildError for settings that make no sense with it."""
+    sync = build_sync(config, model, duration)
     learner = locate(sync.learner)
     try:
         learner.check(config, precision, sync)
     except ValueError as error:
         raise BuildError(str(error)) from None
-    return learner
+    with naming("schedule"):
+        schedule(0.0, duration.length)
+    return Parts(
+        data=data,
+        task=task,
+        duration=duration,
+        batches=Batches(data, config["seed"], device, config["loaders"], config["channels_last"]),
+        eval_batch=config["eval_batch"],
+        partition=partition,
+        model=model,
+        optimizer=optimizer,
+        make_optimizer=make_optimizer,
+        schedule=schedule,
+        precision=precision,
+        sync=sync,
+        learner=learner,
+        early_stopping=early_stopping,
+    )
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    """Raises BuildError."""
+    """Make the dataset.
+
+    Raises:
+        BuildError: The dataset cannot be made, or the training loop cannot use it.
+    """
     data = part("data", config["data"])
-    if problem := unfit_data(data):
+    if problem := _data_problem(data):
         raise BuildError(f"data: {problem}")
     return data
 
 
-def course_of(config: dict[str, Any], data: Data) -> Course:
-    """How long the run is (a config.yaml older than max_steps has none). Raises BuildError."""
+def _data_problem(data: Any) -> str | None:
+    """Describe in one line why the training loop cannot use `data`, or return None. Reads no sample."""
+    name = type(data).__name__
+    for split in SPLITS:
+        dataset = getattr(data, split, None)
+        if dataset is None:
+            return f"{name} has no {split}: a data class has train and test, as cpdrun/tasks/__init__.py explains"
+        if isinstance(dataset, IterableDataset):
+            continue
+        if not hasattr(dataset, "__getitem__"):
+            return (
+                f"{split} of {name} is a {type(dataset).__name__} without numbered samples: it needs __len__ and "
+                "__getitem__, or to be an IterableDataset"
+            )
+        try:
+            size = len(dataset)
+        except (TypeError, NotImplementedError):
+            return f"{split} of {name} has no length: its class needs __len__ in addition to __getitem__"
+        if size == 0:
+            return f"{split} of {name} is empty"
+    return None
+
+
+def build_duration(config: dict[str, Any], data: Data) -> Duration:
+    """Compute the length of the run. A config.yaml that is older than the key max_steps lacks it.
+
+    Raises:
+        BuildError: The settings do not define a length.
+    """
     per_step = config["world_size"] * config["batch_size"]
     try:
-        return Course.of(length_of(data.train), per_step, config["epochs"], config.get("max_steps"))
+        return Duration.from_settings(
+            length_of(data.train), per_step, config["epochs"], config.get("max_steps")
+        )
     except ValueError as error:
         raise BuildError(str(error)) from None
 
 
-def giving_up_of(config: dict[str, Any], task: Task, course: Course) -> GivingUp:
-    """When the run ends as one that did not learn (a config.yaml older than the key: never). Raises BuildError."""
+def build_early_stopping(config: dict[str, Any], task: Task, duration: Duration) -> EarlyStopping:
+    """Make the early-stopping rule. A config.yaml that is older than the key give_up_after has none.
+
+    Raises:
+        BuildError: The rule needs the range of the loss, which the task does not know.
+    """
     share = config.get("give_up_after")
     if share is not None and task.loss_range() is None:
         raise BuildError(
-            f"give_up_after={share}: {type(task).__name__} does not say what a guess's loss is; type give_up_after=null"
+            f"give_up_after={share}: {type(task).__name__} does not know the loss of a guess; type give_up_after=null"
         )
-    return GivingUp.of(share, course)
+    return EarlyStopping.from_share(share, duration)
 
 
-def _dealt_by_number(
-    config: dict[str, Any], data: Data, partition: Partition, course: Course
+def _index_streams(
+    config: dict[str, Any], data: Data, partition: Partition, duration: Duration
 ) -> tuple[Data, Partition]:
-    """The same data with streams as numbered samples; those of the training set are dealt as they come."""
+    """Replace streams by datasets with numbered samples, and let workers take the samples of a stream in order."""
     streams = [name for name in SPLITS if isinstance(getattr(data, name), IterableDataset)]
     data = copy.copy(data) if streams else data
     with naming("data"):
@@ -154,42 +194,53 @@ def _dealt_by_number(
     if "train" not in streams:
         return data, partition
     if not isinstance(partition, Iid):
-        raise BuildError("partition: the samples of a stream are dealt as they come: type partition=iid")
-    data.train = Stream(data.train, course.S * config["world_size"] * config["batch_size"])
+        raise BuildError("partition: workers take the samples of a stream in order; type partition=iid")
+    samples = duration.steps_per_epoch * config["world_size"] * config["batch_size"]
+    data.train = Stream(data.train, samples)
     return data, InOrder()
 
 
 def build_task(config: dict[str, Any], data: Data) -> Task:
-    """The task of config["task"]; raises BuildError, also for label smoothing that it does not do."""
+    """Make the task.
+
+    Raises:
+        BuildError: The task cannot be made, or does not support the label smoothing that the config sets.
+    """
     spec, smoothing = config["task"], config["label_smoothing"]
-    if "label_smoothing" in _asked_for("task", spec):
+    if "label_smoothing" in _parameters("task", spec):
         spec = {"label_smoothing": smoothing, **spec}
     elif smoothing:
         name = spec["_target_"].rsplit(".", 1)[-1]
-        raise BuildError(f"label_smoothing={smoothing}: {name} smooths no labels; type label_smoothing=0")
-    return part("task", _with_facts("task", spec, data))
+        raise BuildError(
+            f"label_smoothing={smoothing}: {name} does not smooth labels; type label_smoothing=0"
+        )
+    return part("task", _add_data_facts("task", spec, data))
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
-    """The model of config["model"]: what its class asks for and the yaml does not set comes from what the data states.
-    num_classes also goes where any keyword is taken (timm.create_model)."""
-    spec = _with_facts("model", config["model"], data)
-    asked_for = _asked_for("model", spec).values()
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in asked_for)
-    if anything and "num_classes" not in spec and states(data, "num_classes"):
-        with contextlib.suppress(BuildError):  # what it hands its keywords to may not take this one
+    """Make the model. Arguments that the yaml does not set come from the facts that the dataset states.
+
+    `num_classes` is also passed to functions that take any keyword argument, such as timm.create_model.
+    """
+    spec = _add_data_facts("model", config["model"], data)
+    parameters = _parameters("model", spec).values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if takes_any and "num_classes" not in spec and states(data, "num_classes"):
+        with contextlib.suppress(
+            BuildError
+        ):  # the function may pass its keywords on to one that does not take it
             return _make_model(config, {**spec, "num_classes": data.num_classes})
     return _make_model(config, spec)
 
 
-def _with_facts(section: str, spec: dict[str, Any], data: Data) -> dict[str, Any]:
-    """`spec` with the facts of `data` that its class has an argument for and the yaml no value."""
-    missing = [name for name in _asked_for(section, spec) if spec.get(name) is None]
+def _add_data_facts(section: str, spec: dict[str, Any], data: Data) -> dict[str, Any]:
+    """Add those facts of `data` to a section that its class takes as arguments and that the yaml does not set."""
+    missing = [name for name in _parameters(section, spec) if spec.get(name) is None]
     return spec | {name: getattr(data, name) for name in missing if states(data, name)}
 
 
-def _asked_for(section: str, spec: dict[str, Any]) -> Mapping[str, inspect.Parameter]:
-    """The arguments of the class that `spec` names, by their names."""
+def _parameters(section: str, spec: dict[str, Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the class that `spec` names."""
     with naming(section):
         return inspect.signature(locate(spec["_target_"])).parameters
 
@@ -199,8 +250,24 @@ def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
     return part("model", spec)
 
 
+def _check_model(model: nn.Module) -> None:
+    """Raise BuildError if the model cannot be trained."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedTensorMixin):
+            raise BuildError(
+                f"model: {name} has no shape before the first batch (a lazy layer), but initial weights must depend on "
+                "the seed only; give the layer its sizes"
+            )
+    if not trainable(model):
+        raise BuildError(f"model: {type(model).__name__} has no parameters that require a gradient")
+
+
 def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
-    """Those of init_from, where it is given (a config.yaml older than the key gives none). Raises BuildError."""
+    """Load the weights that init_from names. A config.yaml that is older than the key names none.
+
+    Raises:
+        BuildError: The file cannot be read or does not match the model.
+    """
     if config.get("init_from") is not None:
         with naming("init_from"):
             path = Path(config["init_from"])
@@ -208,12 +275,16 @@ def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
 
 
 def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """Makes the run's optimizer of parameters that stand for the model's, in their order. Raises BuildError."""
+    """Return a function that makes the run's optimizer for parameters that correspond to those of the model.
+
+    Raises:
+        BuildError: The optimizer or its parameter groups cannot be made.
+    """
     make = part("optim", config["optim"], _partial_=True)
     with naming("parameter_groups"):
-        of = getattr(make.func, "settings_of", None)
-        own = None if of is None else partial(of, arguments=make.keywords)
-        groups = ParameterGroups(model, groups_of(config), own)
+        settings_of = getattr(make.func, "settings_of", None)
+        own_settings = None if settings_of is None else partial(settings_of, arguments=make.keywords)
+        groups = ParameterGroups(model, parameter_groups(config), own_settings)
 
     def make_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
         with naming("optim"):
@@ -222,12 +293,15 @@ def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[
     return make_optimizer
 
 
-def groups_of(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """None in a config.yaml that is older than the key: a run without groups has the name that it had then."""
+def parameter_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the setting parameter_groups, which a config.yaml that is older than the key lacks."""
     return config.get("parameter_groups", [])
 
 
-def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> GradientSync | Gossip | OuterStep:
+def build_sync(
+    config: dict[str, Any], model: nn.Module, duration: Duration
+) -> GradientSync | Gossip | OuterStep:
+    """Make the gradient synchronization."""
     make = part("sync", config["sync"], _partial_=True)
     scaling = part("scaling", config["scaling"]) if config["aps"] else None
     with naming("sync"):
@@ -236,7 +310,7 @@ def build_sync(config: dict[str, Any], model: nn.Module, course: Course) -> Grad
             scaling=scaling,
             world_size=config["world_size"],
             seed=config["seed"],
-            epochs=course.epochs,
+            epochs=duration.epochs,
             parameter_names=list(trainable(model)),
             full_precision=config["full_precision"],
         )

@@ -1,25 +1,25 @@
-"""The engine: starts the ranks of a run with torchrun's own machinery, in tenths of a second.
+"""The engine, which starts the ranks of a run with torchrun's own machinery in tenths of a second.
 
     python -m cpdrun.train.engine --warm FD    import torch once, then fork one engine for each connection
-    python -m cpdrun.train.engine --once FD    be the engine of one connection
-    python -m cpdrun.train.engine --task JSON  be one of a run's engines, a task of srun; prints its answer
+    python -m cpdrun.train.engine --once FD    serve one connection
+    python -m cpdrun.train.engine --task JSON  serve one request as a task of srun, and print the answer
 
-`torchrun` costs three seconds a run, nearly all of it `import torch`. What it does after that import is
-`torch.distributed.launcher.api.elastic_launch`; here the same function starts the ranks with
-start_method="fork" from a process that has torch in memory and has run no operator (a fork after an OpenMP
-region hangs, and a fork after CUDA's initialisation breaks CUDA in the child).
+`torchrun` takes three seconds per run, nearly all of it for `import torch`. After that import, it calls
+`torch.distributed.launcher.api.elastic_launch`. The engine calls the same function with start_method="fork" in a
+process that has imported torch but has run no operator. A fork after an OpenMP region hangs, and a fork after the
+initialization of CUDA breaks CUDA in the child.
 
-A connection is a Unix stream socket whose other end the asking agent holds (cpdrun.launch.attempt.agent). Over it
-goes one request, a line of JSON, with the descriptors of the run's lock and of the attempt's log
+A connection is a Unix stream socket to an agent (cpdrun.launch.attempt.agent). The agent sends one request, a line of
+JSON, with the file descriptors of the run's lock and of the attempt's log:
 
     {"do": "run", "entry": MODULE, "run_dir": PATH, "attempt_dir": PATH, "nproc": 2, "threads": 1, "nodes": 1,
      "elastic": false, "environ": {}}
     {"do": "check", "by": MODULE, "configs": [...]}
 
-and back come `{"pid": 4711}`, the engine's, and one answer, `{"exit_code": 0, "rank": null, "note": ""}` or
-`{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so its end of file tells the agent that every
-process of the run is gone; the other way round, the engine kills its ranks and itself when the agent's side closes. No
-rank outlives its engine, no engine its warm process, no warm process its launcher (PR_SET_PDEATHSIG).
+The engine replies with its process ID, `{"pid": 4711}`, and with one answer, which is `{"exit_code": 0, "rank": null,
+"note": ""}` or `{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so the agent reads its end of
+file when every process of the run is gone. When the agent closes its side, the engine kills its ranks and itself. No
+rank outlives its engine, no engine its warm process, and no warm process its launcher (PR_SET_PDEATHSIG).
 """
 
 import argparse
@@ -41,26 +41,29 @@ from typing import Any
 
 from cpdrun.parent import die_with
 
-CHECK_IMPORTS = ["cpdrun.train.preflight.look"]
+CHECK_IMPORTS = ["cpdrun.train.preflight.check"]
 FIRST_STEP_IMPORTS = [
     "torch.distributed.launcher.api",
-    "torch._dynamo",  # 1.5 s that the first optimizer made would spend
+    "torch._dynamo",  # otherwise the first optimizer imports it, which takes 1.5 s
     "cpdrun.train.ranks.rendezvous",
     "cpdrun.train.rank",
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
-TERMINATING_S = 3  # for ranks to end after SIGTERM, once another one has failed; a stopped process ignores it
-MOST_DEATHS = 3  # without a further step, of an elastic run
+TERMINATING_S = (
+    3  # time for ranks to end after SIGTERM when another rank has failed; a stopped process ignores it
+)
+MAX_DEATHS = 3  # deaths of an elastic run without a further step, after which it fails
 
 
 def main(argv: list[str]) -> None:
+    """Run the engine in the mode that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m cpdrun.train.engine")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--warm", type=int, metavar="FD", help="a socket over which connections arrive")
+    how.add_argument("--warm", type=int, metavar="FD", help="a socket that passes connections")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
-    how.add_argument("--task", metavar="JSON", help="a request; the answer is printed")
-    parser.add_argument("--parent", type=int, help="die when this process does")
+    how.add_argument("--task", metavar="JSON", help="a request; print the answer")
+    parser.add_argument("--parent", type=int, help="end when this process ends")
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
         die_with(arguments.parent)
@@ -68,7 +71,7 @@ def main(argv: list[str]) -> None:
         answer = start_ranks(json.loads(arguments.task))
         print(json.dumps({**answer, "ended": time.time()}), flush=True)
         code = answer["exit_code"]
-        # As a shell tells of a signal; and at once, for Triton has much to say in an ordinary end.
+        # Encode signals as a shell does. Skip the ordinary exit, in which Triton prints messages.
         os._exit(code if code >= 0 else 128 - code)
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
@@ -79,20 +82,20 @@ def main(argv: list[str]) -> None:
 def serve_warm(control: socket.socket) -> None:
     """Fork one engine for every connection that arrives over `control`, until its other end closes.
 
-    A check that waits already is begun before the longer half of the imports: most of what it finds needs none of it.
+    If a check is already waiting, it starts before the second and longer half of the imports, which it rarely needs.
     """
-    # An engine answers over its connection; nobody waits for it.
+    # Engines answer over their connections, so nobody needs to wait for their exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _import(CHECK_IMPORTS)
-    if select.select([control], [], [], 0)[0] and not _fork_an_engine(control):
+    if select.select([control], [], [], 0)[0] and not _fork_engine(control):
         return
-    _import_what_a_first_step_imports()
-    while _fork_an_engine(control):
+    _import_for_first_step()
+    while _fork_engine(control):
         pass
 
 
-def _fork_an_engine(control: socket.socket) -> bool:
-    """False where the other end of `control` is closed."""
+def _fork_engine(control: socket.socket) -> bool:
+    """Fork an engine for the next connection. Return False if the other end of `control` is closed."""
     this = os.getpid()
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     if not descriptors:
@@ -107,15 +110,15 @@ def _fork_an_engine(control: socket.socket) -> bool:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Answer the one request of `connection`, then end this process."""
+    """Answer the request of `connection`, then end this process."""
     code = 1
     try:
         request, descriptors = _receive(connection)
-        _answer(connection, {"pid": os.getpid()})  # so that it can be killed when it is stopped itself
+        _answer(connection, {"pid": os.getpid()})  # lets the agent kill this process even if it is stopped
         if request["do"] == "check":
-            answer: dict[str, Any] = _look(request["by"], request["configs"])
+            answer: dict[str, Any] = _check(request["by"], request["configs"])
         else:
-            _lock, log = descriptors  # the lock need only stay open: the ranks inherit it
+            _lock, log = descriptors  # the lock only needs to stay open, so that the ranks inherit it
             os.dup2(log, 1)
             os.dup2(log, 2)
             threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()
@@ -131,52 +134,56 @@ def _serve(connection: socket.socket) -> None:
 
 
 def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the ranks to their end: {"exit_code": 0, or of the first to fail (-n: signal n), "rank": which, "note": what
-    else there is to say}.
+    """Run the ranks until they have ended.
 
-    Of an elastic run on one node all are started again, as torchrun does, when one was killed by a signal: they go on
-    from what was kept of their last agreed step. Not for an error, which would come again.
+    If a signal kills a rank of an elastic run on one node, all ranks are restarted, as torchrun does, and resume from
+    the memory checkpoint of their last agreed step. An error does not restart them, because it would occur again.
+
+    Returns:
+        A dictionary with "exit_code" (0, or that of the first rank that failed; -n for signal n), "rank" (the rank that
+        failed) and "note" (further information).
     """
-    _import_what_a_first_step_imports()
-    importlib.import_module(request["entry"])  # once, for all ranks
+    _import_for_first_step()
+    importlib.import_module(request["entry"])  # imported once for all ranks
     os.environ.update(request["environ"])
     os.environ["CPDRUN_ATTEMPT_DIR"] = request["attempt_dir"]
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
     if request["nodes"] == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # It only repeats that a rank failed, and its formatter imports sympy for that, which takes 1.5 s.
+    # This logger only repeats that a rank failed, and its formatter imports sympy, which takes 1.5 s.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     if not request.get("elastic") or request["nodes"] > 1:
         return _start_once(request)
-    return _start_again_and_again(request)
+    return _start_with_restarts(request)
 
 
-def _start_again_and_again(request: dict[str, Any]) -> dict[str, Any]:
-    """Until they end otherwise than by a signal, or MOST_DEATHS have brought no further step."""
-    from cpdrun.train.state import kept
+def _start_with_restarts(request: dict[str, Any]) -> dict[str, Any]:
+    """Restart the ranks until they end without a signal, or until MAX_DEATHS deaths bring no further step."""
+    from cpdrun.train.state import memory_checkpoint
 
-    held, farthest, in_vain = kept.begin(), -1, 0
+    snapshots, latest_step, deaths = memory_checkpoint.create(), -1, 0
     while (answer := _start_once(request))["exit_code"] < 0:
         killer = signal.Signals(-answer["exit_code"])
-        board = held.died(answer["rank"], killer)
-        in_vain = in_vain + 1 if board.step <= farthest else 1
-        farthest = max(farthest, board.step)
-        if in_vain >= MOST_DEATHS:
+        board = snapshots.record_death(answer["rank"], killer)
+        deaths = deaths + 1 if board.step <= latest_step else 1
+        latest_step = max(latest_step, board.step)
+        if deaths >= MAX_DEATHS:
             return answer | {
-                "note": f"after step {board.step}, {in_vain} times without a further step: given up"
+                "note": f"after step {board.step}, {deaths} times without a further step: given up"
             }
-        said = f"rank {answer['rank']} was killed by {killer.name} after step {board.step}: all ranks start again"
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}", flush=True)
+        message = f"rank {answer['rank']} was killed by {killer.name} after step {board.step}: all ranks start again"
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)
     return answer
 
 
 def _start_once(request: dict[str, Any]) -> dict[str, Any]:
+    """Start the ranks once and return the answer of `start_ranks`."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
     from cpdrun.train.ranks.rendezvous import Gate
 
-    _kill_soon()
+    _shorten_termination()
     gate = Gate(request["nproc"] // request["nodes"])
     try:
         codes = elastic_launch(_launch_config(request), _rank)(
@@ -190,11 +197,11 @@ def _start_once(request: dict[str, Any]) -> dict[str, Any]:
         gate.close()
 
 
-def _kill_soon() -> None:
-    """Have torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
+def _shorten_termination() -> None:
+    """Make torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
     from torch.multiprocessing.spawn import ProcessContext
 
-    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for it
+    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for this
     if wait is not None:
         ProcessContext._join_procs_with_timeout = lambda context, timeout: wait(
             context, min(timeout, TERMINATING_S)
@@ -202,7 +209,7 @@ def _kill_soon() -> None:
 
 
 def _launch_config(request: dict[str, Any]) -> Any:
-    """torchrun's settings: a store on loopback on one node, c10d's rendezvous over several."""
+    """Return torchrun's settings: a store on loopback on one node, the rendezvous of c10d over several nodes."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -231,13 +238,16 @@ def _launch_config(request: dict[str, Any]) -> Any:
 
 
 def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
-    """What a forked rank does: `run_rank` of the module `entry`, with an end that the engine and the log both see.
+    """Call `run_rank` of the module `entry` in a forked process, and report its end to the engine and to the log.
 
-    A rank that stops on request returns, since torch's agent ends the others when one exits with an error.
+    A rank that was asked to stop returns normally, because torch's agent ends the other ranks when one exits with an
+    error.
     """
     die_with(os.getppid())
     for number in _handled_signals():
-        signal.signal(number, signal.SIG_DFL)  # torch's agent left handlers that only make sense in itself
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # torch's agent installed handlers that only make sense in its own process
     gate.pass_through(int(os.environ["LOCAL_RANK"]))
     try:
         import torch
@@ -255,26 +265,28 @@ def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
     return code
 
 
-def _look(by: str, configs: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """`look` of the module `by`. This process does nothing else, and compiles nothing: its optimizers need not import
-    torch._dynamo."""
+def _check(by: str, configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Call `check` of the module `by`.
+
+    This process does nothing else and compiles nothing, so its optimizers do not need to import torch._dynamo.
+    """
     from torch.optim import Optimizer
 
     Optimizer.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
-    return importlib.import_module(by).look(configs)
+    return importlib.import_module(by).check(configs)
 
 
-def _import_what_a_first_step_imports() -> None:
-    """Import once, for all ranks."""
+def _import_for_first_step() -> None:
+    """Import everything that the first step needs, once for all ranks."""
     _import(CHECK_IMPORTS + FIRST_STEP_IMPORTS)
     importlib.import_module(
         "cpdrun.train.state.provenance"
-    ).distributions_by_module()  # .2 s, kept for all runs
-    gc.freeze()  # what a rank's collector never visits, it does not copy either
+    ).distributions_by_module()  # takes 0.2 s, then cached
+    gc.freeze()  # pages that the garbage collector of a rank does not visit stay shared
 
 
 def _import(modules: list[str]) -> None:
-    """Without the garbage collector, which takes a fifth of the time."""
+    """Import modules without garbage collection, which would take a fifth of the time."""
     gc.disable()
     for module in modules:
         importlib.import_module(module)
@@ -282,12 +294,12 @@ def _import(modules: list[str]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The request's line and the descriptors that came with its first byte."""
+    """Return the request and the file descriptors that came with its first byte."""
     data, descriptors, _, _ = socket.recv_fds(connection, 65536, 2)
     while not data.endswith(b"\n"):
         more = connection.recv(65536)
         if not more:
-            os._exit(0)  # the agent went away before it had asked
+            os._exit(0)  # the agent ended before it sent a request
         data += more
     return json.loads(data), descriptors
 
@@ -298,13 +310,13 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """What torch's agent handles in the engine, less a SIGHUP that nohup ignores: it stays ignored."""
+    """Return the signals that torch's agent handles in the engine, except a SIGHUP that nohup ignores."""
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
     return numbers if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*numbers, signal.SIGHUP]
 
 
 def _die_when_closed(connection: socket.socket) -> None:
-    """Kill this engine, and through PR_SET_PDEATHSIG its ranks, once the agent's side is closed."""
+    """Kill this engine and, through PR_SET_PDEATHSIG, its ranks when the agent closes its side."""
     with contextlib.suppress(OSError):
         while connection.recv(1):
             pass

@@ -1,4 +1,4 @@
-"""A part of a run from its section of the config: the class that `_target_` names, called with the other keys."""
+"""Make one part of a run from its section of the config, and explain in one line why a part cannot be made."""
 
 import contextlib
 import importlib
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
@@ -14,34 +15,47 @@ from cpdrun.data.base import DataError
 from cpdrun.errors import UserError
 
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 
 
 class BuildError(UserError):
-    """A part of the run cannot be made; the message names the key and the cause."""
+    """A part of the run cannot be made. The message names the key and the cause."""
 
 
-def part(section: str, spec: dict[str, Any], **given: Any) -> Any:
-    """That of config[section] = spec, with further arguments; `_partial_=True`: what makes it. Raises BuildError."""
+def part(section: str, spec: dict[str, Any], **arguments: Any) -> Any:
+    """Instantiate the class that `_target_` of a config section names.
+
+    Args:
+        section: Name of the section, for error messages.
+        spec: The section. Its other keys are arguments of the class.
+        **arguments: Further arguments. With `_partial_=True`, the result is a function that makes the part.
+
+    Raises:
+        BuildError: The class cannot be imported or does not take these arguments.
+    """
     with naming(section):
         locate(spec["_target_"])
-        return instantiate(with_present_names(spec), _convert_="all", **given)
+        return instantiate(with_present_names(spec), _convert_="all", **arguments)
 
 
 def locate(target: str) -> Any:
-    """What `target` (package.module.Class) names; Hydra's own look-up prints three lines where it finds nothing."""
+    """Import the object that `target` (package.module.Class) names.
+
+    Hydra's own function reports a missing object in three lines; this one raises an ImportError of one line.
+    """
     target = PRESENT_NAME.get(target, target)
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        where = "; run where it lies, or name that folder in PYTHONPATH" if missing else ""
-        raise ImportError(f"cannot import {target}: {error}{where}") from None
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; run in the folder that contains it, or add that folder to PYTHONPATH" if is_missing else ""
+        raise ImportError(f"cannot import {target}: {error}{hint}") from None
 
 
 @contextlib.contextmanager
 def naming(section: str) -> Iterator[None]:
-    """What is raised in here becomes a BuildError that names the section."""
+    """Convert every exception to a BuildError that names the config section."""
     try:
         yield
     except Exception as error:
@@ -51,5 +65,21 @@ def naming(section: str) -> Iterator[None]:
         text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         if isinstance(cause, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(text)):
             raise BuildError(f"{section}: unknown key '{section}.{unknown[1]}'") from error
-        known = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
-        raise BuildError(f"{section}: {text if known else f'{type(cause).__name__}: {text}'}") from error
+        is_clear = isinstance(cause, DataError | InstantiationException | ImportError | ValueError)
+        raise BuildError(f"{section}: {text if is_clear else f'{type(cause).__name__}: {text}'}") from error
+
+
+def find_memory_error(error: BaseException) -> BaseException | None:
+    """Return the innermost exception among `error` and its causes that reports a lack of memory, or None."""
+    found, cause = None, error
+    while cause is not None:
+        # torch's CPU allocator and some CUDA kernels raise a plain RuntimeError.
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(cause)):
+            found = cause
+        cause = cause.__cause__
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or the name of its class."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,14 +1,14 @@
-"""What layers a run's model has, for `cpdrun search --allocate`: their parameters, and how often they multiply.
+"""List the layers of a run's model for `cpdrun search --allocate`.
 
     python -m cpdrun.train.layers CONFIG.json OUT.json
 
-OUT holds, in the order of the model's modules, of each module that has trainable parameters of its own:
+OUT.json contains one object for each module that has trainable parameters itself, in the order of the model's modules:
 
-    name, kind      `blocks.0.qkv`, `Linear`
+    name, kind      such as `blocks.0.qkv` and `Linear`
     parameters      {full name: number of values}
-    multiplies      whether a rule for '*' means its products: it is a Linear or Conv layer
-    macs            multiplications of its forward product for one sample; 0 where it was not called
-    input_gradient  whether its input takes a gradient: the first layer's product for it is never formed
+    multiplies      whether a rule for '*' applies to its products, i.e. whether it is a Linear or Conv layer
+    macs            multiply-accumulates of its forward product for one sample; 0 if it was not called
+    input_gradient  whether its input needs a gradient; the first layer's product for it is never computed
 """
 
 import json
@@ -27,13 +27,17 @@ from cpdrun.train.build import build_data, build_model, build_task
 
 
 def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Raises BuildError for a model or data that cannot be built."""
+    """Return the layers of a run's model, as the module's docstring describes them.
+
+    Raises:
+        BuildError: The model or the data cannot be built.
+    """
     data = build_data(config)
     task, model = build_task(config, data), build_model(config, data)
     batch = Batches(data, config["seed"], torch.device("cpu"), 0, False).fetch(torch.tensor([0]), 0, 0)
-    means = {
+    matched_by_wildcard = {
         layer.module for layer in layers_of(model) if layer.multiplies and not layer.must_be_named
-    }  # of these the wildcard speaks
+    }
     found: dict[nn.Module, dict[str, Any]] = {}
     for name, module in model.named_modules():
         own = {p: x for p, x in module.named_parameters(recurse=False) if x.requires_grad}
@@ -42,18 +46,19 @@ def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
                 "name": name,
                 "kind": type(module).__name__,
                 "parameters": {f"{name}.{p}".lstrip("."): x.numel() for p, x in own.items()},
-                "multiplies": module in means,
+                "multiplies": module in matched_by_wildcard,
                 "macs": 0,
                 "input_gradient": False,
             }
 
-    def called(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def count(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         weight, facts = module.weight, found[module]
-        facts["macs"] += weight.numel() * output.numel() // len(weight)  # rows of the output, or its places
+        positions = output.numel() // len(weight)  # rows of a Linear layer's output, pixels of a Conv layer's
+        facts["macs"] += weight.numel() * positions
         facts["input_gradient"] |= inputs[0].requires_grad
 
-    hooks = [module.register_forward_hook(called) for module in found if module in means]
-    model.eval()  # one sample has no variance
+    hooks = [module.register_forward_hook(count) for module in found if module in matched_by_wildcard]
+    model.eval()  # BatchNorm cannot normalize a single sample in training mode
     task.outputs(model, batch)
     for hook in hooks:
         hook.remove()
@@ -61,6 +66,7 @@ def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Read a config and write the layers of its model."""
     config, out = map(Path, sys.argv[1:])
     try:
         found = layers(json.loads(config.read_text(encoding="utf-8")))

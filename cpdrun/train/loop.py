@@ -1,56 +1,105 @@
-"""The training loop: epochs of steps on samples dealt to N workers; `learners` say what a step is.
+"""The training loop: epochs of optimizer steps on samples that N workers share.
 
-Legend: N workers, B samples a worker, S steps an epoch. The result depends on the config alone: how the N
-workers are dealt to processes changes no bit of it (with emulation=exact or chunked).
+The learner of the run (`cpdrun.train.learners`) defines what one step is.
+
+The result depends on the config only. With emulation=exact or chunked, the split of the N workers over processes does
+not change a bit of it.
+
+Legend: N workers, B samples per worker and step, S steps per epoch, W workers of this rank.
 """
 
 import math
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
+from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
 from cpdrun.train.learners.base import Learner
-from cpdrun.train.preflight.operations import step_operations
-from cpdrun.train.ranks import pulse
-from cpdrun.train.ranks.vote import Vote, Wish
+from cpdrun.train.preflight.products import step_operations
+from cpdrun.train.ranks import heartbeat
+from cpdrun.train.ranks.consensus import Consensus, Request
 from cpdrun.train.seeds import generator
-from cpdrun.train.state import checkpoint, kept
+from cpdrun.train.state import checkpoint, memory_checkpoint
 from cpdrun.train.state.journal import Journal
-from cpdrun.train.state.progress import Progress
 from cpdrun.whatif.collect.observer import Observer
 
 
 class Preempted(Exception):
-    """The run was asked to stop; its checkpoint is written."""
+    """The run was asked to stop, and its checkpoint is written."""
+
+
+@dataclass
+class Progress:
+    """The position of a run: `step` steps into epoch `epoch`, both counted from 0. Checkpoints contain it."""
+
+    epoch: int = 0
+    step: int = 0
+    train_seconds: float = 0.0
+    nonfinite: int = 0  # gradient elements of this epoch that were inf or NaN
+    losses_SxN: Tensor | None = None  # losses of this epoch; zero for the workers of other ranks
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # latest statistics of this epoch
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last complete epoch
+    best: dict[str, Any] = field(default_factory=dict)  # metric, value and epoch of the best epoch so far
+    wire: dict[str, int] = field(default_factory=dict)  # sums of the learner's `wire_bytes` over ...
+    wire_steps: int = 0  # ... this number of steps
+
+    def count_bytes(self, step_bytes: dict[str, int]) -> None:
+        """Add the communicated bytes of one step."""
+        self.wire = {key: self.wire.get(key, 0) + n for key, n in step_bytes.items()}
+        self.wire_steps += 1
+
+    def update_best(self, metric: str, measure: Measure) -> None:
+        """Record this epoch if its metric is finite and better than that of all earlier epochs."""
+        value = self.metrics[metric]
+        sign = 1 if measure.higher_is_better else -1
+        if math.isfinite(value) and (not self.best or sign * value > sign * self.best["value"]):
+            self.best = {"metric": metric, "value": value, "epoch": self.epoch + 1}
+
+    def bytes_per_step(self) -> dict[str, int]:
+        """Return the mean bytes per step. Steps with gradients in fp32 (full_precision) send more than others."""
+        return {key: round(n / self.wire_steps) for key, n in self.wire.items()}
 
 
 def train(
     config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device, journal: Journal
 ) -> Result:
-    """Train to the last epoch, or until the loss is not finite or it gives up. Returns what done.json says of it.
+    """Train to the last epoch, or until the loss is not finite or the early-stopping rule ends the run.
 
-    Raises Preempted after a step at which the journal was asked to stop.
+    Args:
+        config: The resolved config of the run.
+        parts: What `build` made of it.
+        workers: How the N workers are split over ranks.
+        device: The device of this rank.
+        journal: The record of the run.
+
+    Returns:
+        The contents of done.json, except the total time.
+
+    Raises:
+        Preempted: The journal was asked to stop, and the state is saved.
     """
     N, B, seed = (config[key] for key in ("world_size", "batch_size", "seed"))
-    course = parts.course
-    S, epochs = course.S, course.epochs
+    duration = parts.duration
+    S, epochs = duration.steps_per_epoch, duration.epochs
     learner: Learner = parts.learner(config, parts, workers, device)
     learner.observer = Observer(config, parts, workers, journal.run)
     judged_by, measures = f"test_{parts.task.judged_by}", learner.measures()
-    vote = Vote(workers, journal.wish, config["patience_s"])
+    consensus = Consensus(workers, journal.request, config["patience_s"])
     progress = _restore(learner, journal, workers, device, S)
     learner.observer.resume(progress.epoch * S + progress.step)
     clock = time.perf_counter() - progress.train_seconds
     ending = Ending.FINISHED
 
     if epochs == 0:
-        journal.restart_at(-1)
+        journal.drop_rows_after(-1)
         evaluation = learner.evaluate()
         progress.metrics = evaluation.metrics
         journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics), epochs)
@@ -59,16 +108,16 @@ def train(
     while progress.epoch < epochs:
         epoch = progress.epoch
         index_SxNxB = parts.partition.deal(parts.data.train, N, B, seed=seed, epoch=epoch, draws=generator)
-        index_SxNxB = index_SxNxB[: course.steps_of(epoch)]
+        index_SxNxB = index_SxNxB[: duration.steps_in(epoch)]
         first_step = epoch * S + progress.step
-        parts.batches.plan(index_SxNxB[progress.step :], learner.gradients_of.plays, first_step)
+        parts.batches.plan(index_SxNxB[progress.step :], learner.gradients_of.fetched_workers, first_step)
         if progress.losses_SxN is None:
             progress.losses_SxN = torch.zeros(len(index_SxNxB), N, dtype=torch.float64, device=device)
 
         for s in range(progress.step, len(index_SxNxB)):
             step = epoch * S + s
             look = step % config["statistics"]["every_steps"] == 0
-            lr_factor = parts.schedule(step / S, course.length)
+            lr_factor = parts.schedule(step / S, duration.length)
             learner.observer.begin(step)
             losses_W = learner.step(index_SxNxB[s], step=step, epoch=epoch, lr_factor=lr_factor, look=look)
             learner.observer.end()
@@ -78,19 +127,19 @@ def train(
             progress.nonfinite += learner.nonfinite
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
-            pulse.beat()
+            heartbeat.beat()
             journal.step_done(step + 1)
-            if s + 1 < len(index_SxNxB) and (asked := vote.answer()):
+            if s + 1 < len(index_SxNxB) and (request := consensus.decide()):
                 progress.train_seconds = time.perf_counter() - clock
-                _save(learner, journal, workers, progress, asked)
-                if asked is Wish.STOP:
+                _save(learner, journal, workers, progress, on_disk=request is Request.STOP)
+                if request is Request.STOP:
                     learner.observer.save()
                     raise Preempted
 
         train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
         evaluation = learner.evaluate()
         progress.metrics = {"train_loss": train_loss, **evaluation.metrics}
-        progress.remember_best(judged_by, measures[judged_by])
+        progress.update_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
         row = EpochRow(
             epoch=epoch + 1,
@@ -103,21 +152,21 @@ def train(
         journal.epoch_done(row, epochs)
         if not math.isfinite(train_loss):
             ending = Ending.DIVERGED
-        elif parts.giving_up.is_due(epoch + 1, train_loss, parts.task.loss_range()):
+        elif parts.early_stopping.is_due(epoch + 1, train_loss, parts.task.loss_range()):
             ending = Ending.DID_NOT_LEARN
         if ending is not Ending.FINISHED or epoch + 1 == epochs:
-            # Before the checkpoint: a run that goes on from the last one evaluates no more.
+            # Written before the checkpoint, because a run that resumes from the last one does not evaluate again.
             journal.final_outcomes(evaluation.outcomes)
         if ending is not Ending.FINISHED:
             break
         progress.epoch, progress.step, progress.nonfinite, progress.losses_SxN = epoch + 1, 0, 0, None
         progress.layers = {}
-        asked = vote.answer()
+        request = consensus.decide()
         if progress.epoch % config["checkpoint"]["every_epochs"] == 0 or progress.epoch == epochs:
-            _save(learner, journal, workers, progress, Wish.STOP)
-        elif asked:
-            _save(learner, journal, workers, progress, asked)
-        if asked is Wish.STOP and progress.epoch < epochs:
+            _save(learner, journal, workers, progress, on_disk=True)
+        elif request:
+            _save(learner, journal, workers, progress, on_disk=request is Request.STOP)
+        if request is Request.STOP and progress.epoch < epochs:
             learner.observer.save()
             raise Preempted
 
@@ -138,43 +187,44 @@ def train(
         longest_chain=learner.longest_chain(),
         weights_sha256=learner.weights_sha256(),
         products=step_operations(parts, B) if journal.writes else None,
-        ended_after=parts.giving_up.after if ending is Ending.DID_NOT_LEARN else None,
+        ended_after=parts.early_stopping.after if ending is Ending.DID_NOT_LEARN else None,
     )
 
 
 def _restore(
-    learner: Learner, journal: Journal, workers: Workers, device: torch.device, steps_an_epoch: int
+    learner: Learner, journal: Journal, workers: Workers, device: torch.device, steps_per_epoch: int
 ) -> Progress:
-    """The learner as it was last kept, or as the last whole checkpoint has it, and how far it was; all as it is without
-    either."""
-    file, held = journal.run.checkpoint, kept.of_this_run()
-    there = [None, *checkpoint.candidates(file), *(held.files if held else ())]
+    """Load the latest state from memory or disk into the learner and return its progress.
+
+    Without a saved state, the learner is unchanged and the progress is zero.
+    """
+    file, in_memory = journal.run.checkpoint, memory_checkpoint.current()
+    paths = [None, *checkpoint.candidates(file), *(in_memory.files if in_memory else ())]
     choice = torch.zeros(1, dtype=torch.int64, device=device)
     if workers.rank == 0:
-        last = (held.whole() if held else None) or checkpoint.choose(file, journal.run_name)
-        choice += there.index(last)
+        latest = (in_memory.latest() if in_memory else None) or checkpoint.choose(file, journal.run_name)
+        choice += paths.index(latest)
     if workers.ranks > 1:
-        dist.broadcast(choice, src=0)  # two ranks must not go on from different ones
-    chosen = there[int(choice.item())]
-    if chosen is None:
-        journal.goes_on(0, 0)
+        dist.broadcast(choice, src=0)  # all ranks must resume from the same state
+    path = paths[int(choice.item())]
+    if path is None:
+        journal.resume(0, 0)
         return Progress()
-    state = checkpoint.read(chosen, device)
+    state = checkpoint.read(path, device)
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
-        progress.losses_SxN.zero_()  # what was saved has those of all workers; they count once, on rank 0
-    journal.goes_on(progress.epoch, progress.epoch * steps_an_epoch + progress.step)
+        progress.losses_SxN.zero_()  # the saved losses are those of all workers; only rank 0 counts them
+    journal.resume(progress.epoch, progress.epoch * steps_per_epoch + progress.step)
     return progress
 
 
-def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress, wish: Wish) -> None:
-    """Keep the state in memory, or write a checkpoint. Collective: what is spread over the ranks comes together on rank
-    0, which writes."""
+def _save(learner: Learner, journal: Journal, workers: Workers, progress: Progress, *, on_disk: bool) -> None:
+    """Save the state to disk or to memory. Collective: rank 0 gathers the parts of all ranks and writes them."""
     began, losses = time.monotonic(), progress.losses_SxN
     learner.observer.save_part()
     if losses is not None:
         losses = workers.sum_of_disjoint(losses.clone())
     state = {"progress": vars(progress) | {"losses_SxN": losses}, **learner.state_dict()}
     if journal.writes:
-        journal.save(state, began, on_disk=wish is Wish.STOP)
+        journal.save(state, began, on_disk=on_disk)

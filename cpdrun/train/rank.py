@@ -1,9 +1,9 @@
-"""One rank of one run: torchrun's entry.
+"""The entry point of a rank.
 
     torchrun --nproc-per-node 2 -m cpdrun.train.rank RUN_DIR
 
-reads RUN_DIR/config.yaml, trains, and leaves the record there. Without torchrun one process plays all
-workers. The launcher calls :func:`run_rank` in a process that already is a rank.
+reads RUN_DIR/config.yaml, trains, and writes the record there. Without torchrun, one process emulates all workers. The
+launcher calls :func:`run_rank` in a process that already is a rank.
 """
 
 import os
@@ -24,16 +24,16 @@ from cpdrun.record import Attempt, Result, RunDir, read_config
 from cpdrun.train.build import build
 from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
-from cpdrun.train.ranks import pulse
-from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.rendezvous import meet
-from cpdrun.train.ranks.torch_settings import configure_torch
+from cpdrun.train.ranks.torch_settings import configure_torch, select_device
 from cpdrun.train.state.journal import Journal
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, worth trying again
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, but worth another attempt
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run one rank for the run directory in the command line. Return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or not (Path(arguments[0]) / "config.yaml").exists():
         print(
@@ -44,20 +44,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_rank(run_dir: str) -> int:
-    """Be the rank that RANK and WORLD_SIZE say. Returns the exit status: 0 done, 75 stopped when asked to,
-    2 when a part cannot be made; anything else raises, and its traceback is the log's last lines."""
+    """Train as the rank that the environment variables RANK and WORLD_SIZE define.
+
+    Returns:
+        The exit status: 0 if the run is done, 75 if it was asked to stop, 2 if a part cannot be made. Other errors are
+        raised, or printed if there are several ranks.
+    """
     rank = int(os.environ.get("RANK", "0"))
     if "CPDRUN_ATTEMPT_DIR" in os.environ:
         attempt = Attempt(Path(os.environ["CPDRUN_ATTEMPT_DIR"]))
         _log_to(attempt.rank_log(rank))
         if rank == 0:
-            pulse.start(attempt.pulse)
+            heartbeat.start(attempt.pulse)
     run = RunDir(Path(run_dir))
     config = revealed(read_config(run))
     configure_torch(config)
     workers = Workers.from_environment(config["world_size"])
     try:
-        device = device_of(config["device"])
+        device = select_device(config["device"])
     except UserError as error:
         return _refused(error)
     journal = Journal(run, rank)
@@ -83,7 +87,10 @@ def run_rank(run_dir: str) -> int:
 
 
 def _leave(code: int, workers: Workers) -> int:
-    """End after an error: at once where there are other ranks, for gloo's destructor waits for one that hangs."""
+    """Return the exit status after an error, or exit immediately if there are other ranks.
+
+    The destructor of gloo would wait for ranks that hang.
+    """
     if workers.ranks > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -93,7 +100,7 @@ def _leave(code: int, workers: Workers) -> int:
 
 def _train(config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal) -> Result:
     parts = build(config, device)
-    pulse.beat()  # data and model are there; the first step has the whole patience again
+    heartbeat.beat()  # data and model are built; now the watchdog's patience applies to the first step
     journal.environment(device, parts.data, config, emulated_products(parts))
     return train(config, parts, workers, device, journal)
 
@@ -104,6 +111,7 @@ def _refused(error: UserError) -> int:
 
 
 def _log_to(path: Path) -> None:
+    """Redirect stdout and stderr of this process to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

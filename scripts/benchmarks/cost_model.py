@@ -101,8 +101,8 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
 
     from cpdrun.comm.workers import Workers
     from cpdrun.train.build import build
+    from cpdrun.train.learners.emulated_workers import SharedModel
     from cpdrun.train.learners.gradients import ExactGradients, Objective
-    from cpdrun.train.learners.played import SharedModel
 
     ranks = dist.get_world_size()
     workers = Workers(ranks, dist.get_rank(), ranks)

@@ -17,8 +17,8 @@ from harness import Report, describe_machine, make_parser, ratio_table, time_tur
 from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
+from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
-from cpdrun.train.learners.played import SharedModel
 
 CPU = torch.device("cpu")
 

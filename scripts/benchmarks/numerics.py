@@ -223,7 +223,7 @@ def small_calls(device: str) -> Calls:
         "custom_fp.quantize, out=": lambda: custom_fp.quantize(x, "e5m2", out=out),
         "torch.ops.custom_fp.quantize": lambda: op(x, "e5m2", "nearest_even", "infinity", None),
     }
-    if device == "cpu":
+    if custom_fp.backend(device) == "native":
         extension = importlib.import_module("custom_fp._native")
         native = importlib.import_module("custom_fp.native")
         rule = native.pack_rule(custom_fp.Format.parse("e5m2"), native.NEAREST)

@@ -83,9 +83,8 @@ class AlternatingJournal(Journal):
         self.loop_s: list[float] = []
         self.plain_s: list[float] = []
         self._started: float | None = None
-        self._between_epochs = False
 
-    def stop_requested(self) -> bool:
+    def step_done(self, step: int) -> None:
         ended = self._now()
         next(self.plain)
         now = self._now()
@@ -95,15 +94,15 @@ class AlternatingJournal(Journal):
             self.left -= 1
         if not self.left:
             raise AllStepsTakenError
-        self._started = None if self._between_epochs else now
-        self._between_epochs = False
-        return False
+        self._started = now
 
     def epoch_done(self, *_: Any) -> None:
         """Do not time the evaluation and the checkpoint as a step."""
-        self._started, self._between_epochs = None, True
+        if not self.loop_s:
+            raise RuntimeError("an epoch has ended, but the training loop has not called step_done")
+        self._started = None
 
-    def restart_at(self, epoch: int) -> None:
+    def drop_rows_after(self, epoch: int) -> None:
         """Do nothing, because nothing is stored."""
 
     def _now(self) -> float:

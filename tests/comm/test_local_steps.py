@@ -18,7 +18,7 @@ from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.workers import Workers
 from cpdrun.sweep import plan
 from cpdrun.train.build import Parts, build
-from cpdrun.train.learners.local import LocalWeights
+from cpdrun.train.learners.separate_weights import LocalWeights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_digits.py"
 STEPS, H, CPU = 7, 3, torch.device("cpu")

@@ -18,7 +18,7 @@ from cpdrun.comm.sums.magnitudes import NoMagnitudes
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.config.plan import plan
 from cpdrun.train.build import build_sync
-from cpdrun.train.course import Course
+from cpdrun.train.duration import Duration
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
@@ -206,7 +206,7 @@ def test_a_rule_of_ones_own_by_its_name() -> None:
         "+scaling.shift_by=3",
     ]
     (run,) = plan([*typed, "~scaling.margin"]).runs
-    sync = build_sync(run.config, nn.Linear(3, 2), Course(S=1, steps=1))
+    sync = build_sync(run.config, nn.Linear(3, 2), Duration(steps_per_epoch=1, steps=1))
     sync.reduce_stacked([torch.ones(2, 2, 3), torch.ones(2, 2)], step=0, epoch=0)
     rows = sync.statistics([torch.ones(2, 2, 3), torch.ones(2, 2)], [torch.ones(2, 3), torch.ones(2)])
     assert [row["shift"] for row in rows] == [3, 3]

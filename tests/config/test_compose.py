@@ -66,7 +66,7 @@ def test_the_keys_of_a_yaml_are_the_arguments_of_its_class(composer, group, choi
         assert names <= set(spec), "an argument that conf/ does not spell"
 
 
-def test_the_defaults_alone_are_a_valid_run_but_for_its_name(composer):
+def test_the_defaults_with_a_name_are_a_valid_run(composer):
     config = composer.compose({})
     for block in ("search", "screen"):  # what these are asked is no part of a run
         config.pop(block)
@@ -86,12 +86,12 @@ def test_the_model_and_the_defaults_name_the_same_keys(composer, root, model):
     assert own | {"exp"} == {key for key in types if key.split(".")[0] not in sections}
 
 
-def test_every_experiment_opens_with_its_command():
+def test_every_experiment_file_begins_with_its_command():
     for path in Path("conf/exp").glob("*.yaml"):
         assert re.match(rf"# cpdrun (sweep|search|search --allocate) exp={path.stem}\n", path.read_text())
 
 
-def test_unknown_choices_are_named_with_the_nearest(composer):
+def test_unknown_choices_are_reported_with_the_most_similar(composer):
     with pytest.raises(
         ConfigError, match=r"unknown experiment 'digit_bits' \(did you mean 'digits_bits'\?\)"
     ):
@@ -103,7 +103,7 @@ def test_unknown_choices_are_named_with_the_nearest(composer):
         composer.compose({"model": "resent"})
 
 
-def test_a_folder_of_ones_own_adds_choices_and_its_broken_yaml_is_named(tmp_path):
+def test_a_user_folder_adds_choices_and_its_broken_yaml_is_reported(tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text("epochs: 2\nsweep:\n  seed: [7]\n")
     (tmp_path / "exp" / "broken.yaml").write_text("epochs: 2\nsweep: [1,\nx: 3\n")
@@ -113,7 +113,7 @@ def test_a_folder_of_ones_own_adds_choices_and_its_broken_yaml_is_named(tmp_path
             composer.compose({"exp": "broken"})
 
 
-def test_interpolations_are_resolved_or_named():
+def test_interpolations_are_resolved_or_reported():
     assert resolve({"a": 3, "b": "${a}"}) == {"a": 3, "b": 3}
     config = {"a": {"x": "${b}", "y": ["${c.d}"]}, "b": 3, "c": {"d": None}, "e": "${a}", "f": "<${b}>"}
     without_text = {key: value for key, value in config.items() if key != "f"}

@@ -12,7 +12,7 @@ def config(*typed):
     return run.config
 
 
-def test_a_name_says_what_is_in_the_run():
+def test_a_run_name_describes_the_run():
     assert run_name(config()).startswith("convnet-e4m3-aps-w8-s0-")
     products = config("format=fp32", "aps=false", "recipe=nvfp4", "world_size=1", "seed=3")
     assert run_name(products).startswith("convnet-nvfp4-w1-s3-")
@@ -23,7 +23,7 @@ def test_a_name_says_what_is_in_the_run():
     assert run_name({**config(), "case": "Pure, 3 %"}).startswith("convnet-e4m3-aps-pure_3-w8-s0-")
 
 
-def test_the_name_of_a_cell_is_the_one_that_ledgers_have():
+def test_cell_names_match_those_in_stored_ledgers():
     products = config("format=fp32", "aps=false", "recipe=nvfp4", "world_size=1", "seed=3")
     assert cell_name(products) == f"convnet-fp32-w1-s0-{identity_hash({**products, 'seed': 0})}"
     assert cell_name(config("seed=5")) == run_name(config())
@@ -40,16 +40,16 @@ def test_the_name_of_a_cell_is_the_one_that_ledgers_have():
         "format=e4m3",
     ],
 )
-def test_what_cannot_change_the_result_does_not_change_the_name(typed):
+def test_settings_without_effect_on_the_result_do_not_change_the_name(typed):
     assert identity_hash(config(typed)) == identity_hash(config())
 
 
 @pytest.mark.parametrize("typed", ["optim.lr=0.2", "threads=2", "model.width=8", "sync.kahan=true", "seed=1"])
-def test_what_can_change_the_result_changes_the_name(typed):
+def test_settings_with_effect_on_the_result_change_the_name(typed):
     assert identity_hash(config(typed)) != identity_hash(config())
 
 
-def test_the_scaling_rule_counts_only_where_it_is_used():
+def test_the_scaling_rule_is_in_the_identity_only_if_it_is_used():
     with_aps = identity_hash(config("+scaling.other=1")) != identity_hash(config())
     without = identity_hash(config("aps=false", "+scaling.other=1")) == identity_hash(config("aps=false"))
     assert with_aps and without
@@ -63,7 +63,7 @@ def test_one_format_has_one_name():
     )
 
 
-def test_switches_that_are_off_rename_no_run():
+def test_new_settings_with_their_defaults_do_not_rename_runs():
     """Runs of before they existed keep their names, so that what is finished is found; on, they are part of it."""
     typed = ("precision=int8", "sync=gossip_choco", "sync.quasi_global_momentum=0.9", "optim.momentum=0")
     now = config(*typed)

@@ -67,7 +67,7 @@ def told(words, config_dir=None):
     return list(ignored_settings(sweep.given, [run.config for run in sweep.runs]))
 
 
-def test_what_plays_no_part_in_any_run_is_told(monkeypatch):
+def test_settings_without_effect_are_reported(monkeypatch):
     with Composer() as composer:  # one for all of them: opening it takes most of the time
         monkeypatch.setattr("cpdrun.config.plan.Composer", lambda _: nullcontext(composer))
         for given, lines in CASES:
@@ -93,14 +93,14 @@ def test_every_rule_has_its_case():
         "sweep: {cases: {fp32: {compressor: qsgd}, other: {compressor.rounding: stochastic}}}\n",
     ],
 )
-def test_it_is_told_of_the_experiment_s_file_too(tmp_path, body):
+def test_settings_without_effect_in_an_experiment_file_are_reported(tmp_path, body):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(body)
     (line,) = told(["exp=mine"], tmp_path)
     assert line.startswith("compressor") and "AllReduceSync does not use it" in line
 
 
-def test_the_line_comes_before_anything_starts(tmp_path, capsys, monkeypatch):
+def test_ignored_settings_are_reported_before_anything_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("cpdrun.launch.local.gpus", list)
     words = ["sweep", "exp=digits_bits", "compressor=qsgd", f"results_dir={tmp_path}", "--dry-run"]
     assert main([*words, "--jobs-per-gpu=2", "--max-parallel=3"]) == 0

@@ -82,13 +82,13 @@ def test_a_case_may_change_what_its_recipe_leaves_open(tmp_path):
         (["recipe=nvfp4", "ingredients.hadamard=x"], "ingredients.hadamard=x: must be a number, such as 16"),
     ],
 )
-def test_what_is_left_open_is_named(words, message):
+def test_unknown_ingredients_are_reported_with_the_known_ones(words, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         plan([*WORDS, *words])
 
 
 @pytest.mark.parametrize("chosen", ["bf16", "null"])
-def test_an_experiment_cannot_say_an_ingredient_that_its_recipe_has_not(tmp_path, chosen):
+def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(tmp_path, chosen):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(
         "# cpdrun sweep exp=mine\ningredients: {rounding: nearest_even}\n"
@@ -137,7 +137,7 @@ def test_arguments_of_apply_recipe_are_checked(said, message):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), "nvfp4", **said)
 
 
-def test_a_recipe_of_ones_own_may_be_built_on_another(tmp_path):
+def test_a_user_recipe_may_extend_another_recipe(tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [nvfp4, _self_]\ningredients: {format: nvint4}\n")
     mine = with_ingredients("mine", load(str(tmp_path / "mine.yaml")), {})
     assert mine == with_ingredients("nvfp4", load("nvfp4"), {"format": "nvint4"})
@@ -172,7 +172,7 @@ def test_a_case_has_the_bits_of_its_recipe():
         (["exp=digits_bits"], None),
     ],
 )
-def test_a_sweep_hands_its_baseline_to_the_report(words, baseline):
+def test_a_sweep_passes_its_baseline_to_the_report(words, baseline):
     assert plan([*words, "seed=0"]).question.get("baseline_values") == baseline
 
 
@@ -184,7 +184,7 @@ def test_a_sweep_hands_its_baseline_to_the_report(words, baseline):
         ("weight", "mxfp4", "convnet-fp32-w1-s0-96f54bb5b9", False),
     ],
 )
-def test_rules_whose_blocks_once_ran_in_memory_order_name_other_runs_now(role, fmt, before, same):
+def test_rules_with_blocks_along_sums_give_other_run_names_than_before(role, fmt, before, same):
     config = plan([*WORDS, "recipe=null"]).runs[0].config
     rules = [{"modules": "*", "role": role, "format": fmt}]
     found = run_name({**config, "precision": {**config["precision"], "rules": rules}})

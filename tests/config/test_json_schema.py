@@ -23,7 +23,7 @@ def validator():
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_our_experiments_pass(path, validator):
+def test_all_experiments_match_the_schema(path, validator):
     validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
@@ -40,21 +40,21 @@ def test_our_experiments_pass(path, validator):
         {"sweep": ["format"]},
     ],
 )
-def test_slips_do_not(slip, validator):
+def test_mistakes_do_not_match_the_schema(slip, validator):
     assert list(validator.iter_errors(slip))
 
 
-def test_a_reference_stands_in_for_a_value(validator):
+def test_a_reference_may_replace_a_value(validator):
     validator.validate({"epochs": "${optim.epochs}", "label_smoothing": "${x}"})
 
 
-def test_it_has_the_comments_and_the_choices(capsys):
+def test_the_schema_has_the_comments_and_the_choices(capsys):
     assert main(["init", "--schema"]) == 0
     known = json.loads(capsys.readouterr().out)["properties"]
     assert known["epochs"]["description"].startswith("passes over the training set")
     assert known["epochs"]["default"] == 15
     assert (
-        "from a guess's to a perfect one by then" in known["give_up_after"]["description"]
+        "of guessing to that of a perfect model" in known["give_up_after"]["description"]
     )  # of its second line
     assert "glob patterns" in known["full_precision"]["properties"]["layers"]["description"]
     assert "digits" in known["data"]["anyOf"][1]["enum"]

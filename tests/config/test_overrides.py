@@ -25,14 +25,14 @@ def loader():
         ("~model.width", ()),
     ],
 )
-def test_values_are_read_by_hydras_grammar(loader, text, values):
+def test_values_are_parsed_by_the_grammar_of_hydra(loader, text, values):
     (typed,) = parse([text], loader)
     assert typed.values == values
     assert typed.is_axis == (len(values) > 1 or "glob" in text)
 
 
 @pytest.mark.parametrize("text", ["format", "a=[1,2", "=3", "exp@x=3"])
-def test_what_cannot_be_read_is_named(loader, text):
+def test_overrides_that_cannot_be_parsed_are_reported(loader, text):
     with pytest.raises(ConfigError, match="cannot read"):
         parse([text], loader)
 
@@ -40,6 +40,6 @@ def test_what_cannot_be_read_is_named(loader, text):
 @pytest.mark.parametrize(
     "value", [None, True, 3, -0.5, 1e-30, "e4m3", "a, b", "it's", "null", "12", [1, "x y"], {"a": [True]}, ""]
 )
-def test_a_typed_form_reads_back_as_the_value(loader, value):
+def test_typed_form_round_trips(loader, value):
     (typed,) = parse([f"k={typed_form(value)}"], loader)
     assert typed.values == (value,)

@@ -35,23 +35,23 @@ def test_a_sweep_without_an_experiment():
     assert sweep.directory.path.as_posix() == "/tmp/x/adhoc"
 
 
-def test_runs_of_the_same_content_are_run_once():
+def test_runs_with_the_same_config_are_planned_once():
     sweep = plan(["format=fp32,e8m23,e4m3", "nproc=1,2"])
     assert len(sweep.runs) == 2
     assert sweep.duplicates == 4
 
 
-def test_exclusions_know_a_format_by_all_its_names():
+def test_exclusions_match_a_format_by_all_its_names():
     assert len(plan(["exp=digits_bits", "format=e8m23", "seed=0"]).runs) == 1
 
 
-def test_the_overrides_of_a_run_give_that_run():
+def test_the_overrides_of_a_run_reproduce_the_run():
     run = plan(["exp=digits_bits", "model.width=8", "seed=1,2"]).runs[-1]
     (again,) = plan(run.overrides).runs
     assert again.name == run.name and again.config == run.config
 
 
-def test_an_axis_in_a_yaml_of_ones_own_may_have_dots(tmp_path):
+def test_an_axis_in_a_user_yaml_may_be_a_dotted_key(tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text("sweep:\n  model.width: [4, 8]\n  seed: [0, 1]\n")
     assert {r.config["model"]["width"] for r in plan(["exp=mine"], tmp_path).runs} == {4, 8}
@@ -70,7 +70,7 @@ def test_an_axis_in_a_yaml_of_ones_own_may_have_dots(tmp_path):
         ("epoch: 3\n", "unknown key 'epoch' \\(did you mean 'epochs'"),
     ],
 )
-def test_mistakes_in_an_experiment_are_named(tmp_path, block, message):
+def test_mistakes_in_an_experiment_are_reported(tmp_path, block, message):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(block)
     with pytest.raises(ConfigError, match=message):
@@ -99,13 +99,13 @@ def test_mistakes_in_an_experiment_are_named(tmp_path, block, message):
         ("case=[1,2]", "unknown case '\\[1,2\\]': the experiment names no cases"),
     ],
 )
-def test_mistakes_on_the_command_line_are_named(typed, message):
+def test_mistakes_on_the_command_line_are_reported(typed, message):
     overrides = [typed] if typed.startswith("exp") else ["exp=digits_bits", typed]
     with pytest.raises(ConfigError, match=message):
         plan(overrides)
 
 
-def test_the_manifest_says_what_was_asked_for(tmp_path):
+def test_the_manifest_records_the_request(tmp_path):
     sweep = plan(["exp=digits_bits", "seed=0", f"results_dir={tmp_path}"])
     write_manifest(sweep)
     manifest = yaml.safe_load(sweep.directory.manifest.read_text())
@@ -115,7 +115,7 @@ def test_the_manifest_says_what_was_asked_for(tmp_path):
     assert manifest["record"] == 1
 
 
-def test_the_manifest_of_a_newer_version_is_nobodys_to_replace(tmp_path):
+def test_the_manifest_of_a_newer_version_is_not_replaced(tmp_path):
     sweep = plan(["exp=digits_bits", f"results_dir={tmp_path}"])
     write_manifest(sweep)
     text = sweep.directory.manifest.read_text()
@@ -142,7 +142,7 @@ def test_the_question_of_a_search_stays_in_the_manifest(tmp_path):
     assert asked() == searched | {"confidence": 90} and len(listed(sweep.directory)) == 4
 
 
-def test_what_a_sweep_was_given_of_a_search_is_in_the_manifest(tmp_path):
+def test_the_manifest_records_search_settings_of_a_sweep(tmp_path):
     def asked(*words):
         sweep = plan(["format=fp32,e4m3", *words, f"results_dir={tmp_path}"])
         write_manifest(sweep)
@@ -155,7 +155,7 @@ def test_what_a_sweep_was_given_of_a_search_is_in_the_manifest(tmp_path):
     assert of_file == {"metric": "test_bits_per_byte", "tolerance": 0.05}
 
 
-def test_the_manifest_keeps_what_other_commands_made_in_its_folder(tmp_path):
+def test_the_manifest_keeps_runs_of_other_commands(tmp_path):
     def listed(*words):
         sweep = plan(["exp=digits_bits", f"results_dir={tmp_path}", "seed=0", *words])
         write_manifest(sweep)
@@ -192,7 +192,7 @@ def test_named_cases_are_one_axis(cases):
     assert again.name == small[0].name
 
 
-def test_what_is_typed_goes_before_a_case_and_cases_can_be_chosen(cases):
+def test_the_command_line_overrides_cases_and_selects_them(cases):
     typed = plan(["exp=mine", "precision.loss_scale=8", "format=e5m2", "case=same"], cases)
     assert {(r.config["format"], r.config["precision"]["loss_scale"]) for r in typed.runs} == {("e5m2", 8)}
     assert len(typed.runs) == 2
@@ -205,7 +205,7 @@ def test_what_is_typed_goes_before_a_case_and_cases_can_be_chosen(cases):
         plan(["exp=bad"], cases)
 
 
-def test_a_plan_without_imports_runs_no_module_that_a_yaml_names(tmp_path, monkeypatch):
+def test_a_plan_without_imports_executes_no_user_module(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", before := list(sys.path))
@@ -217,7 +217,7 @@ def test_a_plan_without_imports_runs_no_module_that_a_yaml_names(tmp_path, monke
         plan(typed)
 
 
-def test_a_folder_of_data_is_no_axis():
+def test_a_data_folder_cannot_be_an_axis():
     with pytest.raises(ConfigError, match=r"data.data_dir cannot be an axis: .* name=NAME data.data_dir=A"):
         plan(["data=fashion_mnist", "data.data_dir=A,B"])
 
@@ -243,7 +243,7 @@ def test_a_baseline_is_kept_in_an_experiment_derived_with_aps_alone(tmp_path):
     )
 
 
-def test_alone_an_excluded_baseline_is_run_without_aps():
+def test_a_single_excluded_baseline_is_run_without_aps():
     sweep = plan(["exp=digits_bits", "format=fp32", "aps=true", "seed=0"])
     assert [run.config["aps"] for run in sweep.runs] == [False]
     assert sweep.describe() == (
@@ -252,7 +252,7 @@ def test_alone_an_excluded_baseline_is_run_without_aps():
 
 
 @pytest.mark.parametrize("text", ["runs: 3\n", "- a\n", "sweep: {seed: [0]}\n", "a: [", "\tx\n", "&a [*a]"])
-def test_a_sweep_yaml_that_is_not_ours_is_left_alone(tmp_path, text):
+def test_a_foreign_sweep_yaml_is_not_overwritten(tmp_path, text):
     sweep = plan(["exp=digits_bits", "seed=0", f"results_dir={tmp_path}"])
     sweep.directory.path.mkdir()
     sweep.directory.manifest.write_text(text)
@@ -263,7 +263,7 @@ def test_a_sweep_yaml_that_is_not_ours_is_left_alone(tmp_path, text):
     assert sweep.directory.manifest.read_text() == text
 
 
-def test_two_commands_at_once_keep_each_others_runs(tmp_path):
+def test_simultaneous_commands_keep_each_others_runs(tmp_path):
     """Eight write their runs into one sweep.yaml; without the lock, who reads before another writes drops its runs."""
     sweeps = [
         plan(["exp=digits_bits", f"seed={i}", "aps=false", f"results_dir={tmp_path}"]) for i in range(8)
@@ -306,7 +306,7 @@ def partitions(sweep):
         (["exp=both"], [{}, {"skew": 0.5}], ["iid"]),
     ],
 )
-def test_what_an_experiment_sets_for_one_choice_is_left_out_with_another(skewed, typed, found, left_out):
+def test_settings_of_one_choice_are_left_out_with_another_choice(skewed, typed, found, left_out):
     sweep = plan(typed, skewed)
     assert partitions(sweep) == found
     assert sweep.left_out == [
@@ -315,7 +315,7 @@ def test_what_an_experiment_sets_for_one_choice_is_left_out_with_another(skewed,
     ]
 
 
-def test_what_the_other_choice_knows_too_stays(skewed):
+def test_settings_that_both_choices_have_are_kept(skewed):
     (run,) = plan(["exp=mine", "optim=adamw"], skewed).runs
     assert run.config["optim"]["lr"] == 0.2
     with pytest.raises(ConfigError, match=r"unknown key 'partition\.skew'"):

@@ -25,18 +25,18 @@ RULE = "{modules: '*', role: %s, format: %s}"
         (f"precision.rules=[{RULE % ('weight', 'h100_fp8')}]", "unknown format 'h100_fp8'"),
     ],
 )
-def test_a_bad_name_starts_nothing(typed, says, capsys):
+def test_a_wrong_name_is_reported_before_anything_starts(typed, says, capsys):
     assert main(["sweep", "exp=digits_bits", typed, "--dry-run"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and says in said and said.count("\n") == 1
 
 
-def test_a_recipe_is_looked_at_too(capsys):
+def test_names_in_a_recipe_are_checked(capsys):
     assert main(["sweep", "exp=digits_bits", "recipe=pure_fp16", "recipe.accumulator=nope", "--dry-run"]) == 2
     assert "precision.accumulator=nope" in capsys.readouterr().err
 
 
-def test_a_format_of_ones_own_is_not_checked_where_nothing_is_imported():
+def test_user_formats_are_not_checked_without_imports():
     config = plan(["exp=digits_bits", "format=fp32", "aps=false", "seed=0"]).runs[0].config
     config["precision"]["weights"] = "nowhere.at.all"
     validate(config, imports=False)

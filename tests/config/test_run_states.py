@@ -30,7 +30,7 @@ def run_of(sweep, index):
     return sweep.directory.run(sweep.runs[index].name)
 
 
-def test_nothing_odd_is_said_of_what_is_as_it_was_left(sweep):
+def test_unchanged_runs_have_no_notes(sweep):
     found = run_states(sweep)
     assert list(found.states.values()) == [State.DONE] * 3 + [State.PENDING]
     assert found.odd == {} and found.edited == [] and found.notes(here=True) == []
@@ -45,7 +45,7 @@ def test_a_config_changed_by_hand_no_longer_matches_its_name(sweep):
     assert run.name in note
 
 
-def test_odd_runs_keep_no_other_from_being_looked_at(sweep):
+def test_unreadable_runs_do_not_hide_others(sweep):
     run_of(sweep, 0).done.unlink()
     run_of(sweep, 0).done.mkdir()
     run_of(sweep, 1).env.write_text("[" * 100_000)
@@ -60,7 +60,7 @@ def test_odd_runs_keep_no_other_from_being_looked_at(sweep):
     assert found.states[sweep.runs[3].name] is State.PREEMPTED
 
 
-def test_a_run_of_a_newer_version_is_done_and_says_so(sweep):
+def test_a_run_of_a_newer_version_is_done_with_a_note(sweep):
     run = run_of(sweep, 0)
     write_json(run.done, {"status": "finished", "metrics": {}, "record": 2})
     found = run_states(sweep)
@@ -68,7 +68,7 @@ def test_a_run_of_a_newer_version_is_done_and_says_so(sweep):
     assert "is of record version '2'" in found.odd[run.name] and "remove it" not in found.odd[run.name]
 
 
-def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
+def test_a_run_without_read_permission_is_reported(sweep, monkeypatch):
     """As one whose folder is another user's; root, who may run these tests, may read everything."""
     closed = run_of(sweep, 0)
 
@@ -82,7 +82,7 @@ def test_a_run_that_may_not_be_read_gets_its_line(sweep, monkeypatch):
     assert found.odd == {closed.name: f"{closed.done}: Permission denied"} and len(found.states) == 3
 
 
-def test_runs_of_several_processors_are_named(sweep):
+def test_runs_on_different_processors_are_reported(sweep):
     name, vector = processor()
     other = f"{vector} other"  # this machine has every feature but one of the other's
     write_json(run_of(sweep, 1).env, {"device": name, "cpu": name, "cpu_vector": other})
@@ -95,12 +95,12 @@ def test_runs_of_several_processors_are_named(sweep):
     assert run_states(sweep).notes(here=False) == [], "elsewhere, this machine trains nothing"
 
 
-def test_a_record_from_before_is_of_the_processor_of_its_name(sweep):
+def test_an_old_record_has_the_processor_of_its_name(sweep):
     write_json(run_of(sweep, 1).env, {"device": processor()[0]})
     assert run_states(sweep).notes(here=True) == []
 
 
-def test_the_processor_is_read_as_linux_tells_it(tmp_path, monkeypatch):
+def test_the_processor_is_read_from_proc_cpuinfo(tmp_path, monkeypatch):
     info = tmp_path / "cpuinfo"
     info.write_text(
         "processor\t: 0\nmodel name\t: Test 9000\nflags\t\t: fpu sse4_2 avx512f avx2 avx\n\nprocessor\t: 1\n"

@@ -46,7 +46,7 @@ def test_secrets_are_masked(text, secret):
         "--key value --keys 3 sk-learn hf_home",
     ],
 )
-def test_what_is_no_secret_is_left_alone(text):
+def test_other_text_is_not_masked(text):
     assert mask_text(text) == text
 
 

@@ -1,7 +1,7 @@
-"""Every command line that README.md, docs/ and the other pages show is typed, page by page, from its top to its end.
+"""Run the command lines that README.md, docs/ and the other pages show, page by page and in their order.
 
-What takes minutes is shortened by words that SHORTER appends; what cannot be run here stands in NOT_RUN, and its
-options are read. A line that is in neither is typed as it stands.
+SHORTER lists what is appended to lines that would take minutes. NOT_RUN lists lines that cannot run here; only their
+options are checked. Every other line runs as it is. A dry run that several pages show runs once.
 """
 
 import re
@@ -19,7 +19,7 @@ from cpdrun.errors import MistypedError
 from cpdrun.record import write_run
 
 STARTER = REPOSITORY / "cpdrun" / "starter" / "project"
-# A script of a reader: it takes the arguments that the pages give it, and prints what their patterns look for.
+# A user's script. It takes the arguments of the pages' commands, and prints what their patterns match.
 SCRIPT = """
 import argparse
 import torch
@@ -47,9 +47,9 @@ dist.destroy_process_group()
 """
 FORMATS = "import custom_fp\n\nFLAT4 = custom_fp.Codebook('flat4', tuple(i / 7 - 1 for i in range(15)))\n"
 
-TINY = "epochs=1 model.width=4"  # a run of a second
-FEW = f"{TINY} seed=0 format=fp32,e3m0"  # of 39 runs 3
-# the line: (what is appended, why); of one page alone as "PAGE: line"
+TINY = "epochs=1 model.width=4"  # such a run takes a second
+FEW = f"{TINY} seed=0 format=fp32,e3m0 aps=true"  # 2 of 39 runs
+# Maps a line, or "PAGE: line" for one page, to what is appended and the reason.
 SHORTER = {
     "cpdrun sweep exp=digits_bits": (FEW, "39 runs, two minutes"),
     "cpdrun predict exp=digits_bits": (TINY, "one run, of 15 epochs"),
@@ -113,12 +113,15 @@ SHORTER = {
         "--dry-run",
         "no sbatch here: tests/launch/test_slurm.py",
     ),
-    "cpdrun sweep exp=digits_bits --launcher pull --no-wait": (FEW, "39 runs"),
+    "cpdrun sweep exp=digits_bits --launcher pull --no-wait": (
+        "--dry-run",
+        "tests/launch/test_work.py runs such",
+    ),
 }
 PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0"}
-# pages that begin where a sweep has been run: of these, its records
+# Pages whose commands need the records of a sweep, and the name of the sweep.
 AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "digits_bits"}
-# a line that begins so, or such a line of one page as "PAGE: line", is not run: (why, what tests it)
+# Maps the beginning of a line, or "PAGE: line" for one page, to why it does not run and what tests it instead.
 NOT_RUN = {
     "git clone": ("it asks the network", ""),
     "pip ": ("it asks the network", "tests/test_wheel.py"),
@@ -163,6 +166,7 @@ NOT_RUN = {
         "docs/formats.md has others",
         "tests/commands/test_vectors_command.py::test_kernels_give_the_known_codes_and_values",
     ),
+    "docs/studies.md: cpdrun predict exp=digits_bits": ("docs/commands.md has it", ""),
     "docs/slurm.md: cpdrun status --watch": ("docs/commands.md has it", "tests/launch/test_status.py"),
     "cpdrun sweep --join ": ("it takes what waits, as any launch", "tests/launch/test_work.py"),
     "docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine": ("README.md has it", ""),
@@ -198,7 +202,7 @@ def documented() -> list[tuple[str, str]]:
 
 
 def not_run(page: str, line: str) -> tuple[str, str] | None:
-    """Why, and what tests it."""
+    """Return why a line does not run and what tests it, or None if it runs."""
     if page.startswith(REFERENCES) and re.fullmatch(r"cpdrun sweep exp=\w+|cpdrun report .*", line):
         return "its runs took minutes to hours", "tests/exp/test_experiments.py"
     found = (
@@ -216,9 +220,17 @@ def shortened(page: str, line: str) -> str:
     return f"{line} {more}".rstrip()
 
 
+@cache
+def first_page(typed: str) -> str:
+    """Return the first page that shows this command line, which is the one whose test types it."""
+    return next(
+        page for page, line in documented() if not not_run(page, line) and shortened(page, line) == typed
+    )
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A reader's: what `cpdrun init` writes, with a script, a recipe and a format beside it."""
+    """A user's folder: the project that `cpdrun init` writes, with a script, a recipe and a format."""
     folder = tmp_path / "reader"
     shutil.copytree(REPOSITORY / "docs" / "examples", folder / "docs" / "examples")
     shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -234,7 +246,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_what_a_page_has_one_type_is_obeyed(page, folder):
+def test_commands_of_a_page_run(page, folder):
     if page in AFTER_A_SWEEP:
         for fmt, bits, seed in (("fp32", 32, 0), ("fp32", 32, 1), ("e3m0", 4, 0), ("e3m0", 4, 1)):
             metrics = {"test_accuracy": 0.9 + seed / 100 - 1 / (10 * bits)}
@@ -252,7 +264,7 @@ def test_what_a_page_has_one_type_is_obeyed(page, folder):
                 assert here.is_dir(), f"{line}: there is no such folder"
                 continue
             typed = shortened(page, line)
-            if typed in once and "--dry-run" in typed:
+            if "--dry-run" in typed and (typed in once or first_page(typed) != page):
                 continue
             ended = type_line(typed, here)
             told = f"{typed}\n{ended.said[-1500:]}\n{ended.complained[-1500:]}"
@@ -275,7 +287,7 @@ def has_option(script: Path, option: str) -> bool:
 
 
 @pytest.mark.parametrize("line", sorted({line for page, line in documented() if not_run(page, line)}))
-def test_what_is_not_run_is_there(line):
+def test_lines_that_do_not_run_name_existing_options_and_files(line):
     words = shlex.split(line.partition(" > ")[0])
     if words[0] == "cpdrun":
         read(words[1:])
@@ -290,7 +302,7 @@ def test_what_is_not_run_is_there(line):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_named_in_the_text_have_those_options(page):
+def test_commands_in_the_text_have_the_named_options(page):
     for command in commands_in_text(page):
         program, *words = command.split()
         options = [word for word in words if word.startswith("--")]
@@ -306,12 +318,12 @@ def test_commands_named_in_the_text_have_those_options(page):
             assert re.search(rf"^{words[0]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
 
 
-def test_an_option_that_is_mistyped_would_be_found():
+def test_an_unknown_option_is_an_error():
     with pytest.raises(MistypedError):
         read(["report", "--fromat", "md"])
 
 
-def test_every_exception_is_of_a_line_that_is_there_and_names_a_test_that_is():
+def test_exceptions_name_existing_lines_and_tests():
     pairs = documented()
     lines = [line for _, line in pairs]
     assert len(lines) > 100 and len({page for page, _ in pairs}) > 20

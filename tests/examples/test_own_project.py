@@ -92,7 +92,10 @@ def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
 def test_elsewhere_the_sweep_says_what_it_lacks(project, tmp_path):
     lost = cpdrun("sweep", "--config-dir", str(project / "conf"), "exp=mine", cwd=tmp_path)
     assert lost.returncode == 2
-    assert "cannot import waves.signals.Waves: No module named 'waves'; run where it lies" in lost.stderr
+    assert (
+        "cannot import waves.signals.Waves: No module named 'waves'; run in the folder that contains it"
+        in lost.stderr
+    )
 
 
 def test_ranks_read_the_finished_config_alone(project, tmp_path):

@@ -21,7 +21,7 @@ import yaml
 
 from cpdrun.record import Attempt, RunDir, append_json_line, write_json
 from cpdrun.train import engine
-from cpdrun.train.ranks import pulse
+from cpdrun.train.ranks import heartbeat
 
 
 def run_rank(run_dir: str) -> int:
@@ -37,13 +37,13 @@ def run_rank(run_dir: str) -> int:
     trace = run.path / "trace.txt"
     done = len(trace.read_text().splitlines()) if trace.exists() else 0
     if rank == 0:
-        pulse.start(attempt.pulse)
+        heartbeat.start(attempt.pulse)
     while rank == config.get("absent"):
         time.sleep(1)
     if config.get("meet"):
         meet_and_add(rank, config["patience_s"])
     for epoch in range(done + 1, config["epochs"] + 1):
-        pulse.beat()
+        heartbeat.beat()
         if run.preempt.exists():
             run.checkpoint.parent.mkdir(exist_ok=True)
             run.checkpoint.touch()
@@ -106,7 +106,7 @@ def end(config: dict, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def look(configs: list[dict]) -> dict[str, list[str]]:
+def check(configs: list[dict]) -> dict[str, list[str]]:
     for config in configs:
         if config.get("kill_check"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -119,12 +119,15 @@ def look(configs: list[dict]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    worker, preflight = types.ModuleType("cpdrun.train.rank"), types.ModuleType("cpdrun.train.preflight.look")
-    worker.run_rank, preflight.look = run_rank, look
-    sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.look": preflight}
+    worker, preflight = (
+        types.ModuleType("cpdrun.train.rank"),
+        types.ModuleType("cpdrun.train.preflight.check"),
+    )
+    worker.run_rank, preflight.check = run_rank, check
+    sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.check": preflight}
     import cpdrun.train.preflight
 
-    cpdrun.train.rank, cpdrun.train.preflight.look = worker, preflight
+    cpdrun.train.rank, cpdrun.train.preflight.check = worker, preflight
     engine.FIRST_STEP_IMPORTS = [
         "torch.distributed.launcher.api",
         "cpdrun.train.ranks.rendezvous",

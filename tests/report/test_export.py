@@ -88,8 +88,11 @@ def wandb_records(file: Path) -> list:
     return records
 
 
-def test_wandb(trained, report):
+def test_wandb(trained, report, monkeypatch):
     pytest.importorskip("wandb", reason="needs the extra `wandb`")
+    monkeypatch.setenv(
+        "WANDB__SERVICE_WAIT", "250"
+    )  # seconds; the default of 30 is too short on a busy machine
     for _ in range(2):  # a second export replaces the first
         made = report(trained, export_to=["wandb"])
     files = sorted((made.folder / "wandb").glob("offline-run-*/run-*.wandb"))

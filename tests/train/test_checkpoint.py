@@ -78,7 +78,7 @@ def test_what_is_no_checkpoint_of_the_run_falls_back_and_never_pushes_out_the_on
         assert loaded(path) == {"epoch": 1}
         warning = capfd.readouterr().err
         assert (
-            warning.count("\n") == 1 and "last.pt cannot be read" in warning and "the one before" in warning
+            warning.count("\n") == 1 and "last.pt cannot be read" in warning and "the previous one" in warning
         )
         assert len(list(path.parent.glob("unreadable*.pt"))) == number
     checkpoint.save(path, {"epoch": 3}, "one")
@@ -94,7 +94,9 @@ def test_without_any_whole_one_the_run_starts_from_the_beginning(make_run, train
     stopped.checkpoint.parent.mkdir()
     shutil.copy(other.checkpoint, stopped.checkpoint)
     assert train_here(stopped) == 0
-    assert f"it is of another run, '{other.name}'); starting from the beginning" in capfd.readouterr().err
+    assert (
+        f"it belongs to another run, '{other.name}'); starting from the beginning" in capfd.readouterr().err
+    )
     assert read_json(stopped.done)["weights_sha256"] == read_json(straight.done)["weights_sha256"]
 
 

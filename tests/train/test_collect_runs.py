@@ -105,7 +105,7 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
     whole, run = Observation.load(observed.observed), RunDir(tmp_path)
 
     def observer(step):
-        found = Observer({}, Mock(course=Mock(steps=44)), Workers(8), run)
+        found = Observer({}, Mock(duration=Mock(steps=44)), Workers(8), run)
         found.due, found.found.about = frozenset(whole.steps), whole.about
         found.resume(step)
         return found

@@ -13,8 +13,8 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record import RunDir, read_json, read_json_lines, write_text
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.learners.own import OwnWeights
-from cpdrun.train.preflight.look import check
+from cpdrun.train.learners.separate_weights import GossipWeights
+from cpdrun.train.preflight.check import check
 from cpdrun.train.rank import EXIT_PREEMPTED
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def test_nesterov_looks_ahead_with_the_weight_decay_in():
         typed = [f"sync.quasi_global_momentum={momentum}", f"sync.nesterov={momentum != 'null'}".lower()]
         typed += ["optim.momentum=0", "optim.weight_decay=0.5", "optim.lr=1e-3", "sync=gossip_dpsgd"]
         (planned,) = plan(["exp=digits_bits", *PLAIN, "seed=0", *typed]).runs
-        learner = OwnWeights(
+        learner = GossipWeights(
             planned.config, build(planned.config, torch.device("cpu")), Workers(4), torch.device("cpu")
         )
         before = learner.models.x_WxD.clone()
@@ -226,7 +226,7 @@ def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, m
             ("sync.quasi_global_momentum=0.9", "sync.nesterov=true", "optim=adamw"),
             "looks ahead by one SGD step: type optim=sgd",
         ),
-        (("sync.quasi_global_momentum=0.9",), "stands in for optim.momentum: type optim.momentum=0"),
+        (("sync.quasi_global_momentum=0.9",), "replaces optim.momentum; type optim.momentum=0"),
         (("precision.weights=bf16",), "workers that gossip keep float32 weights"),
     ],
 )
@@ -255,14 +255,14 @@ def test_what_makes_no_sense_with_weights_of_one_s_own_is_named(make_run, train_
 )
 def test_bad_settings_are_named_before_the_run(typed, message):
     runs = plan(["exp=digits_bits", *PLAIN, "seed=0", "sync=gossip_choco", *typed]).runs
-    (problem,) = check([run.config for run in runs])
+    (problem,) = check([run.config for run in runs])["problems"]
     assert re.search(message, problem), problem
 
 
 def test_a_worker_is_played_without_copies():
     (planned,) = plan(["exp=digits_bits", *PLAIN, "seed=0", "sync=gossip_dpsgd"]).runs
     parts = build(planned.config, torch.device("cpu"))
-    learner = OwnWeights(planned.config, parts, Workers(4), torch.device("cpu"))
+    learner = GossipWeights(planned.config, parts, Workers(4), torch.device("cpu"))
     learner.models.begin_worker(2)
     with torch.no_grad():
         for p in parts.model.parameters():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cpdrun.train.build import BuildError
-from cpdrun.train.ranks.device import device_of
+from cpdrun.train.ranks.torch_settings import select_device
 
 
 @pytest.mark.parametrize("choice", ["auto", "cuda"])
@@ -20,5 +20,5 @@ def test_a_gpu_that_torch_no_longer_supports_names_the_packages(monkeypatch, cho
         monkeypatch.setattr(torch.cuda, name, fact)
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     with pytest.raises(BuildError, match=r"V100.* 7\.0.*needs 7\.5 .*for CUDA 12 .*\+cu12N.*cupy-cuda12x"):
-        device_of(choice)
-    assert device_of("cpu") == torch.device("cpu")
+        select_device(choice)
+    assert select_device("cpu") == torch.device("cpu")

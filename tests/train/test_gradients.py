@@ -9,6 +9,7 @@ from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.tasks.classification import Classification
 from cpdrun.train.batches import Batches
+from cpdrun.train.learners.emulated_workers import SeparateModels, SharedModel
 from cpdrun.train.learners.gradients import (
     CHUNK,
     BatchedGradients,
@@ -17,7 +18,6 @@ from cpdrun.train.learners.gradients import (
     ExactGradients,
     Objective,
 )
-from cpdrun.train.learners.played import OwnModels, SharedModel
 
 CPU = torch.device("cpu")
 TASK = Classification(num_classes=10)
@@ -84,7 +84,7 @@ def test_chunked_gradients_are_the_same_for_any_split(digits, N):
     for ranks in (n for n in range(2, N + 1) if N % n == 0):
         for rank in range(ranks):
             of_rank = objective(model, digits, workers := Workers(N, rank, ranks))
-            of_rank.played.end_step = lambda: None  # it would wait for the other ranks
+            of_rank.emulated.end_step = lambda: None  # it would wait for the other ranks
             mine = slice(workers.mine.start, workers.mine.stop)
             losses_W, gradients_W = ChunkedGradients(of_rank)(index_NxB, 7)
             assert torch.equal(losses_W, losses[mine])
@@ -93,12 +93,10 @@ def test_chunked_gradients_are_the_same_for_any_split(digits, N):
 
 def test_a_chunk_of_workers_with_weights_of_their_own_is_not_split(digits):
     batches = Batches(digits, 0, CPU, loaders=0, channels_last=False)
-    two = Objective(OwnModels(convnet(), Workers(2 * CHUNK, 0, 2)), batches, TASK)
-    assert ChunkedGradients(two).plays == range(CHUNK)
-    split = Objective(OwnModels(convnet(), Workers(2 * CHUNK, 0, 4)), batches, TASK)
-    with pytest.raises(
-        UserError, match=r"emulation=chunked: each .* nproc=4 gives it .*; take a smaller nproc"
-    ):
+    two = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 2)), batches, TASK)
+    assert ChunkedGradients(two).fetched_workers == range(CHUNK)
+    split = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 4)), batches, TASK)
+    with pytest.raises(UserError, match=r"emulation=chunked: .* nproc=4 it has 8; take a smaller nproc"):
         ChunkedGradients(split)
 
 
@@ -124,7 +122,7 @@ class Twice(nn.Module):
 
 def test_gradients_that_a_worker_of_its_own_changes_in_place_share_no_memory(digits):
     """Autograd gives one tensor for both; momentum added to each in place was added twice to both."""
-    own = OwnModels(Twice(), Workers(1))
+    own = SeparateModels(Twice(), Workers(1))
     batches = Batches(digits, 0, CPU, loaders=0, channels_last=False)
     _, (of_a, of_b) = ExactGradients(Objective(own, batches, TASK))(torch.arange(B).view(1, B), 0)
     assert torch.equal(of_a, of_b) and of_a.data_ptr() != of_b.data_ptr()
@@ -150,7 +148,7 @@ class Huge(nn.Module):
 def test_want_of_memory_is_not_called_a_layer_that_cannot_be_batched(digits):
     model = nn.Sequential(nn.Flatten(), Huge())
     with pytest.raises(
-        MemoryError, match=r"layer '1' \(Huge\): .*can't allocate memory.*emulation=exact takes one"
+        MemoryError, match=r"layer '1' \(Huge\): .*can't allocate memory.*emulation=exact computes one"
     ):
         BatchedGradients(objective(model, digits))(torch.arange(W * B).view(W, B), 0)
 

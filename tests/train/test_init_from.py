@@ -93,16 +93,16 @@ def test_what_does_not_fit_is_one_line_with_its_names(tmp_path):
     with pytest.raises(BuildError) as told:
         build(config_of(path), CPU)
     assert str(told.value) == (
-        f"init_from: {path} does not fit the model: 1 name is missing (classifier.weight), 1 name is unexpected "
-        "(head.weight), 1 name is of another shape (classifier.bias is 7, the model's 10); init_skip=['fc.*'] leaves "
-        "names out"
+        f"init_from: {path} does not match the model: 1 name is missing (classifier.weight), 1 name is unexpected "
+        "(head.weight), 1 name is of another shape (classifier.bias is 7, in the model 10); init_skip=['fc.*'] skips "
+        "names"
     )
     model = build(config_of(path, "init_skip=['classifier.*','head.*']"), CPU).model
     assert torch.equal(model.features[0][0].weight, state["features.0.0.weight"])
     with pytest.raises(BuildError, match=r"init_skip: 'hed\.\*' matches no name"):
         build(config_of(path, "init_skip=['hed.*']"), CPU)
     with pytest.raises(
-        BuildError, match=r"init_into=body is no part of the model; there are features, features\.0"
+        BuildError, match=r"init_into=body is not a part of the model\. Its parts: features, features\.0"
     ):
         build(config_of(path, "init_into=body"), CPU)
 
@@ -114,7 +114,9 @@ def test_a_file_that_is_no_state_dict_is_one_line(content, tmp_path):
         path.write_bytes(content)
     else:
         torch.save(convnet() if content == "a module" else content, path)
-    with pytest.raises(BuildError, match=r"init_from: .*w\.pth is no state dict that torch\.save or") as told:
+    with pytest.raises(
+        BuildError, match=r"init_from: .*w\.pth is not a state dict written by torch\.save or"
+    ) as told:
         build(config_of(path), CPU)
     assert "\n" not in str(told.value) and len(str(told.value)) < 400
 

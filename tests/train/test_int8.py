@@ -5,7 +5,7 @@ from torch import nn
 
 from cpdrun.models.normed.norms import RangeEvoNorm, Sum
 from cpdrun.record import read_json
-from cpdrun.train.precision.activations import activation_bytes
+from cpdrun.train.precision.base import activation_bytes
 from cpdrun.train.precision.int8 import Int8, min_max_quantize
 
 BITS = {
@@ -210,6 +210,6 @@ def test_a_padding_that_eight_bits_do_not_know_is_named():
 
 
 def test_eight_bits_train_by_all_reduce_too(make_run, train_here):
-    run = make_run("precision=int8", "format=fp32", "aps=false", "epochs=4", "emulation=batched")
+    run = make_run("precision=int8", "format=fp32", "aps=false", "epochs=3", "world_size=2", "batch_size=32")
     assert train_here(run) == 0
     assert read_json(run.done)["metrics"]["test_accuracy"] > 0.85

@@ -9,7 +9,7 @@ import torch
 
 from cpdrun.record import read_json, read_json_lines
 from cpdrun.sweep import plan
-from cpdrun.train.preflight.look import check
+from cpdrun.train.preflight.check import check
 from cpdrun.train.rank import EXIT_PREEMPTED
 
 PLAIN = ("format=fp32", "aps=false", "world_size=4", "batch_size=16", "epochs=1")
@@ -120,10 +120,10 @@ def test_a_finished_run_s_agreed_weights_are_where_init_from_looks(trained):
         (("sync.order=star",), "sync: order='star'"),
         (("compressor=qsgd", "format=e4m3"), "sync: format=e4m3: QSGD sends values of its own kind"),
         (("precision.weights=bf16",), "workers that train on their own keep float32 weights"),
-        (("recipe=fp8_delayed",), "workers that train on their own have no step in common"),
+        (("recipe=fp8_delayed",), "workers that train on their own have no common steps"),
     ],
 )
 def test_bad_settings_are_named_before_the_run(typed, message):
     (planned,) = plan(["exp=digits_bits", *LOCAL, "seed=0", *typed]).runs
-    (problem,) = check([planned.config])
+    (problem,) = check([planned.config])["problems"]
     assert re.search(message, problem), problem

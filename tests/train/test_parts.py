@@ -13,8 +13,8 @@ from cpdrun.tasks.next_token import NextToken
 from cpdrun.tasks.segmentation import Segmentation
 from cpdrun.tasks.top5 import Top5
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.learners.played import SharedModel
-from cpdrun.train.preflight.look import check
+from cpdrun.train.learners.emulated_workers import SharedModel
+from cpdrun.train.preflight.check import check
 from cpdrun.train.seeds import derived_seed, generator
 
 
@@ -81,13 +81,13 @@ def test_evaluation_counts_every_sample_once_and_leaves_training_mode_on():
 )
 def test_what_keeps_a_run_from_starting_is_named(typed, message):
     runs = plan(["exp=digits_bits", *typed]).runs
-    (problem,) = check([run.config for run in runs])
+    (problem,) = check([run.config for run in runs])["problems"]
     assert re.search(message, problem), problem
     assert "\n" not in problem
 
 
 def test_a_good_sweep_has_no_problems():
-    assert check([run.config for run in plan(["exp=digits_bits"]).runs]) == []
+    assert check([run.config for run in plan(["exp=digits_bits"]).runs])["problems"] == []
 
 
 def test_metrics_of_pixels_leave_out_what_is_ignored():
@@ -131,7 +131,7 @@ class OddlyMeasured(Classification):
 
 def test_a_metric_that_is_declared_and_not_given_is_named_before_the_start():
     (run,) = plan(["task=custom", f"task._target_={__name__}.OddlyMeasured"]).runs
-    assert check([run.config]) == [
-        "task: OddlyMeasured cannot judge what ConvNet gives: its metrics are accuracy, loss; it declares accuracy, "
-        "bits_per_bite, loss"
+    assert check([run.config])["problems"] == [
+        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: its metrics are accuracy, loss; it declares "
+        "accuracy, bits_per_bite, loss"
     ]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from cpdrun.sweep import plan
-from cpdrun.train.preflight.look import check
+from cpdrun.train.preflight.check import check
 
 SAMPLES = TensorDataset(torch.zeros(128, 1, 8, 8), torch.zeros(128, dtype=torch.int64))
 
@@ -88,9 +88,9 @@ def lazy(num_classes):
     [
         (
             ("data=custom", "Streamed"),
-            "data: train does not say how long it is: type max_steps=N",
+            "data: train does not report its length; type max_steps=N",
         ),
-        (("data=custom", "Untested"), "data: Untested has no test: a class of data has train and test"),
+        (("data=custom", "Untested"), "data: Untested has no test: a data class has train and test"),
         (("data=custom", "EmptyTest"), "data: test of EmptyTest is empty"),
         (("data=custom", "WithoutLength"), "data: train of WithoutLength has no length"),
         (
@@ -103,7 +103,7 @@ def lazy(num_classes):
         ),
         (("model=custom", "Hungry"), "MemoryError"),
         (("model=custom", "Raises"), "model: KeyError: 'width' (test_preflight.py, line "),
-        (("model=custom", "lazy"), "model: 1.weight has no shape before a first batch (a lazy layer)"),
+        (("model=custom", "lazy"), "model: 1.weight has no shape before the first batch (a lazy layer)"),
         (("model=custom", "nothing"), "cannot import"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
@@ -111,16 +111,16 @@ def lazy(num_classes):
 def test_whatever_happens_is_one_line(typed, message):
     choice, name = typed
     (run,) = plan([choice, f"{choice.partition('=')[0]}._target_={__name__}.{name}"]).runs
-    (problem,) = check([run.config])
+    (problem,) = check([run.config])["problems"]
     assert message in problem and "\n" not in problem
 
 
 def test_a_mistake_in_a_setting_of_ours_names_no_line():
     (run,) = plan(["data=imagenet", "data.data_dir=/nowhere"]).runs
-    (problem,) = check([run.config])
+    (problem,) = check([run.config])["problems"]
     assert problem.startswith("data: no images in /nowhere/train") and ", line " not in problem
 
 
 def test_data_that_fits_has_no_problem():
     (run,) = plan(["data=custom", f"data._target_={__name__}.Data"]).runs
-    assert check([run.config]) == []
+    assert check([run.config])["problems"] == []

@@ -9,7 +9,7 @@ from torch import nn
 from cpdrun.models.gpt import GPT
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
-from cpdrun.train.preflight.look import look
+from cpdrun.train.preflight.check import check
 from cpdrun.train.preflight.products import products_of
 
 
@@ -80,9 +80,9 @@ def test_what_stays_in_float32_is_said_before_the_start():
         "seed=0",
     ]
     (run,) = plan(words).runs
-    (note,) = look([run.config])["notes"]
+    (note,) = check([run.config])["notes"]
     assert note.startswith(
         "precision.accumulator=fp16 reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
     )
     (plain,) = plan([*words, "precision.accumulator=fp32"]).runs
-    assert look([plain.config]) == {"problems": [], "notes": []}
+    assert check([plain.config]) == {"problems": [], "notes": []}

@@ -86,7 +86,7 @@ def test_a_huge_diff_is_cut(run, repository, monkeypatch):
     env_of(run)
     text = run.code_diff.read_text()
     assert 500 < len(text) < 600
-    assert "# cut here: " in text.splitlines()[-1]
+    assert "# truncated: " in text.splitlines()[-1]
 
 
 def test_outside_a_repository_there_is_no_commit(run, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from cpdrun.comm.compressors.rounded import Rounded
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.sweep import plan
 from cpdrun.train.precision.int8 import min_max_quantize
-from cpdrun.train.precision.weight_update import WeightUpdate
+from cpdrun.train.precision.optimizer_steps import WeightUpdate
 
 MOST = 1.0 + 0.25 * 15 / 16  # of the way up from 1 to the next e5m2: with one bit, half of them go
 

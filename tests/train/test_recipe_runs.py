@@ -9,7 +9,7 @@ from cpdrun.record import read_json
 from cpdrun.study.choices import choice
 from cpdrun.study.planned_axis import read_axis
 from cpdrun.sweep import plan
-from cpdrun.train.preflight.look import look
+from cpdrun.train.preflight.check import check
 
 WORDS = ("exp=digits_bits", "format=fp32", "aps=false", "seed=0")
 RULES = [{"modules": "Linear", "role": "weight", "format": "bf16"}]
@@ -83,7 +83,7 @@ def test_mxfp8_is_trained_by_the_machine_that_multiplies_it(make_run, train_here
     assert done["weights_sha256"] != of_other["weights_sha256"]
     assert done["metrics"]["test_loss"] == pytest.approx(of_other["metrics"]["test_loss"], rel=1e-3)
     (rounded_up,) = runs("recipe=mxfp8", "+recipe.accumulator=b200_mxfp8")
-    (problem,) = look([rounded_up.config])["problems"]
+    (problem,) = check([rounded_up.config])["problems"]
     assert "takes the input in mxfp8_e4m3, and it is in mxfp8_e4m3_rceil" in problem
 
 
@@ -111,15 +111,15 @@ def test_workers_that_gossip_take_a_recipe_of_products(make_run, train_here):
                    "data.test_fraction=0.1", "epochs=1", "max_steps=2")  # fmt: skip
     assert train_here(run) == 0
     gossip = [*WORDS, "recipe=pure_fp16,fp8_delayed", "sync=gossip_dpsgd", "world_size=2"]
-    problems = str(look([refused.config for refused in plan(gossip).runs])["problems"])
+    problems = str(check([refused.config for refused in plan(gossip).runs])["problems"])
     assert "precision.weights=fp16: workers that gossip keep float32 weights" in problems
-    assert "precision.rules[0] and precision.rules[1]: workers that gossip have no step in common" in problems
+    assert "precision.rules[0] and precision.rules[1]: workers that gossip have no common steps" in problems
 
 
 def test_what_a_recipe_leaves_in_float32_is_said_and_a_model_that_it_cannot_reach_refused():
     (run,) = plan(["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0", "recipe=nvfp4"]).runs
-    (note,) = look([run.config])["notes"]
+    (note,) = check([run.config])["notes"]
     assert "1 product stays in float32: GPT: mm" in note
     run = plan(["exp=mlp_model_parallel_bits", "format=fp32", "seed=0", "recipe=bf16"]).runs[0]
-    (problem,) = look([run.config])["problems"]
+    (problem,) = check([run.config])["problems"]
     assert "precision.rules[0]: '*' or 'MultiheadAttention' matches no layer" in problem

@@ -13,7 +13,7 @@ from cpdrun.config.identity import identity_hash
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.preflight.look import look
+from cpdrun.train.preflight.check import check
 
 ALL = {"modules": "*", "format": "e4m3"}
 
@@ -197,7 +197,7 @@ def test_what_rules_leave_in_float32_is_said_before_the_start():
     words = ["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0"]
     rule = "precision.rules=[{modules:'blocks.*',role:weight,format:e4m3}]"
     (run,) = plan([*words, rule]).runs
-    (note,) = look([run.config])["notes"]
+    (note,) = check([run.config])["notes"]
     assert note.startswith(
         "precision.rules[0] reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
     )

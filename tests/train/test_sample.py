@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
-from cpdrun.train.preflight.look import check
+from cpdrun.train.preflight.check import check
 
 HERE = __name__
 
@@ -83,7 +83,7 @@ def problems(model: str, *typed: str) -> list[str]:
             *typed,
         ]
     )
-    return check([run.config for run in runs.runs])
+    return check([run.config for run in runs.runs])["problems"]
 
 
 def test_what_fits_is_accepted():
@@ -109,7 +109,7 @@ def test_what_fits_is_accepted():
         ("Thousand", "classes", "Thousand has 1000 outputs for the 10 classes of the data"),
         ("Pair", "classes", "Pair gives a tuple; the loss takes one tensor"),
         ("Huge", "classes", "model: out of memory: [enforce fail"),
-        ("Broken", "classes", "Broken does not take the samples of data Points: AttributeError"),
+        ("Broken", "classes", "Broken does not accept the samples of data Points: AttributeError"),
     ],
 )
 def test_what_the_loss_cannot_mean_is_refused(model, kind, said):

@@ -80,8 +80,8 @@ def test_any_split_and_a_resume_have_the_same_bits_and_checkpoints(make_run, tra
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("optim=lars", "optim: LARS needs layers as a whole"),
-        ("optim=lamb", "LAMB needs layers as a whole"),
+        ("optim=lars", "optim: LARS needs whole layers"),
+        ("optim=lamb", "LAMB needs whole layers"),
         ("precision.weights=bf16", "sync.gather says in which format they are used"),
         ("sync.gather=mxfp8_e4m3", "weights are gathered in a format without scales"),
         ("sync.gather=e44", "e44"),

@@ -12,7 +12,7 @@ from cpdrun.record import read_json, write_text
 from cpdrun.record.measure import ERROR
 from cpdrun.sweep import plan
 from cpdrun.tasks.regression import Regression
-from cpdrun.train.preflight.look import check
+from cpdrun.train.preflight.check import check
 from cpdrun.train.rank import run_rank
 
 HERE = __name__
@@ -146,7 +146,7 @@ def test_a_task_of_ones_own_is_recorded_with_its_directions(trained):
         ((*NUMBERS,), "the targets of Pairs are float32 of shape (1, 1); the loss is cross-entropy"),
         (
             (*NUMBERS, "task=regression", "label_smoothing=0.1"),
-            "label_smoothing=0.1: Regression smooths no labels",
+            "label_smoothing=0.1: Regression does not smooth labels",
         ),
         (
             (*TEXT, "task=regression"),
@@ -160,7 +160,7 @@ def test_a_task_of_ones_own_is_recorded_with_its_directions(trained):
 )
 def test_a_task_that_does_not_fit_is_refused_before_the_start(typed, said):
     (run,) = plan(["model=custom", "data=custom", *SMALL, *typed]).runs
-    (problem,) = check([run.config])
+    (problem,) = check([run.config])["problems"]
     assert said in problem
 
 

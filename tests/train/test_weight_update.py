@@ -7,7 +7,7 @@ from torch import nn
 
 from cpdrun.record import read_json
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.precision.weight_update import WeightUpdate
+from cpdrun.train.precision.optimizer_steps import WeightUpdate
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),
@@ -126,7 +126,7 @@ def test_normalisation_layers_stay_in_fp32_where_asked():
 
 def test_combinations_that_mean_nothing_are_named():
     with pytest.raises(
-        ValueError, match=r"without a float32 copy: set precision\.weights and precision\.master"
+        ValueError, match=r"without a float32 copy; set precision\.weights and precision\.master"
     ):
         Formats(**PURE | {"kahan_weights": True, "master_weights": True})
     with pytest.raises(

@@ -42,7 +42,7 @@ from cpdrun.attach.intercept.exchange import (
 )
 from cpdrun.attach.intercept.script import Script
 from cpdrun.errors import UserError
-from cpdrun.train.learners.played import SharedModel
+from cpdrun.train.learners.emulated_workers import SharedModel
 
 BY_CONTEXT, BY_COUNT = "run.worker around each worker's backward pass", "a backward pass counts as a worker"
 

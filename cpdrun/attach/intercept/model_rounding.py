@@ -233,10 +233,10 @@ def _check_is_possible(precision: Any) -> None:
             f"{precision.rounds_weights}: a script stores its weights itself. Round the weights that its layers "
             "multiply by: precision.rules=[{modules: '*', role: weight, format: e4m3}]"
         )
-    stepping = precision.stepping if isinstance(precision, Formats) else None
+    rounding = precision.optimizer_rounding if isinstance(precision, Formats) else None
     for key, rounded in (
-        ("update", stepping and stepping.update),
-        ("optimizer_state", stepping and stepping.state),
+        ("update", rounding and rounding.update),
+        ("optimizer_state", rounding and rounding.state),
     ):
         if rounded:
             raise UserError(

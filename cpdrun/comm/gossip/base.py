@@ -170,7 +170,7 @@ class Gossip(ABC):
         ValueError: The settings do not fit together.
     """
 
-    learner = "cpdrun.train.learners.own.OwnWeights"
+    learner = "cpdrun.train.learners.separate_weights.GossipWeights"
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class GradientSync(ABC):
     or overflow=saturate). The number is equal on all ranks, for any assignment of workers to ranks.
     """
 
-    learner: str = "cpdrun.train.learners.shared.SharedWeights"
+    learner: str = "cpdrun.train.learners.shared_weights.SharedWeights"
     """The class that trains with this synchronization. It is given by name, because comm does not import train."""
 
     longest_chain: int | None = None

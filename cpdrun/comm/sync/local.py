@@ -54,7 +54,7 @@ class OuterStep:
         ValueError: A setting is out of range.
     """
 
-    learner = "cpdrun.train.learners.local.LocalWeights"
+    learner = "cpdrun.train.learners.separate_weights.LocalWeights"
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whol
 shards of a rank's workers are adjacent.
 
     scatter   g_own = the sum of the workers' gradients in the run's format and order, with the bits of `AllReduceSync`
-    (the owner's optimizer computes new float32 weights: `cpdrun.train.learners.sharded`)
+    (the owner's optimizer computes new float32 weights: `cpdrun.train.learners.shared_weights`)
     gather    all workers' w = these weights, in a format of their own
 
 The gather rounds, packs and sends each layer (one parameter tensor) of the owners' float32 weights m; all workers
@@ -209,7 +209,7 @@ class ShardedSync(GradientSync):
         ValueError: The settings do not fit together.
     """
 
-    learner = "cpdrun.train.learners.sharded.ShardedWeights"
+    learner = "cpdrun.train.learners.shared_weights.ShardedWeights"
 
     @accepts_sum_options
     def __init__(self, *, gather: str = "fp32", differences: bool = False, **given: Any) -> None:

@@ -1,1 +1,1 @@
-"""What the training loop moves: one set of weights, or one of each worker."""
+"""Learners define one training step: for weights that all workers share, or for weights of each worker."""

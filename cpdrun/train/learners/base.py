@@ -1,19 +1,21 @@
-"""What learns in the training loop, behind one interface: what the loop calls, and nothing of how it is done.
+"""The interface between the training loop and its learners, and the optimizer step that learners share.
 
-SharedWeights   N workers, one set of weights: the mean of their gradients, formed by a GradientSync, moves it.
-OwnWeights      N workers with weights of their own, which gossip.
-LocalWeights    N workers with weights of their own, which agree every so many steps.
+SharedWeights   N workers with one set of weights. A GradientSync forms the mean of their gradients.
+ShardedWeights  The same, where the optimizer of each worker updates a part of the weights.
+GossipWeights   N workers with separate weights, which they average with their neighbors after each step.
+LocalWeights    N workers with separate weights, which they synchronize every H steps.
 
-A sync names the learner that it serves (`cpdrun.comm.sync.base.GradientSync.learner`).
+A sync names its learner (`cpdrun.comm.sync.base.GradientSync.learner`).
 
-Legend: N workers, W of them on this rank, B samples a worker, P parameters.
+Legend: N workers, W of them on this rank, B samples per worker, P parameters.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import Measure
@@ -25,39 +27,45 @@ from cpdrun.whatif.collect.observer import Observer
 
 
 class Learner(ABC):
-    """One training run's weights and optimizer state, on all ranks together."""
+    """The weights and the optimizer state of one run, on all ranks together.
+
+    Attributes:
+        parts: The parts of the run.
+        shares_weights: Whether all workers have the same weights.
+        gradients_of: Computes the gradients of the workers of this rank.
+        nonfinite: Elements of the latest step's gradients that are inf or NaN. Equal on all ranks and for any split.
+        observer: Collects statistics of steps. The loop sets it.
+        layers: Gradient statistics of the latest step with `look`, by parameter name.
+    """
 
     parts: Parts
-
     shares_weights: ClassVar[bool] = True
-    """Whether all workers have the same weights."""
-
     gradients_of: Gradients
-    """Of the workers that this rank plays."""
-
     nonfinite: int = 0
-    """Elements of the latest step's gradients that are inf or NaN: equal on all ranks, and for any split."""
-
     observer: Observer
-    """Looks at what a step has; the loop sets it."""
-
     layers: dict[str, dict[str, Any]]
-    """What the latest step that was looked at did to each parameter's gradient, by its name."""
 
     @abstractmethod
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
-        """At the start of a run, with the weights that `parts.model` has."""
+        """Start a run with the weights of `parts.model`."""
 
     @classmethod  # noqa: B027
     def check(cls, config: dict[str, Any], precision: Precision, sync: Any) -> None:
-        """Raises ValueError for settings that make no sense with this learner."""
+        """Raise ValueError if the settings do not work with this learner."""
 
     @abstractmethod
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
-        """One optimizer step on the samples that each worker takes; the losses of this rank's workers (W,).
+        """Take one optimizer step. Collective.
 
-        step, epoch: counted from 0, from the start of the run. lr_factor: of the rates that the optimizer was
-        made with. look: set `layers`. Collective.
+        Args:
+            index_NxB: The sample indices of each worker.
+            step: The step of the run, counted from 0.
+            epoch: The epoch, counted from 0.
+            lr_factor: Factor on the learning rates of the optimizer.
+            look: Whether to update `layers`.
+
+        Returns:
+            The losses of this rank's workers, of shape (W,).
         """
 
     @abstractmethod
@@ -65,40 +73,116 @@ class Learner(ABC):
         """Evaluate on held-out data, with the same result on every rank. Collective."""
 
     def measures(self) -> dict[str, Measure]:
-        """What each metric of `evaluate` is, and `train_loss`, by its name."""
+        """Return the measure of each metric of `evaluate` and of `train_loss`, by name."""
         task = self.parts.task
         return {"train_loss": task.measures["loss"]} | {
             f"test_{name}": m for name, m in task.measures.items()
         }
 
     def test_samples(self) -> int:
-        """How many samples of the test set `evaluate` judges (images, sequences), whatever each holds."""
+        """Return the number of test samples, such as images or sequences, that `evaluate` uses."""
         return len(self.parts.data.test)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the model and of the optimizer that one worker keeps, each value in its format."""
+        """Return the bytes of the model and of the optimizer of one worker, each value in its format."""
         return {}
 
     def topology(self) -> dict[str, float] | None:
-        """Who sends to whom, where workers gossip: `neighbours`, the most that a worker has, and `spectral_gap`."""
+        """Return facts about the graph of gossiping workers: `neighbours`, the greatest number, and `spectral_gap`."""
         return None
 
     def longest_chain(self) -> int | None:
-        """The most rounded additions in series that a gradient may pass; None where nobody knows, or none is added."""
+        """Return the longest chain of rounded additions that a gradient may pass, or None if it is unknown."""
         return None
 
     @abstractmethod
     def wire_bytes(self) -> dict[str, int]:
-        """What the latest step sent, as `GradientSync.wire_bytes` counts it."""
+        """Return the bytes that the latest step sent, as `GradientSync.wire_bytes` counts them."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must keep, for any later number of ranks; whole on rank 0. Collective."""
+        """Return the state for a checkpoint, for any later number of ranks. Complete on rank 0. Collective."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on rank 0, on every rank."""
+        """Load what `state_dict` returned on rank 0. Every rank calls this."""
 
     @abstractmethod
     def weights_sha256(self) -> str:
-        """Digest of all weights and buffers: equal digests, equal bits. Collective."""
+        """Return a digest of all weights and buffers. Equal digests mean equal bits. Collective."""
+
+
+class OptimizerStep:
+    """The step of one optimizer in the run's precision.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Its parameters.
+        precision: The precision, including the loss scale.
+        clip_norm: The maximum norm of the gradient, or None.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        precision: Precision,
+        clip_norm: float | None,
+    ):
+        self.optimizer, self.parameters, self.precision = optimizer, list(parameters), precision
+        self.clip_norm = clip_norm
+        self.base_lrs = [group["lr"] for group in optimizer.param_groups]
+
+    @property
+    def scale(self) -> float:
+        """The factor for the loss of the next gradient."""
+        return self.precision.loss_scale.value
+
+    def __call__(
+        self,
+        gradient: Sequence[Tensor],
+        nonfinite: int,
+        lr_factor: float,
+        correct: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> None:
+        """Take a step, unless the loss scale rejects it. The gradient is changed in place.
+
+        Args:
+            gradient: The gradient of the scaled loss.
+            nonfinite: Its number of elements that are not finite.
+            lr_factor: Factor on the learning rates.
+            correct: Changes the gradient in place between clipping and the step.
+        """
+        scale = self.scale
+        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base_lr * lr_factor
+        if not self.precision.loss_scale.accept(nonfinite):
+            self.precision.skip()
+            return
+        if scale != 1:
+            torch._foreach_div_(gradient, scale)
+        for parameter, g in zip(self.parameters, gradient, strict=True):
+            parameter.grad = g
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
+        if correct is not None:
+            correct(gradient)
+        self.precision.step(self.optimizer, self.parameters)
+
+    def _clip(self, clip_norm: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters, clip_norm)
+
+    def memory(self, model: nn.Module) -> dict[str, int]:
+        """Return the bytes of the model and of the optimizer. Frozen parameters count as float32."""
+        memory = self.precision.memory(self.optimizer, self.parameters)
+        frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+        return memory | {"model_bytes": memory["model_bytes"] + frozen}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.load_state_dict(state["precision"])

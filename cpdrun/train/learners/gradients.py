@@ -1,15 +1,15 @@
-"""The gradients of the workers that this process plays.
+"""The gradients of the workers that this process emulates.
 
-Legend: W workers of this rank, N workers in all, B samples a worker, P parameters.
+Legend: N workers in all, W of them on this rank, B samples per worker, P parameters.
 
-exact    one worker after the other, each as a machine of its own would compute: the guarantee that no split
-         of the workers changes a bit rests on it
-batched  all W in one pass of torch.func.vmap over grad: many small workers at the cost of one large batch,
-         equal to exact but for the last bits (kernels sum batches in another order, and in another one where
-         the workers are split differently)
-chunked  passes over CHUNK workers, of all N and not of these W: as fast as batched, and no split of the workers
-         changes a bit, for a worker is always computed in the same pass. A process plays whole passes, and drops
-         what others' workers gave.
+exact    Workers are computed one after the other, each as on a machine of its own. Therefore no split of the workers
+         changes a bit.
+batched  All W workers are computed in one pass of torch.func.vmap over grad. Many small workers then cost as much as
+         one large batch. The result equals that of exact except for the last bits, since kernels sum batches in another
+         order, which also depends on the split of the workers.
+chunked  Passes over CHUNK workers, counted from the first of all N workers. This is as fast as batched, and no split of
+         the workers changes a bit, because a worker is always computed in the same pass. A process computes whole
+         passes and drops the results of other processes' workers.
 """
 
 from abc import ABC, abstractmethod
@@ -22,179 +22,200 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from cpdrun.comm.workers import Workers
 from cpdrun.errors import UserError
 from cpdrun.optim.groups import trainable
 from cpdrun.tasks.base import Task
 from cpdrun.train.batches import Batches
-from cpdrun.train.learners.played import Played
-from cpdrun.train.memory import in_short, shortage
+from cpdrun.train.instantiate import find_memory_error, first_line
+from cpdrun.train.learners.emulated_workers import EmulatedWorkers
 from cpdrun.train.seeds import seed_global
 
 CHUNK = 16
-"""Workers in one pass of emulation=chunked. It decides the last bits, so it is no setting. More: faster for many small
-workers; but processes that share a pass each compute all of it."""
+"""Workers in one pass of emulation=chunked.
+
+It affects the last bits, so it is not a setting. A larger value is faster for many small workers, but processes that
+share a pass each compute all of it.
+"""
 
 
 class CannotBatchError(UserError):
-    """A layer of the model does not allow batching over workers; the message names it."""
+    """A layer of the model cannot be batched over workers. The message names it."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What the gradients are of."""
+    """The function whose gradients are computed.
 
-    played: Played
+    Attributes:
+        emulated: The model and its workers.
+        batches: The training batches.
+        task: Computes the loss.
+        scale: Returns the loss scale of the w-th worker of this rank.
+    """
+
+    emulated: EmulatedWorkers
     batches: Batches
     task: Task
-    scale: Callable[[int], float] = lambda w: 1.0  # my w-th worker's gradients are of its loss * scale(w)
+    scale: Callable[[int], float] = lambda w: 1.0
 
     @property
     def workers(self) -> Workers:
-        return self.played.workers
+        """How the N workers are split over ranks."""
+        return self.emulated.workers
 
     @property
     def device(self) -> torch.device:
+        """The device of this rank."""
         return self.batches.device
 
     @property
-    def summands(self) -> int:
-        """Gradients are divided by it, so that where workers share weights their sum is the mean."""
-        return 1 if self.played.own else self.workers.world_size
+    def divisor(self) -> int:
+        """The divisor of gradients. If workers share weights, it makes the sum of their gradients the mean."""
+        return 1 if self.emulated.separate_weights else self.workers.world_size
 
     def divide_(self, gradients: Sequence[Tensor]) -> None:
-        """By `summands`. No two of them may be one tensor."""
-        if self.summands > 1:
-            torch._foreach_div_(gradients, self.summands)
+        """Divide gradients by `divisor`, in place. They must be distinct tensors."""
+        if self.divisor > 1:
+            torch._foreach_div_(gradients, self.divisor)
 
 
 class Gradients(ABC):
-    """Of a step, each worker's own."""
+    """Computes the gradients of each worker of this rank.
 
-    plays: range
-    """The workers whose batches this rank fetches: its own, or more."""
+    Attributes:
+        fetched_workers: The workers whose batches this rank fetches: its own, or more.
+    """
+
+    fetched_workers: range
 
     @abstractmethod
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        """Losses (W,) and (W, ...) gradients of each parameter. Collective."""
+        """Return the losses, of shape (W,), and the gradients of each parameter, of shape (W, ...). Collective."""
 
 
 class ExactGradients(Gradients):
-    """One worker after the other."""
+    """Computes one worker after the other."""
 
     def __init__(self, objective: Objective):
-        self.objective, played = objective, objective.played
-        self.plays = objective.workers.mine
-        self.parameters = list(trainable(played.model).values())
+        self.objective, emulated = objective, objective.emulated
+        self.fetched_workers = objective.workers.mine
+        self.parameters = list(trainable(emulated.model).values())
         W = len(objective.workers.mine)
-        # workers of their own change their gradients in place, and autograd may give one tensor for two parameters
-        kept = self.parameters if W > 1 or played.own else []
-        self.gradients_WxP = [p.new_empty(W, *p.shape) for p in kept]
-        self.gradients_of_w = [[of_worker[w] for of_worker in self.gradients_WxP] for w in range(W)]
+        # A single worker with shared weights needs no copy of the gradients that autograd returns. Others do: they may
+        # change gradients in place, and autograd may return one tensor for two parameters.
+        copied = self.parameters if W > 1 or emulated.separate_weights else []
+        self.gradients_WxP = [p.new_empty(W, *p.shape) for p in copied]
+        self.gradients_of_w = [[stack[w] for stack in self.gradients_WxP] for w in range(W)]
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, played, losses = self.objective, self.objective.played, []
-        played.begin_step()
+        objective, emulated, losses = self.objective, self.objective.emulated, []
+        emulated.begin_step()
         for w, worker in enumerate(objective.workers.mine):
-            played.begin_worker(w)
+            emulated.begin_worker(w)
             batch = objective.batches.fetch(index_NxB[worker], step, worker)
             seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
-            loss = objective.task.loss_of(played.model, batch)
+            loss = objective.task.loss_of(emulated.model, batch)
             scale = objective.scale(w)
             scaled = loss if scale == 1 else loss * scale
             gradient = torch.autograd.grad(scaled, self.parameters, materialize_grads=True)
             losses.append(loss.detach())
             if self.gradients_WxP:
                 torch._foreach_copy_(self.gradients_of_w[w], gradient)
-            played.end_worker(w)
-        played.end_step()
+            emulated.end_worker(w)
+        emulated.end_step()
         if not self.gradients_WxP:
-            # as autograd gave them, where one tensor may stand for two parameters: not in place
-            if objective.summands > 1:
-                gradient = torch._foreach_div(gradient, objective.summands)
+            # Not in place, because autograd may have returned one tensor for two parameters.
+            if objective.divisor > 1:
+                gradient = torch._foreach_div(gradient, objective.divisor)
             return torch.stack(losses), [g.unsqueeze(0) for g in gradient]
         objective.divide_(self.gradients_WxP)
         return torch.stack(losses), self.gradients_WxP
 
 
 class BatchedGradients(Gradients):
-    """All workers of this rank in one pass. Raises CannotBatchError at the first step of a model that no
-    vmap can run.
+    """Computes all workers of this rank in one pass.
 
-    Dropout draws one mask for all workers of a pass from (seed, step, its number) where exact draws one per worker.
+    Dropout draws one mask for all workers of a pass, from (seed, step, number of the pass).
+
+    Raises:
+        CannotBatchError: At the first step, if vmap cannot run the model.
     """
 
     name = "batched"
 
     def __init__(self, objective: Objective):
-        self.objective, played = objective, objective.played
+        self.objective, emulated = objective, objective.emulated
         self.passes = self._passes(objective.workers)
-        self.plays = range(
+        self.fetched_workers = range(
             min(p.start for p in self.passes.values()), max(p.stop for p in self.passes.values())
         )
-        self.tried = False  # what vmap cannot run fails at the first step
+        self.has_run = False  # vmap fails at the first step or never
 
         def loss_of_worker(parameters, buffers, scale, batch):
             def model(*args, **kwargs):
-                return functional_call(played.model, (parameters, buffers), args, kwargs)
+                return functional_call(emulated.model, (parameters, buffers), args, kwargs)
 
             loss = objective.task.loss_of(model, batch)
             return loss * scale, loss
 
-        of_each = 0 if played.own else None
+        batch_dim = 0 if emulated.separate_weights else None
         self._gradients = vmap(
-            grad(loss_of_worker, has_aux=True), in_dims=(of_each, 0, of_each, 0), randomness="different"
+            grad(loss_of_worker, has_aux=True), in_dims=(batch_dim, 0, batch_dim, 0), randomness="different"
         )
 
     def _passes(self, workers: Workers) -> dict[int, range]:
-        """The workers of each pass, by its number."""
+        """Return the workers of each pass, by its number."""
         return {workers.rank: workers.mine}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         (number,) = self.passes
         losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
-        self.objective.played.took(buffers_W)
+        self.objective.emulated.set_buffers(buffers_W)
         self.objective.divide_(gradients_WxP)
         return losses_W, gradients_WxP
 
     def _pass(
         self, number: int, index_NxB: Tensor, step: int
     ) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-        """Losses (W,), gradients (W, ...) of each parameter and buffers (W, ...) of the W workers of one pass."""
-        objective, played, workers = self.objective, self.objective.played, self.passes[number]
+        """Return losses (W,), gradients (W, ...) of each parameter and buffers (W, ...) of the workers of one pass."""
+        objective, emulated, workers = self.objective, self.objective.emulated, self.passes[number]
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
         batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
-        parameters, buffers_W = played.stacked(workers)
+        parameters, buffers_W = emulated.stacked(workers)
         first = objective.workers.mine.start
         scale: Any = objective.scale(0)
-        if played.own:
+        if emulated.separate_weights:
             scale = torch.tensor([objective.scale(w - first) for w in workers], device=objective.device)
         seed_global(objective.device, "dropout", objective.batches.seed, step, number)
-        with nullcontext() if self.tried else naming_the_layer(played.model, self.name):
+        with nullcontext() if self.has_run else naming_the_layer(emulated.model, self.name):
             gradients_W, losses_W = self._gradients(parameters, buffers_W, scale, batch_W)
-        self.tried = True
+        self.has_run = True
         return losses_W, [gradients_W[name] for name in parameters], buffers_W
 
 
 class ChunkedGradients(BatchedGradients):
-    """Passes over CHUNK workers of all N (the last over what is left), the same for any split: workers c * CHUNK and
-    those after it are pass c. A rank with part of a pass's workers computes it whole, on all their batches.
+    """Computes passes over CHUNK of all N workers. Pass c begins with worker c * CHUNK, and the last may be smaller.
 
-    Raises UserError for workers with weights of their own, where a pass would need those of another rank.
+    A rank that has only some workers of a pass computes the whole pass, on the batches of all its workers.
+
+    Raises:
+        UserError: Workers have separate weights, and a pass would need those of another rank.
     """
 
     name = "chunked"
 
     def __init__(self, objective: Objective):
         super().__init__(objective)
-        W, parameters = len(objective.workers.mine), trainable(objective.played.model).values()
-        if objective.played.own and len(self.plays) > W:
+        W, parameters = len(objective.workers.mine), trainable(objective.emulated.model).values()
+        if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
-                f"emulation=chunked: each {CHUNK} workers with weights of their own are played by one process, and "
-                f"nproc={objective.workers.ranks} gives it {W}; take a smaller nproc or emulation=exact"
+                f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
+                f"nproc={objective.workers.ranks} it has {W}; take a smaller nproc or emulation=exact"
             )
-        # always laid out alike: what is summed over them later must not depend on the split either
+        # The memory layout is always the same, because later sums over it must not depend on the split either.
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]
 
     def _passes(self, workers: Workers) -> dict[int, range]:
@@ -203,16 +224,16 @@ class ChunkedGradients(BatchedGradients):
         return {c: range(c * CHUNK, min((c + 1) * CHUNK, N)) for c in numbers}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, mine, losses, of_worker_0 = self.objective, self.objective.workers.mine, [], None
+        objective, mine, losses, first_buffers = self.objective, self.objective.workers.mine, [], None
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
-            of_worker_0 = of_worker_0 or buffers_W  # where this rank plays it, the first pass has it
+            first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
             start, stop = max(mine.start, workers.start), min(mine.stop, workers.stop)
-            of_pass = slice(start - workers.start, stop - workers.start)
-            here = [stack[start - mine.start : stop - mine.start] for stack in self.gradients_WxP]
-            torch._foreach_copy_(here, [g[of_pass] for g in gradients_WxP])
-            losses.append(losses_W[of_pass])
-        objective.played.took(of_worker_0)
+            own = slice(start - workers.start, stop - workers.start)
+            targets = [stack[start - mine.start : stop - mine.start] for stack in self.gradients_WxP]
+            torch._foreach_copy_(targets, [g[own] for g in gradients_WxP])
+            losses.append(losses_W[own])
+        objective.emulated.set_buffers(first_buffers)
         objective.divide_(self.gradients_WxP)
         return torch.cat(losses), self.gradients_WxP
 
@@ -222,16 +243,15 @@ EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients, "chunked": C
 
 @contextmanager
 def naming_the_layer(model: nn.Module, emulation: str) -> Iterator[None]:
-    """Where vmap fails, say in which layer: the one entered last and not left."""
+    """If vmap fails, raise an error that names the layer that was being called."""
     entered: list[tuple[str, nn.Module]] = []
-    hooks = []
-
+    hooks: list[RemovableHandle] = []
     names = {module: name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, _: Any) -> None:
         entered.append((names[module], module))
 
-    def leave(*_: Any) -> None:  # a hook that returned something would replace the layer's output
+    def leave(*_: Any) -> None:  # must return None, since other values would replace the output
         entered.pop()
 
     for module in names:
@@ -241,9 +261,9 @@ def naming_the_layer(model: nn.Module, emulation: str) -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError) as error:
         name, module = entered[-1] if entered else ("", model)
         where = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
-        if (cause := shortage(error)) is not None:
+        if (cause := find_memory_error(error)) is not None:
             raise MemoryError(
-                f"emulation={emulation}: {where}: {in_short(cause)}; emulation=exact takes one worker at a time"
+                f"emulation={emulation}: {where}: {first_line(cause)}; emulation=exact computes one worker at a time"
             ) from error
         reason = str(error).split(". ")[0].splitlines()[0]
         raise CannotBatchError(

@@ -1,1 +1,1 @@
-"""What is rounded inside one worker: weights, activations, errors, products, the step."""
+"""The number formats of one worker's computation: weights, activations, errors, products and the optimizer step."""

@@ -1,26 +1,109 @@
-"""The numbers that one run computes with, behind one interface: what the learners call.
+"""The interface of a precision: the numbers that one run computes with.
 
-Formats   weights, activations, errors, sums and steps in number formats, by rules
+Formats   weights, activations, errors, sums and optimizer steps in number formats, selected by rules
 Int8      tensors of 2^bits levels
+
+Every precision has a loss scale: a factor on the loss, divided out of the gradient again, that keeps small gradients
+within the range of a format. Powers of two make the division exact.
 """
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from custom_fp.formats.names import parse
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cpdrun.train.precision.loss_scale import LossScale, loss_scale_of
+from cpdrun.comm.compressors.bitpack import packed_bytes
+from cpdrun.models.normed.norms import is_norm
 
 Parameters = Sequence[nn.Parameter]
+
+FIRST_DYNAMIC_SCALE = 2.0**16
+GOOD_STEPS_TO_DOUBLE = 2000
+
+
+class LossScale:
+    """A constant loss scale.
+
+    Attributes:
+        value: The scale of the next loss.
+        used: The scale of the latest accepted step.
+    """
+
+    def __init__(self, value: float):
+        self.value = value
+        self.used = value
+
+    def accept(self, nonfinite: int) -> bool:
+        """Return whether to take the step, given the number of gradient elements that are not finite."""
+        self.used = self.value
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"loss_scale": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.value = state["loss_scale"]
+
+
+class DynamicLossScale(LossScale):
+    """The largest scale that keeps gradients finite (arXiv 1710.03740, section 3.2).
+
+    A step whose gradient is not finite is skipped and halves the scale. 2,000 good steps in a row double it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(FIRST_DYNAMIC_SCALE)
+        self.good_steps = 0
+
+    def accept(self, nonfinite: int) -> bool:
+        """Update the scale and return whether to take the step."""
+        self.used = self.value
+        if nonfinite:
+            self.value, self.good_steps = self.value / 2, 0
+            return False
+        self.good_steps += 1
+        if self.good_steps == GOOD_STEPS_TO_DOUBLE:
+            self.value, self.good_steps = self.value * 2, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"loss_scale": self.value, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.value, self.good_steps = state["loss_scale"], state["good_steps"]
+
+
+def loss_scale_of(setting: float | str) -> LossScale:
+    """Make the loss scale that the key precision.loss_scale sets.
+
+    Raises:
+        ValueError: The setting is neither a positive number nor "dynamic".
+    """
+    if setting == "dynamic":
+        return DynamicLossScale()
+    if not (isinstance(setting, int | float) and setting > 0):
+        raise ValueError(f"precision.loss_scale must be a number above 0 or dynamic, not {setting}")
+    return LossScale(float(setting))
+
+
+def log2_of(setting: float | str) -> int:
+    """Return the exponent of the power of two nearest to a setting of precision.loss_scale, at the start of the run."""
+    return round(math.log2(loss_scale_of(setting).value))
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Formats, by name: of the two values that a product multiplies and of its sums."""
+    """Names of the formats of a product: its two operands and its accumulator."""
 
     a: str = "fp32"
     b: str = "fp32"
@@ -28,89 +111,100 @@ class Operands:
 
 
 class Precision:
-    """All in float32, but for the loss scale; a precision of its own says what is not."""
+    """The base class of precisions: everything is float32, except for the loss scale.
+
+    Attributes:
+        seed: The key of stochastic rounding. `build` sets it.
+        steps: Steps of the run, which limit the steps of rules. `build` sets it.
+        rounds_weights: The settings that round the weights between steps, as typed; empty if weights are float32.
+        rounds_products: The settings that round operands or sums of products, as typed; empty if there are none.
+        remembers: The settings with a state from step to step in addition to weights, as typed; empty if there are
+            none.
+        state_with_scales: The format of the optimizer's state if several of its elements share a scale, else None.
+        activation_bits: Bits per value that a batch stores for the backward pass; None for float32.
+    """
 
     seed: int = 0
-    """Keys stochastic rounding; set by whoever builds the run."""
-
     steps: int | None = None
-    """Of the run, so that rules of later ones are refused; set by whoever builds it."""
-
     rounds_weights: str = ""
-    """What rounds the weights between steps, as it is typed; empty where they are float32."""
-
     rounds_products: str = ""
-    """What rounds operands or sums of products, as it is typed; empty where nothing does."""
-
     remembers: str = ""
-    """What goes from step to step beside weights, as it is typed; empty where nothing does."""
-
     state_with_scales: str | None = None
-    """The format of the optimizer's state, where several elements of it share a scale."""
-
     activation_bits: int | None = None
-    """Of what a batch leaves for the backward pass; None: float32."""
-
     loss_scale: LossScale
 
     def __init__(self, loss_scale: float | str):
         self.loss_scale = loss_scale_of(loss_scale)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model as it computes in this precision, parameters the same objects. ValueError where it cannot."""
+        """Return the model with this precision attached. Its parameters stay the same objects.
+
+        Raises:
+            ValueError: The model cannot compute in this precision.
+        """
         return model
 
     def check(self, optimizer: Optimizer) -> None:
-        """ValueError where the steps of this optimizer cannot be taken in this precision."""
+        """Raise ValueError if this optimizer cannot take steps in this precision."""
 
     def check_called(self) -> None:
-        """Once the model has been called: ValueError for what only then shows that it rounds nothing."""
+        """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
 
     def at(self, step: int) -> None:
-        """From here on the model computes as it does in this step of the run, counted from 0."""
+        """Select the rules for the given step of the run, counted from 0."""
 
-    def turns(self) -> list[int]:
-        """Steps of the run from which other rules hold; 0 among them."""
+    def phase_starts(self) -> list[int]:
+        """Return the steps at which other rules take effect, including 0."""
         return [0]
 
     def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """What one of the products (custom_fp.layers.products) of the module `name`, or of a part of its attention,
-        reads and sums up in, from that step on."""
+        """Return the formats of a product from the given step on.
+
+        Args:
+            name: The module.
+            part: The part of its attention, or None.
+            product: One of the products of custom_fp.layers.products.
+            step: A step of the run.
+        """
         return Operands()
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
-        """One optimizer step. Gradients are in `.grad`, divided by the loss scale."""
+        """Take an optimizer step. Gradients are in `.grad`, already divided by the loss scale."""
         optimizer.step()
 
     def skip(self) -> None:
-        """Instead of a step that the loss scale refused."""
+        """Update the state instead of a step that the loss scale rejected."""
 
     def memory(self, optimizer: Optimizer, parameters: Parameters) -> dict[str, int]:
-        """Bytes that a machine with these numbers would keep from step to step.
+        """Return the bytes that a machine with these formats would store from step to step.
 
-        model_bytes: weights and running statistics. optimizer_bytes: the optimizer's state and copies of weights.
+        Returns:
+            "model_bytes": weights and running statistics. "optimizer_bytes": the optimizer's state and copies of
+            weights.
         """
         raise NotImplementedError
 
     def state_bytes(self, optimizer: Optimizer, parameters: Parameters) -> int:
-        """Of what the optimizer keeps of these parameters."""
-        return sum(kept_bytes(v, None) for p in parameters for v in state_of(optimizer, p))
+        """Return the bytes of the optimizer's state of these parameters."""
+        return sum(storage_bytes(v, None) for p in parameters for v in optimizer_state(optimizer, p))
 
-    def of_worker(self) -> Self:
-        """The same for a worker with an optimizer of its own, once the model that all play is prepared."""
+    def copy_for_worker(self) -> Self:
+        """Return a copy for a worker with its own optimizer. The prepared model is shared."""
         other = copy.copy(self)
         other.loss_scale = copy.deepcopy(self.loss_scale)
         return other
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         return self.loss_scale.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         self.loss_scale.load_state_dict(state)
 
 
-def kept_bytes(tensor: Tensor, fmt: str | None) -> int:
-    """Of the tensor in a format, None: float32."""
+def storage_bytes(tensor: Tensor, fmt: str | None) -> int:
+    """Return the bytes of a tensor in the given format, or in float32 for None."""
     if fmt is None:
         return 4 * tensor.numel()
     if (parsed := parse(fmt)).has_scales:
@@ -118,7 +212,38 @@ def kept_bytes(tensor: Tensor, fmt: str | None) -> int:
     return -(-tensor.numel() * parsed.bits // 8)
 
 
-def state_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """Momentum and the like: what the optimizer keeps for each element of a parameter."""
+def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+    """Return the tensors, such as momentum, that the optimizer stores for each element of a parameter."""
     values = optimizer.state.get(parameter, {}).values()
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]
+
+
+def activation_bytes(model: nn.Module, forward: Callable[[], object], bits: int | None) -> int:
+    """Return the bytes of activations that a batch stores between its forward and its backward pass.
+
+    These are the inputs of Linear, Conv2d and normalization layers, which need them again for gradients. A value that
+    enters two layers counts twice. The mode of the model is restored.
+
+    Args:
+        model: The model.
+        forward: Calls the model with a batch.
+        bits: Bits per value, or None for float32.
+    """
+    total = 0
+
+    def count(_module: nn.Module, inputs: tuple) -> None:
+        nonlocal total
+        total += packed_bytes(inputs[0].numel(), bits or 32)
+
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d) or is_norm(m)]
+    hooks = [layer.register_forward_pre_hook(count) for layer in layers]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total

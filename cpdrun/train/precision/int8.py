@@ -1,27 +1,29 @@
-"""Training in 8-bit tensors: each tensor is one of 2^bits levels between its smallest and its largest value.
+"""Training in 8-bit tensors: each tensor has 2^bits levels between its smallest and its largest value.
 
-After Banner, Hubara, Hoffer and Soudry, "Scalable Methods for 8-bit Training of Neural Networks" (arXiv 1805.11046),
-as Aketi, Kodge and Roy (arXiv 2111.09389, section 3) train decentralised networks. In Linear and Conv layers
+The method is that of Banner, Hubara, Hoffer and Soudry, "Scalable Methods for 8-bit Training of Neural Networks" (arXiv
+1805.11046), as Aketi, Kodge and Roy (arXiv 2111.09389, section 3) use it for decentralized training. In Linear and Conv
+layers, for the gradient e of the output,
 
-    y = Q(x) * Q(w) + b                               activation_bits, weight_bits: to the nearest level
-    e = the error that arrives; e8 = Q(e)             error_bits, error_rounding
-    dx = e8 * Q(w);  dw = Q(e * Q(x))                 gradient_bits, stochastic; with e8 for e where
-                                                      float_errors_for_weights is off ("gradient bifurcation")
+    y = Q(x) * Q(w) + b                               activation_bits, weight_bits; rounded to the nearest level
+    e8 = Q(e)                                         error_bits, error_rounding
+    dx = e8 * Q(w);  dw = Q(e * Q(x))                 gradient_bits, stochastic; with e8 instead of e if
+                                                      float_errors_for_weights is false ("gradient bifurcation")
 
-and what enters a normalisation layer or a sum of branches (`models.norms.Sum`), and the error that leaves it, is
-rounded the same way. Products and sums, biases, the weights' own copy, optimizer state and all other layers are
+The inputs of normalization layers and of sums of branches (`models.norms.Sum`), and the gradients of their outputs, are
+rounded in the same way. Products and sums, biases, the stored weights, the optimizer's state and all other layers are
 float32.
 
-The authors' code (github.com/aparna-aketi/Low_Precision_DL, quantized_training/quantize.py) gives activations the mean
-over samples of each one's smallest and largest value for a range and clips what lies beyond (activation_range:
-samples), and rounds them stochastically, since `num_chunks=16` reaches the place of `stochastic` (activation_rounding:
-stochastic). What differs from it: evaluation takes the range of the batch at hand, not an average over steps, and
-rounds to nearest; biases and the weights of norms stay float32.
+The authors' code (github.com/aparna-aketi/Low_Precision_DL, quantized_training/quantize.py) uses, for activations, the
+mean over samples of each sample's smallest and largest value as the range, and clips values outside it
+(activation_range: samples). It rounds activations stochastically, since `num_chunks=16` is passed in the position of
+`stochastic` (activation_rounding: stochastic). The differences from that code are that evaluation uses the range of the
+current batch instead of an average over steps and rounds to nearest, and that biases and the weights of normalization
+layers stay float32.
 
-The levels start at the smallest value, wherever that lies: zero need not be one of them. So they are not those of
+The levels start at the smallest value, so zero is not necessarily a level. Therefore they differ from those of
 custom_fp's `int8_affine`, whose zero point is a whole number of steps.
 
-inf and NaN make their whole tensor NaN: a diverged run stays visible. A tensor of equal values is kept as it is.
+inf and NaN make their whole tensor NaN, so a diverged run stays visible. A tensor of equal values is unchanged.
 """
 
 from typing import Any
@@ -36,15 +38,22 @@ from torch import Tensor, nn
 from cpdrun.comm.compressors.base import check_rounding, of_bits
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
-from cpdrun.train.precision.base import Operands, Precision, kept_bytes, state_of
+from cpdrun.train.precision.base import Operands, Parameters, Precision, optimizer_state, storage_bytes
 
 
 def min_max_quantize(
     x: Tensor, bits: int | None, rounding: str = "nearest_even", by_sample: bool = False
 ) -> Tensor:
-    """x rounded to 2^bits levels between its smallest and largest value; None: x itself. Any shape; draws come from
-    torch's global generator; stochastic_N takes N bits of them. by_sample: between the mean of the samples' smallest
-    values and that of their largest, what lies beyond clipped; the first dimension counts them."""
+    """Round a tensor of any shape to 2^bits levels between its smallest and its largest value.
+
+    Args:
+        x: The tensor.
+        bits: Number of bits, or None to return `x` itself.
+        rounding: The rounding to levels. Stochastic rounding uses torch's global generator; stochastic_N uses N random
+            bits.
+        by_sample: Use the range from the mean of the samples' smallest values to the mean of their largest values, and
+            clip values outside it. Samples are the slices along the first dimension.
+    """
     if bits is None:
         return x
     low, high = x.amin(), x.amax()
@@ -59,7 +68,7 @@ def min_max_quantize(
 
 
 class _RoundForward(torch.autograd.Function):
-    """Rounded to a level forward; the gradient passes straight through."""
+    """Rounds in the forward pass. The gradient passes straight through."""
 
     generate_vmap_rule = True
 
@@ -81,10 +90,10 @@ REPLACED = (nn.Linear, nn.Conv2d)
 
 
 class Int8(Precision):
-    """Layers that compute in 8-bit tensors; all else is float32. Bits of null leave a tensor alone.
+    """Layers that compute in 8-bit tensors. Everything else is float32, as are tensors whose bits are null.
 
-    Raises ValueError for bits out of 1..16, an unknown rounding or range, and a convolution that pads with anything but
-    zeros.
+    Raises:
+        ValueError: The bits are not between 1 and 16, or a rounding or range is unknown.
     """
 
     def __init__(
@@ -106,25 +115,35 @@ class Int8(Precision):
             raise ValueError(
                 f"precision.activation_range must be one of {', '.join(RANGES)}, not {activation_range}"
             )
-        given = (weight_bits, activation_bits, error_bits, gradient_bits)
-        self.bits = dict(zip(("weight", "activation", "error", "gradient"), given, strict=True))
+        self.bits = {
+            "weight": weight_bits,
+            "activation": activation_bits,
+            "error": error_bits,
+            "gradient": gradient_bits,
+        }
         for name, bits in self.bits.items():
             if bits is not None and not 1 <= bits <= 16:
-                raise ValueError(f"precision.{name}_bits must lie between 1 and 16, or be null, not {bits}")
+                raise ValueError(f"precision.{name}_bits must be between 1 and 16, or null, not {bits}")
         self.error_rounding, self.activation_rounding = error_rounding, activation_rounding
         self.clipped_activations = activation_range == "samples"
         self.float_errors_for_weights = float_errors_for_weights
         self.activation_bits = activation_bits
         self.rounded_weights: list[Tensor] = []
-        self.replaced: set[str] = set()  # names of the layers that compute so
+        self.replaced: set[str] = set()  # names of the layers that compute in 8 bits
         self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Attach the rounding to the model's Linear and Conv2d layers, norms and sums, and return the model."""
+        """Attach the rounding to the model's Linear and Conv2d layers, normalization layers and sums.
+
+        Raises:
+            ValueError: A convolution pads with values other than zero.
+        """
         chosen = {name: module for name, module in model.named_modules() if type(module) in REPLACED}
         for name, module in model.named_modules():
             if getattr(module, "padding_mode", "zeros") != "zeros":
-                raise ValueError(f"precision: {name} pads with {module.padding_mode}; 8 bits take zeros")
+                raise ValueError(
+                    f"precision: {name} pads with {module.padding_mode}; int8 supports only zeros"
+                )
         self.replaced = set(chosen)
         for layer in chosen.values():
             LAYERS[type(layer)].attach_to(layer, self._arithmetic(layer))
@@ -136,7 +155,7 @@ class Int8(Precision):
         return model
 
     def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Sums are float32, as they are emulated."""
+        """Return the formats of a product. Its sums are float32, as in the emulation."""
         if name not in self.replaced or part is not None:
             return Operands()
         roles = {"input": "activation", "weight": "weight", "output_gradient": "error"}
@@ -145,17 +164,20 @@ class Int8(Precision):
             bits[0] = None
         return Operands(*("fp32" if k is None else f"int{k}" for k in bits))
 
-    def memory(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, int]:
-        """The rounded weights count in their bits, with two float32 ends of their range each, in model_bytes, and the
-        float32 weights that are updated, of which they are made, in optimizer_bytes."""
-        model = sum(kept_bytes(x, None) for x in (*parameters, *self.statistics))
-        state = sum(kept_bytes(v, None) for p in parameters for v in state_of(optimizer, p))
+    def memory(self, optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, int]:
+        """Return the bytes of the model and of the optimizer.
+
+        "model_bytes" counts each rounded tensor in its bits plus the two float32 limits of its range. "optimizer_bytes"
+        includes the float32 weights that are updated.
+        """
+        model = sum(storage_bytes(x, None) for x in (*parameters, *self.statistics))
+        state = sum(storage_bytes(v, None) for p in parameters for v in optimizer_state(optimizer, p))
         if (bits := self.bits["weight"]) is None:
             return {"model_bytes": model, "optimizer_bytes": state}
         full = sum(w.nbytes for w in self.rounded_weights)
-        few = sum(packed_bytes(w.numel(), bits) + 8 for w in self.rounded_weights)
+        rounded = sum(packed_bytes(w.numel(), bits) + 8 for w in self.rounded_weights)
         updated = sum(w.nbytes for w in self.rounded_weights if w.requires_grad)
-        return {"model_bytes": model - full + few, "optimizer_bytes": state + updated}
+        return {"model_bytes": model - full + rounded, "optimizer_bytes": state + updated}
 
     def _arithmetic(self, layer: nn.Module) -> Arithmetic:
         def activation(x: Tensor) -> Tensor:
@@ -172,7 +194,7 @@ class Int8(Precision):
         )
 
     def _activation(self, x: Tensor, training: bool) -> Tensor:
-        """x as a layer reads it; straight through for the gradient."""
+        """Round an input of a layer. Its gradient passes straight through."""
         rounding = self.activation_rounding if training else "nearest_even"
         return _RoundForward.apply(x, self.activation_bits, rounding, self.clipped_activations)
 
@@ -189,5 +211,5 @@ class Int8(Precision):
         return tuple(self._activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
-        # a view could not be changed in place, as a ReLU may do
+        # A clone, because an in-place ReLU cannot change a view.
         return round_gradient(output, self._error).clone()

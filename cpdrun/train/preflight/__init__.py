@@ -1,1 +1,1 @@
-"""What is looked at before a run is started."""
+"""Checks before a run starts: its parts, its first sample, the products that rules reach, and this machine."""

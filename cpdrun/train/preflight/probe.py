@@ -1,7 +1,7 @@
-"""What training can count on here, as one JSON object on standard output: `python -m cpdrun.train.preflight.probe`.
+"""Report what this machine has for training, as a JSON object: `python -m cpdrun.train.preflight.probe`.
 
-`cpdrun doctor` runs it in a process of its own, since the command line imports no torch. Asked so, a part that
-is broken enough to end the interpreter is one line of the table and not its end.
+`cpdrun doctor` runs this module in a separate process, because the command line imports no torch. If a part is so
+broken that it ends the interpreter, doctor can still report the others.
 """
 
 import importlib.util
@@ -16,16 +16,16 @@ import yaml
 
 
 def probe() -> dict[str, Any]:
-    """Versions, devices, the backend of custom_fp and the state of each dataset of conf/data.
+    """Return versions, devices, the backend of custom_fp and the state of each dataset of conf/data.
 
-    A value under "errors" says why a part is missing.
+    A value under "errors" explains why a part is missing.
     """
     found: dict[str, Any] = {"errors": {}}
-    looks = dict.fromkeys(("torch", "cupy", "custom_fp", "numpy"), _imported)
-    for name, look in (looks | {"torchvision": _torchvision, "sklearn": _sklearn}).items():
+    probes = dict.fromkeys(("torch", "cupy", "custom_fp", "numpy"), _import_version)
+    for name, probe_version in (probes | {"torchvision": _torchvision, "sklearn": _sklearn}).items():
         try:
-            found[name] = look(name)
-        except Exception as error:  # a broken wheel raises anything
+            found[name] = probe_version(name)
+        except Exception as error:  # a broken wheel may raise any exception
             found["errors"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
     if "torch" in found:
         found["cuda"] = _cuda()
@@ -35,12 +35,12 @@ def probe() -> dict[str, Any]:
     return found
 
 
-def _imported(name: str) -> str:
+def _import_version(name: str) -> str:
     return getattr(importlib.import_module(name), "__version__", "present")
 
 
 def _torchvision(name: str) -> str:
-    """Without its import, which takes longer than torch's: a wheel that does not fit torch cannot be loaded into it."""
+    """Return the version if torchvision's libraries can be loaded. Importing it takes longer than importing torch."""
     import torch
 
     for library in sorted(_folder(name).glob("_C*.so")):
@@ -49,7 +49,7 @@ def _torchvision(name: str) -> str:
 
 
 def _sklearn(name: str) -> str:
-    """Without its import, which takes as long as torch's; that its digits can be read, the dataset of them shows."""
+    """Return the version without importing scikit-learn, which takes as long as importing torch."""
     _folder(name)
     return version("scikit-learn")
 
@@ -72,14 +72,14 @@ def _backend() -> str:
     import custom_fp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its warning is what the table says
+        warnings.simplefilter("ignore")  # doctor's table contains what the warning says
         return custom_fp.backend()
 
 
 def _data() -> dict[str, str | None]:
-    """Each dataset of conf/data that names a class: None where it can be read, else what is missing.
+    """Return, for each dataset of conf/data with a class, None if it can be read, or what is missing.
 
-    One that writes what it reads, on its first use, is not made here: what it is written from says enough.
+    Datasets that write their own files on first use are not made. Only the folder with their sources is checked.
     """
     from cpdrun.train.build import BuildError, build_data
 
@@ -88,11 +88,13 @@ def _data() -> dict[str, str | None]:
         spec = yaml.safe_load(choice.read_text()) if choice.name.endswith(".yaml") else None
         if not spec or "???" in spec.values():
             continue
-        spec.pop("defaults", None)  # the task that it chooses
+        spec.pop("defaults", None)  # its choice of a task
         name = choice.name.removesuffix(".yaml")
         if "cache_dir" in spec:
             folder = Path(spec.get("data_dir") or ".").expanduser()
-            state[name] = None if folder.is_dir() else f"it is written from the files of {folder}: not there"
+            state[name] = (
+                None if folder.is_dir() else f"the folder of its source files does not exist: {folder}"
+            )
             continue
         try:
             build_data({"data": spec})

@@ -1,1 +1,1 @@
-"""The processes of a run: how they start, meet and show that they live."""
+"""The processes of a run: torch settings, rendezvous, heartbeat and decisions that all ranks share."""

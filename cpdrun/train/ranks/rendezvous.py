@@ -1,9 +1,9 @@
-"""How the ranks of a run meet: all forked before the first connects, at a store of this machine, within a minute.
+"""The rendezvous of the ranks of a run at a store on this machine.
 
-torch's store runs a thread in the process that forks the ranks. When a rank connects, that thread has libc format the
-peer's address, under a lock of libc's resolver; a rank forked at that moment inherits the lock, held by a thread it
-does not have, and its own first look-up of an address never returns. So ranks wait at a :class:`Gate` until the last
-is forked.
+torch's store runs a thread in the process that forks the ranks. When a rank connects, libc formats the peer's address
+in that thread, under a lock of its resolver. A rank forked at that moment inherits the locked lock without the thread
+that would release it, and its first address lookup never returns. Therefore all ranks wait at a :class:`Gate` until the
+last one is forked.
 """
 
 import os
@@ -19,33 +19,41 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from cpdrun.comm import RankLost
 
 LOOPBACK = "127.0.0.1"
-BACKLOG = 4096  # ranks that may knock at the store at the same moment
-MEET_S = 60.0  # ranks are forked within a second; one that is not there after a minute will not come
-HERE = "cpdrun/arrived"
+BACKLOG = 4096  # ranks that may connect to the store at the same time
+MEET_S = 60.0  # ranks are forked within a second, so one that is missing after a minute will not come
+ARRIVED = "cpdrun/arrived"
 
 
 class Gate:
-    """Holds each of `ranks` processes, forked one after the other from the one that made this, until all are forked."""
+    """Blocks each of `ranks` processes, which are forked one after the other, until all are forked.
+
+    It must be created in the process that forks them.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.reader, self.writer = os.pipe()
 
     def pass_through(self, local_rank: int) -> None:
-        if local_rank == self.ranks - 1:  # the last to be forked
+        """Wait until all ranks are forked."""
+        if local_rank == self.ranks - 1:  # this rank was forked last
             os.write(self.writer, b"." * local_rank)
         else:
             os.read(self.reader, 1)
         self.close()
 
     def close(self) -> None:
+        """Close the pipe."""
         os.close(self.reader)
         os.close(self.writer)
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
-    """torch's static rendezvous for one node. Its store listens on 127.0.0.1, not on every interface as torch's own
-    does, and at a port that is held from the start, so that no other program takes it meanwhile."""
+    """torch's static rendezvous for one node.
+
+    Its store listens on 127.0.0.1, whereas torch's own listens on every interface. The port is open from the start, so
+    no other program can take it.
+    """
 
     BACKEND = "cpdrun-loopback"
 
@@ -58,6 +66,7 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         )
 
     def get_backend(self) -> str:
+        """Return the name under which torch knows this rendezvous."""
         return self.BACKEND
 
 
@@ -65,35 +74,42 @@ rendezvous_handler_registry.register(LoopbackRendezvous.BACKEND, LoopbackRendezv
 
 
 def meet(backend: str, patience_s: float) -> None:
-    """Form the process group of all ranks, by the environment that torchrun sets; later waits last up to `patience_s`.
+    """Form the process group of all ranks from the environment variables that torchrun sets.
 
-    Raises RankLost, which names the ranks that did not come within MEET_S, or `patience_s` where that is less.
+    Args:
+        backend: The backend of torch.distributed.
+        patience_s: The timeout of later operations, in seconds.
+
+    Raises:
+        RankLost: Some ranks did not arrive within MEET_S or `patience_s`. The message names them.
     """
     meet_s = min(MEET_S, patience_s)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=meet_s)))
-    arrived = PrefixStore(HERE, store)
+    arrived = PrefixStore(ARRIVED, store)
     try:
         arrived.set(str(rank), "")
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=meet_s)
         )
     except RuntimeError as error:
-        raise RankLost(f"{_who_is_missing(arrived, ranks)} within {meet_s:g} s; rank {rank} stops") from error
+        raise RankLost(
+            f"{_describe_missing(arrived, ranks)} within {meet_s:g} s; rank {rank} stops"
+        ) from error
     set_timeout(patience_s)
 
 
 def set_timeout(seconds: float) -> None:
-    """How long the default group's operations wait, from now on."""
+    """Set the timeout of the default group's operations."""
     patience = timedelta(seconds=seconds)
     dist.distributed_c10d._get_default_store().set_timeout(patience)
     with suppress(AttributeError):
         dist.set_timeout(patience)
         return
-    dist.distributed_c10d._set_pg_timeout(patience)  # its name before torch 2.15
+    dist.distributed_c10d._set_pg_timeout(patience)  # the name before torch 2.15
 
 
-def _who_is_missing(arrived: dist.Store, ranks: int) -> str:
+def _describe_missing(arrived: dist.Store, ranks: int) -> str:
     try:
         missing = [str(rank) for rank in range(ranks) if not arrived.check([str(rank)])]
     except RuntimeError:

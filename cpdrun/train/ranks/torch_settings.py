@@ -1,4 +1,4 @@
-"""How torch computes in a rank: its threads, the precision of float32, and deterministic algorithms on a GPU.
+"""The torch settings of a rank: device, threads, float32 precision, and deterministic algorithms on a GPU.
 
 Ranks, attached scripts and calibration share these settings, so that "float32" is the same everywhere. By default torch
 lets cuDNN round the inputs of float32 convolutions to TF32, which has 10 mantissa bits. That would change the fp32
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from cpdrun.train.instantiate import BuildError
+
 IEEE, TF32 = "ieee", "tf32"
 _NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 _nondeterministic: dict[str, None] = {}  # operations that this process has used, in order
@@ -25,7 +27,7 @@ def configure_torch(config: Mapping[str, Any]) -> None:
     `device: cpu`, only the threads have an effect.
 
     Args:
-        config: a run's config; `threads`, `device` and `tf32` are read.
+        config: The config of a run. Only `threads`, `device` and `tf32` are read.
     """
     torch.set_num_threads(config["threads"])
     on_gpu = config["device"] != "cpu" and _has_gpu()
@@ -35,8 +37,11 @@ def configure_torch(config: Mapping[str, Any]) -> None:
 
 
 def numerics_facts(device: torch.device) -> dict[str, Any]:
-    """Return what env.json says about the arithmetic of this process: `float32` and, on a GPU, which operations ran
-    without a deterministic implementation so far."""
+    """Return the facts about the arithmetic of this process that env.json records.
+
+    `float32` is the precision of float32 operations. On a GPU, `nondeterministic` lists the operations without a
+    deterministic implementation that have run so far.
+    """
     facts: dict[str, Any] = {"float32": _float32_precision()}
     if device.type == "cuda":
         facts["nondeterministic"] = list(_nondeterministic)
@@ -44,7 +49,7 @@ def numerics_facts(device: torch.device) -> dict[str, Any]:
 
 
 def _has_gpu() -> bool:
-    """Ask the driver's library, which does not initialize CUDA: a script may still set CUDA_VISIBLE_DEVICES."""
+    """Return whether there is a GPU, without initializing CUDA, since a script may still set CUDA_VISIBLE_DEVICES."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return torch.cuda.is_available()
 
@@ -62,6 +67,7 @@ def _set_float32_precision(precision: str) -> None:
 
 
 def _float32_operations() -> dict[str, Any]:
+    """Return the torch backends that have a float32 precision, by name."""
     cudnn = torch.backends.cudnn
     return {"matmul": torch.backends.cuda.matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
 
@@ -76,24 +82,56 @@ def _float32_precision() -> str:
 
 
 def _request_deterministic_algorithms() -> None:
-    """Use deterministic algorithms if there are any; note the names of the operations that have none."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS is deterministic with this setting only
-    torch.backends.cudnn.benchmark = False  # the fastest kernel of the day has its own order of sums
+    """Use deterministic algorithms where torch has them, and record the names of the operations that have none."""
+    # cuBLAS is deterministic with this setting only.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False  # benchmarks may select kernels with different orders of summation
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # it would fill every new tensor with NaN, slowly
-    )
+    # By default, deterministic mode fills every new tensor with NaN, which is slow.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     warnings.filterwarnings("default", message=f".*{_NONDETERMINISTIC.pattern}")
     show = warnings.showwarning
 
-    def note(message: Warning | str, *rest: Any, **named: Any) -> None:
+    def record(message: Warning | str, *rest: Any, **named: Any) -> None:
         if found := _NONDETERMINISTIC.search(str(message)):
             if found[1] in _nondeterministic:
                 return
             _nondeterministic[found[1]] = None
         show(message, *rest, **named)
 
-    warnings.showwarning = note
+    warnings.showwarning = record
+
+
+def select_device(choice: str) -> torch.device:
+    """Return the device for `device=auto|cpu|cuda`.
+
+    If there are several GPUs, each rank gets one of them, and it becomes the current device.
+
+    Raises:
+        BuildError: torch can use no GPU although `choice` is cuda, or the GPU is older than this torch supports.
+    """
+    found = torch.cuda.is_available()
+    if choice == "cuda" and not found:
+        raise BuildError("device=cuda: torch can use no GPU here; take device=auto or device=cpu")
+    if choice == "cpu" or not found:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    _check_supported(device)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check_supported(device: torch.device) -> None:
+    """Raise a clear error for an old GPU. Its first kernel would fail with "no kernel image is available"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    known = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[3:].isdecimal()]
+    if known and 10 * major + minor < min(known):
+        version = str(torch.version.cuda)
+        least = f"{min(known) // 10}.{min(known) % 10}"
+        older = int(version.split(".")[0]) - 1
+        raise BuildError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and this torch for CUDA "
+            f"{version} needs {least} or later: install a torch wheel for CUDA {older} (its version ends in "
+            f"+cu{older}N) and cupy-cuda{older}x, or take device=cpu"
+        )

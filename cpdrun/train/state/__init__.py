@@ -1,1 +1,1 @@
-"""What a run leaves and takes up again."""
+"""What a run stores: checkpoints, its record, where it comes from; and initial weights from a file."""

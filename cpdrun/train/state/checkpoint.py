@@ -1,11 +1,11 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped.
+"""Checkpoints, from which a run resumes as if it had never stopped.
 
-Every random draw is derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so no
-generator's state is kept.
+All random numbers are derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so checkpoints contain
+no states of random generators.
 
-A checkpoint is what torch.save writes, a ZIP archive, and in the archive's comment (APPNOTE 4.3.16: the last bytes of
-the file) the name of the run, the layout of what is in it, and the SHA-256 of every byte before and of that name.
-torch.load reads it as it is.
+A checkpoint is a ZIP archive written by torch.save. The archive's comment, which is the last part of the file (APPNOTE
+4.3.16), is a seal: the name of the run, the version of the layout, and the SHA-256 of all bytes before the comment and
+of the name. torch.load reads the file unchanged.
 """
 
 import hashlib
@@ -18,20 +18,28 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-LAYOUT = 2  # of what a checkpoint holds; raised when a part is named or formed in another way
+LAYOUT = 2  # version of the contents; increase it when a part gets another name or form
 CHUNK_BYTES = 1 << 20
-SEAL_BYTES = 2048  # no seal is longer: a name has 255 bytes at most, six times that as JSON
-LENGTH_BYTES = 2  # of the comment, as the archive says just before it
+SEAL_BYTES = (
+    2048  # upper limit of a seal: a name has at most 255 bytes, which JSON may escape to six times as many
+)
+LENGTH_BYTES = 2  # size of the field before the comment that contains its length
 
 
 class UnreadableError(Exception):
-    """A checkpoint that is damaged, of another run, or none at all: why, in a line."""
+    """A file is damaged, belongs to another run or is no checkpoint. The message says which, in one line."""
 
 
 def save(path: Path, state: dict[str, Any], run: str) -> None:
-    """Write `state` of the run of that name in one step; the checkpoint before it stays beside it until the next save.
+    """Write a checkpoint atomically. The previous checkpoint is kept until the next save.
 
-    Raises OSError where the disk refuses it; what was there is then untouched.
+    Args:
+        path: The checkpoint's file.
+        state: The state to save.
+        run: The name of the run, which the seal contains.
+
+    Raises:
+        OSError: The file cannot be written. Existing checkpoints are then unchanged.
     """
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -53,10 +61,10 @@ def save(path: Path, state: dict[str, Any], run: str) -> None:
 
 
 def choose(path: Path, run: str) -> Path | None:
-    """The last whole checkpoint of the run of that name; None where there is none.
+    """Return the latest intact checkpoint of the given run, or None.
 
-    One that is damaged, of another run, or no file at all is named in a warning and set aside, as unreadable.pt: it
-    must not push out the one before at the next save. For one process alone to call.
+    Unreadable checkpoints are reported in a warning and renamed to unreadable.pt, so that the next save does not
+    replace an intact checkpoint with them. Only one process may call this.
     """
     found, refused = None, []
     for candidate in candidates(path):
@@ -68,24 +76,24 @@ def choose(path: Path, run: str) -> Path | None:
             except (UnreadableError, OSError) as error:
                 refused.append(f"{candidate} cannot be read ({error})")
                 candidate.replace(_free_name(candidate.with_name("unreadable.pt")))
-    instead = "going on from the one before" if found else "starting from the beginning"
+    instead = "resuming from the previous one" if found else "starting from the beginning"
     for line in refused:
         print(f"warning: {line}; {instead}", file=sys.stderr)
     return found
 
 
 def read(path: Path, device: torch.device) -> dict[str, Any]:
-    """The state in a checkpoint that `choose` found, its tensors on `device`."""
+    """Return the state in a checkpoint that `choose` returned, with its tensors on `device`."""
     return torch.load(path, map_location=device, weights_only=True)
 
 
 def candidates(path: Path) -> tuple[Path, Path]:
-    """Where checkpoints may lie, the latest first."""
+    """Return the paths of possible checkpoints, latest first."""
     return path, path.with_name("previous.pt")
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Digest of every parameter and buffer, in the order of state_dict: equal digests, equal bits."""
+    """Return a digest of all parameters and buffers in the order of state_dict. Equal digests mean equal bits."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -94,7 +102,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _seal(file: BinaryIO, run: str) -> None:
-    """Append the seal to the archive in `file` and tell the archive the length of its comment."""
+    """Append the seal to the archive in `file` and set the length of the archive's comment."""
     end = file.seek(0, os.SEEK_END)
     length = len(_seal_of(run, "0" * 64))
     file.seek(end - LENGTH_BYTES)
@@ -105,7 +113,7 @@ def _seal(file: BinaryIO, run: str) -> None:
 
 
 def _check_seal(file: BinaryIO, run: str) -> None:
-    """Raises UnreadableError where the file is damaged, or was written for another run."""
+    """Raise UnreadableError if the file is damaged or was written for another run."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - SEAL_BYTES))
     line = file.read().rpartition(b"\n")[2]
@@ -113,15 +121,15 @@ def _check_seal(file: BinaryIO, run: str) -> None:
         seal = json.loads(line)
         name, digest, layout = seal["run"], seal["sha256"], seal.get("layout", 1)
     except (ValueError, KeyError, TypeError):
-        raise UnreadableError("it is cut short or no checkpoint of cpdrun: no digest at its end") from None
-    if digest != _digest(file, size - len(line) - 1, name):
-        raise UnreadableError("it is damaged: its bytes are not those that were written")
-    if name != run:
-        raise UnreadableError(f"it is of another run, {name!r}")
-    if layout != LAYOUT:
         raise UnreadableError(
-            "it was written by a version of cpdrun that laid checkpoints out in another way"
-        )
+            "it is truncated or not a checkpoint of cpdrun: there is no digest at its end"
+        ) from None
+    if digest != _digest(file, size - len(line) - 1, name):
+        raise UnreadableError("it is damaged: its bytes differ from those that were written")
+    if name != run:
+        raise UnreadableError(f"it belongs to another run, {name!r}")
+    if layout != LAYOUT:
+        raise UnreadableError("it was written by a version of cpdrun with another layout of checkpoints")
 
 
 def _seal_of(run: str, digest: str) -> bytes:
@@ -129,7 +137,7 @@ def _seal_of(run: str, digest: str) -> bytes:
 
 
 def _digest(file: BinaryIO, size: int, run: str) -> str:
-    """SHA-256 of the first `size` bytes of `file` and of the run's name."""
+    """Return the SHA-256 of the first `size` bytes of `file` and of the run's name."""
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0 and (chunk := file.read(min(CHUNK_BYTES, size))):
@@ -140,7 +148,7 @@ def _digest(file: BinaryIO, size: int, run: str) -> str:
 
 
 def _free_name(path: Path) -> Path:
-    """`path`, or where something has that name, the first of unreadable-2.pt, unreadable-3.pt ... that is free."""
+    """Return the first unused name among `path`, unreadable-2.pt, unreadable-3.pt and so on."""
     number, name = 2, path
     while os.path.lexists(name):
         name, number = path.with_stem(f"{path.stem}-{number}"), number + 1

@@ -1,12 +1,12 @@
-"""Initial weights from a file: `init_from=PATH`.
+"""Initial weights from a file (`init_from=PATH`).
 
-The file is what torch.save wrote of a state dict, loaded with weights_only=True, or a .safetensors file, as torchvision
-and timm give them. Where the dict lies under `state_dict` or `model`, as in many checkpoints and in ours, that one is
-taken. Prefixes that wrappers add to every name (module., _orig_mod.) are taken off, and a model of ours that holds
-another one whole (net.) takes names without that prefix.
+The file contains a state dict: written by torch.save and loaded with weights_only=True, or a .safetensors file, as
+torchvision and timm provide them. In many checkpoints, including ours, the dict is stored under `state_dict` or
+`model`. Prefixes that wrappers add to every name (module., _orig_mod.) are removed. A model of ours that only wraps
+another model (net.) accepts names without that prefix.
 
-All names must fit: what the file lacks, has too much or has in another shape is an error, unless a pattern of
-`init_skip` names it. Counts of batches that a norm has seen may be absent, as in files of before torch 0.4.1.
+All names must match. A name that is missing, unexpected or has another shape is an error unless a pattern of
+`init_skip` matches it. The batch counters of normalization layers may be missing, as in files from before torch 0.4.1.
 """
 
 import json
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 PLACES = ("state_dict", "model", "model_state_dict")
 WRAPPERS = ("module.", "_orig_mod.")
 MAY_BE_ABSENT = "num_batches_tracked"
-NAMED = 3  # names of each kind in a message
+LISTED = 3  # names of each kind in a message
 SAFETENSORS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -40,8 +40,14 @@ SAFETENSORS = {
 
 @dataclass(frozen=True)
 class InitFrom:
-    """What a run's config says of it: the file, its SHA-256, the part of the model that takes it ("net.backbone"; None:
-    the whole), and glob patterns of names that are left as they are."""
+    """The settings of initial weights.
+
+    Attributes:
+        path: The file.
+        digest: The expected SHA-256 of the file, or None to accept any.
+        into: The submodule that takes the weights, such as "net.backbone", or None for the whole model.
+        skip: Glob patterns of names that are not loaded.
+    """
 
     path: Path
     digest: str | None
@@ -49,9 +55,10 @@ class InitFrom:
     skip: Sequence[str]
 
     def load_into(self, model: nn.Module) -> None:
-        """Copies the file's values into the model's parameters and buffers, in their dtypes.
+        """Copy the file's values to the model's parameters and buffers, converted to their dtypes.
 
-        Raises ValueError, in one line, for a file that cannot be read, is another than planned, or does not fit.
+        Raises:
+            ValueError: The file cannot be read, has another digest, or does not match the model.
         """
         try:
             state = _state_dict(self._content())
@@ -62,7 +69,7 @@ class InitFrom:
         except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
             reason = " ".join(str(error).split(". ")[0].split())
             raise ValueError(
-                f"{self.path} is no state dict that torch.save or safetensors wrote ({reason})"
+                f"{self.path} is not a state dict written by torch.save or safetensors ({reason})"
             ) from None
         target = _target(model, self.into, state)
         own = target.state_dict()
@@ -73,7 +80,7 @@ class InitFrom:
         given = {name: value for name, value in state.items() if not self._skipped(name)}
         if problem := _differences(mine, given):
             raise ValueError(
-                f"{self.path} does not fit the model: {problem}; init_skip=['fc.*'] leaves names out"
+                f"{self.path} does not match the model: {problem}; init_skip=['fc.*'] skips names"
             )
         with torch.no_grad():
             for name, value in given.items():
@@ -82,7 +89,9 @@ class InitFrom:
     def _content(self) -> object:
         data = self.path.read_bytes()
         if self.digest is not None and sha256(data).hexdigest() != self.digest:
-            raise ValueError("it has changed since the run was planned, or init_sha256 is another file's")
+            raise ValueError(
+                "it has changed since the run was planned, or init_sha256 belongs to another file"
+            )
         if self.path.suffix == ".safetensors":
             return dict(_safetensors(data))
         return torch.load(self.path, map_location="cpu", weights_only=True)
@@ -92,7 +101,10 @@ class InitFrom:
 
 
 def _safetensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
-    """The format of huggingface.co/docs/safetensors: u64 length, a JSON header of that many bytes, then all values."""
+    """Yield names and tensors of a safetensors file: a u64 length, a JSON header of that length, then all values.
+
+    The format is described at huggingface.co/docs/safetensors.
+    """
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     for name, entry in header.items():
@@ -109,7 +121,7 @@ def _safetensors(data: bytes) -> Iterator[tuple[str, Tensor]]:
 
 
 def _state_dict(content: object) -> dict[str, Tensor]:
-    """Names and tensors, without what wrappers put before every name."""
+    """Return the state dict in the file's content, without the prefixes that wrappers add to every name."""
     places = [content, *(content.get(place) for place in PLACES)] if isinstance(content, Mapping) else []
     for found in places:
         if (
@@ -122,17 +134,17 @@ def _state_dict(content: object) -> dict[str, Tensor]:
                 if all(name.startswith(wrapper) for name in state):
                     state = {name.removeprefix(wrapper): value for name, value in state.items()}
             return state
-    raise ValueError("it holds no mapping of names to tensors, nor one under " + ", ".join(PLACES))
+    raise ValueError("it contains no mapping of names to tensors, nor one under " + ", ".join(PLACES))
 
 
 def _target(model: nn.Module, into: str | None, state: Mapping[str, Tensor]) -> nn.Module:
-    """The module that takes the file: the one named, or the model, or the one that it holds whole."""
+    """Return the module that takes the weights: the named submodule, the model, or the only model that it wraps."""
     if into is not None:
         try:
             return model.get_submodule(into)
         except AttributeError:
-            there = ", ".join(name for name, _ in model.named_modules() if name.count(".") < 2 and name)
-            raise ValueError(f"init_into={into} is no part of the model; there are {there}") from None
+            names = ", ".join(name for name, _ in model.named_modules() if name.count(".") < 2 and name)
+            raise ValueError(f"init_into={into} is not a part of the model. Its parts: {names}") from None
     inner = list(model.children())
     if len(inner) == 1 and not list(model.parameters(recurse=False)):
         fits = len(state.keys() & inner[0].state_dict().keys())
@@ -142,20 +154,23 @@ def _target(model: nn.Module, into: str | None, state: Mapping[str, Tensor]) -> 
 
 
 def _differences(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """`2 names are missing (fc.weight, fc.bias), 1 is unexpected (head.bias)`; "" where all fit."""
+    """Describe the differences between two state dicts, or return "" if there are none.
+
+    Example: `2 names are missing (fc.weight, fc.bias), 1 name is unexpected (head.bias)`
+    """
     missing = [name for name in mine if name not in given and not name.endswith(MAY_BE_ABSENT)]
     unexpected = [name for name in given if name not in mine]
     misshapen = [
-        f"{name} is {_shape(given[name])}, the model's {_shape(mine[name])}"
+        f"{name} is {_shape(given[name])}, in the model {_shape(mine[name])}"
         for name in given
         if name in mine and given[name].shape != mine[name].shape
     ]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
-    return ", ".join(_told(kind, names) for kind, names in kinds if names)
+    return ", ".join(_describe(kind, names) for kind, names in kinds if names)
 
 
-def _told(kind: str, names: Sequence[str]) -> str:
-    some = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+def _describe(kind: str, names: Sequence[str]) -> str:
+    some = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
     return f"{len(names)} {'name is' if len(names) == 1 else 'names are'} {kind} ({some})"
 
 

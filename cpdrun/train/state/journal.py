@@ -1,7 +1,4 @@
-"""What the trainer writes into its run directory: metrics, progress, environment, the end.
-
-Rank 0 alone writes.
-"""
+"""Writes the record of a run while it trains: metrics, progress, environment and result. Only rank 0 writes."""
 
 import json
 import time
@@ -14,7 +11,6 @@ import torch
 from cpdrun.record import (
     EpochRow,
     ExampleOutcomes,
-    Lost,
     Progress,
     Result,
     RunDir,
@@ -25,22 +21,22 @@ from cpdrun.record import (
     write_json,
     write_text,
 )
+from cpdrun.train.ranks.consensus import Request
 from cpdrun.train.ranks.torch_settings import numerics_facts
-from cpdrun.train.ranks.vote import Wish
-from cpdrun.train.state import checkpoint, kept
+from cpdrun.train.state import checkpoint, memory_checkpoint
 from cpdrun.train.state.provenance import write_environment
 
 STATUS_EVERY_S = 1.0
 
 
 class Journal:
-    """The record of one attempt, as its ranks see it. On ranks other than 0 writing does nothing."""
+    """The record of one attempt, as one rank sees it. On ranks other than 0, its methods write nothing."""
 
     def __init__(self, run: RunDir, rank: int):
         self.run, self.writes = run, rank == 0
-        self.run_name = run.path.resolve().name  # of `.` too
+        self.run_name = run.path.resolve().name  # resolved, because the path may be `.`
         self.started = time.time()
-        self._kept = kept.of_this_run() if self.writes else None
+        self._snapshots = memory_checkpoint.current() if self.writes else None
         self._status_written = 0.0
         self._progress: Progress | None = None
 
@@ -51,43 +47,52 @@ class Journal:
         config: Mapping[str, Any],
         products: Mapping[str, list[str]] | None,
     ) -> None:
-        """env.json: versions, machine, device, dataset, code, and which products an accumulator does not reach."""
+        """Write env.json: versions, machine, device, dataset, code, and which products the rules do not reach."""
         if self.writes:
             write_environment(self.run, device, data, config, products)
 
-    def goes_on(self, epoch: int, step: int) -> None:
-        """From there: drop the metrics of later epochs, which will be trained again. step: of the run."""
-        self.restart_at(epoch)
-        if self._kept is not None and (board := self._kept.goes_on(step)).deaths:
+    def resume(self, epoch: int, step: int) -> None:
+        """Prepare the record for training from `epoch` completed epochs and `step` completed steps of the run."""
+        self.drop_rows_after(epoch)
+        if self._snapshots is not None and (board := self._snapshots.resume(step)).deaths:
             print(f"goes on from step {step}; step {board.step} had been reached", flush=True)
 
-    def restart_at(self, epoch: int) -> None:
+    def drop_rows_after(self, epoch: int) -> None:
         """Drop the metrics of epochs after `epoch`, which will be trained again."""
         if self.writes and self.run.metrics.exists():
             rows = [row for row in self.run.rows() if row.epoch <= epoch]
             write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in rows))
 
     def step_done(self, step: int) -> None:
-        """So many steps of the run are complete."""
-        if self._kept is not None and (lost := self._kept.stepped(step)) is not None:
-            self._say_lost(lost)
-
-    def _say_lost(self, lost: Lost) -> None:
+        """Record that `step` steps of the run are complete, and what a restart cost once its steps are repeated."""
+        if self._snapshots is None or (lost := self._snapshots.record_step(step)) is None:
+            return
         if (attempt := self.run.last_attempt()) is not None:
             append_json_line(attempt.lost, lost.as_json())
         print(f"step {lost.step} is reached again: {lost.description}", flush=True)
 
     def save(self, state: dict[str, Any], began: float, *, on_disk: bool) -> None:
-        """A checkpoint, or what a rank that dies does not take along. began: of time.monotonic(), the gathering."""
+        """Save the state to disk, or to memory that survives the death of a rank.
+
+        Args:
+            state: The whole state of the run.
+            began: The time.monotonic() at which its collection from the ranks began.
+            on_disk: Whether to write a checkpoint file.
+        """
         if on_disk:
             checkpoint.save(self.run.checkpoint, state, self.run_name)
-            if self._kept is not None:
-                self._kept.is_on_disk()
-        elif self._kept is not None:
-            self._kept.keep(state, began)
+            if self._snapshots is not None:
+                self._snapshots.checkpoint_written()
+        elif self._snapshots is not None:
+            self._snapshots.save(state, began)
 
     def epoch_done(self, row: EpochRow, epochs: int) -> None:
-        """One line of metrics.jsonl and of the log; status.json at most once a second. epochs: of the run."""
+        """Append a line to metrics.jsonl and to the log, and update status.json at most once per second.
+
+        Args:
+            row: The metrics of the epoch.
+            epochs: Number of epochs of the run.
+        """
         if not self.writes:
             return
         append_json_line(self.run.metrics, row.as_json())
@@ -100,7 +105,7 @@ class Journal:
             self._write_status()
 
     def final_outcomes(self, outcomes: ExampleOutcomes | None) -> None:
-        """Write which examples the last evaluation of the run answered right, if its task has such outcomes."""
+        """Write which examples the last evaluation of the run answered correctly, if its task has such outcomes."""
         if not self.writes:
             return
         if outcomes is None:
@@ -108,20 +113,21 @@ class Journal:
         else:
             write_example_outcomes(self.run, outcomes)
 
-    def wish(self) -> Wish:
-        """What this rank would have all do."""
+    def request(self) -> Request:
+        """Return what this rank asks all ranks to do next."""
         if self.writes and self.run.preempt.exists():
-            return Wish.STOP
-        return Wish.KEEP if self._kept is not None and self._kept.is_due() else Wish.GO_ON
+            return Request.STOP
+        is_due = self._snapshots is not None and self._snapshots.is_due()
+        return Request.SNAPSHOT if is_due else Request.CONTINUE
 
     def done(self, result: Result, device: torch.device) -> None:
-        """Write done.json, after which the run is finished. env.json gets the facts that training has shown."""
+        """Write done.json, which marks the run as finished. On a GPU, update env.json with facts from training."""
         if self.writes:
             self._write_status()
             if device.type == "cuda":
                 write_json(self.run.env, {**(read_object(self.run.env) or {}), **numerics_facts(device)})
-            whole = replace(result, wall_seconds=time.time() - self.started)
-            write_json(self.run.done, whole.as_json())
+            result = replace(result, wall_seconds=time.time() - self.started)
+            write_json(self.run.done, result.as_json())
 
     def _write_status(self) -> None:
         if self._progress is not None:

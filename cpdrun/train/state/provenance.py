@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, machine, data, and the code of the folder in which its command was typed."""
+"""The provenance of a run: versions, machine, data, and the user's code."""
 
 import hashlib
 import platform
@@ -26,7 +26,7 @@ from cpdrun.record.fingerprint import (
 from cpdrun.train.ranks.torch_settings import numerics_facts
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
-DIFF_BYTES = 1 << 20  # of code.diff; a longer one is cut, and says so
+DIFF_BYTES = 1 << 20  # size at which code.diff is truncated
 
 
 def write_environment(
@@ -42,14 +42,24 @@ def write_environment(
     code.diff is limited to the user's modules that are imported, and to the script: other files of the repository may
     hold what their owner does not want to share.
 
-    env.json: versions of every imported distribution, device, machine; `float32` and `nondeterministic`, as
-    `numerics_facts` returns them; `cpu` and `cpu_vector`, the processor and the
-    vector instructions that choose the order of its sums; `code`, digests of the user's modules that are
-    imported and of cpdrun, and `code_sha256` of them all; `data_path`, `data_folders` and `data_sha256` of the dataset
-    `data`, where it was read from files or knows a digest of itself; `products`, where an accumulator is emulated:
-    which run in it and which do not (products.py); `attached`, what took hold of a user's script and what was left
-    alone; `git_commit`, null outside a repository; `git_diff`, ten digits of the SHA-256 of code.diff, which tell apart
-    runs of different code, or "none" where all is as committed.
+    env.json contains the versions of all imported distributions, the device and the machine, and these entries:
+
+    - `float32` and `nondeterministic`, as `numerics_facts` returns them;
+    - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
+    - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
+    - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
+    - `products`, if products are rounded: which ones are and which are not (preflight/products.py);
+    - `attached`: what was attached to a user's script and what was not;
+    - `git_commit`: null outside a repository;
+    - `git_diff`: the first ten digits of the SHA-256 of code.diff, or "none" if the code is as committed.
+
+    Args:
+        run: The run directory.
+        device: The device of this rank.
+        data: The dataset.
+        config: The config of the run.
+        products: The entry `products`.
+        attached: The entry `attached`.
     """
     code = {"cpdrun": {"sha256": own_digest()}, **dict(_users_modules())}
     path = _path_of(data, config or {})
@@ -57,10 +67,10 @@ def write_environment(
         [Path(entry["file"]) for entry in code.values() if "file" in entry] + _script(config)
     )
     cpu, vector = processor()
-    run.code_diff.unlink(missing_ok=True)  # of an attempt with other code
+    run.code_diff.unlink(missing_ok=True)  # from an attempt with other code
     if diff or untracked:
         names = "".join(f"# not in the repository: {name}\n" for name in untracked)
-        write_text(run.code_diff, cut(names + (diff or "")))
+        write_text(run.code_diff, truncate(names + (diff or "")))
     write_json(
         run.env,
         {
@@ -86,12 +96,12 @@ def write_environment(
     )
 
 
-def cut(diff: str) -> str:
-    """`diff`, or its first DIFF_BYTES and a line that says so."""
+def truncate(diff: str) -> str:
+    """Return `diff`, or its first DIFF_BYTES bytes and a line that reports the truncation."""
     data = diff.encode()
     if len(data) <= DIFF_BYTES:
         return diff
-    return data[:DIFF_BYTES].decode("utf-8", "ignore") + f"\n# cut here: {len(data)} bytes in all\n"
+    return data[:DIFF_BYTES].decode("utf-8", "ignore") + f"\n# truncated: {len(data)} bytes in total\n"
 
 
 def _digest(diff: str) -> str:
@@ -99,7 +109,7 @@ def _digest(diff: str) -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    """Of every distribution from which something is imported, and of those that matter whether or not it is."""
+    """Return the versions of all imported distributions and of PACKAGES."""
     imported = {name.partition(".")[0] for name in sys.modules}
     distributions = {d for name in imported for d in distributions_by_module().get(name, ())}
     return {name: _version(name) for name in sorted(distributions.union(PACKAGES), key=str.lower)}
@@ -107,8 +117,10 @@ def _versions() -> dict[str, str | None]:
 
 @cache
 def distributions_by_module() -> Mapping[str, list[str]]:
-    """The distributions that installed each top-level module. It reads all their records, which takes .2 s: the warm
-    engine asks once, before it forks."""
+    """Return the distributions that installed each top-level module.
+
+    This reads all their records, which takes 0.2 s. The warm engine calls it once before it forks.
+    """
     return packages_distributions()
 
 
@@ -120,7 +132,7 @@ def _script(config: Mapping[str, Any] | None) -> list[Path]:
 
 
 def _users_modules() -> Iterator[tuple[str, dict[str, str]]]:
-    """Imported modules that are of no distribution: name, file, digest."""
+    """Yield the name, the file and the digest of each imported module that belongs to no distribution."""
     installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
     roots = tuple({str(Path(folder)) + "/" for folder in installed} - {"/"})
     for name, module in sorted(sys.modules.items()):
@@ -138,10 +150,12 @@ def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
 
 
 def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
-    """Where the data was read from: what it says itself, or what its yaml names as a folder or file that is there."""
-    named = getattr(data, "path", None)
+    """Return the path of the data: the one that the dataset states, or an existing path among its settings."""
+    stated = getattr(data, "path", None)
     settings = config.get("data") or {}
-    places = [named] if named else [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
+    places = (
+        [stated] if stated else [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
+    )
     for place in places:
         path = Path(place).expanduser()
         if place not in ("", ".") and path.exists():

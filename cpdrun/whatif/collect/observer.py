@@ -64,7 +64,7 @@ class Observer:
 
     def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, run: RunDir):
         self.workers, self.run = workers, run
-        self.due = frozenset(observed_steps(config.get("observe", 0), parts.course.steps))
+        self.due = frozenset(observed_steps(config.get("observe", 0), parts.duration.steps))
         self.parameters = trainable(parts.model) if self.due else {}
         learner: Any = parts.learner
         self.shared = learner.shares_weights
@@ -77,9 +77,9 @@ class Observer:
         if self.due:
             self.found.about = {
                 "world_size": workers.world_size,
-                "steps": parts.course.steps,
-                "steps_an_epoch": parts.course.S,
-                "epochs": parts.course.epochs,
+                "steps": parts.duration.steps,
+                "steps_an_epoch": parts.duration.steps_per_epoch,
+                "epochs": parts.duration.epochs,
                 "loss_scale": parts.precision.loss_scale.value,
                 "layers": list(self.parameters),
                 "modules": describe_layers(parts.model),

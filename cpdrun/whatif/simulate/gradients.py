@@ -22,7 +22,7 @@ from cpdrun.comm.sums.error_feedback import ErrorFeedback
 from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import FP32, Sum
 from cpdrun.train.instantiate import part as made
-from cpdrun.train.precision.loss_scale import log2_of
+from cpdrun.train.precision.base import log2_of
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.simulate.rounding_error import RoundingError, rounding_error_of, rounding_error_of_values
 from cpdrun.whatif.simulate.worker_sums import (

@@ -37,8 +37,8 @@ from custom_fp.recipe.rules import Rules
 from torch import Tensor
 
 from cpdrun.train.instantiate import part as made
+from cpdrun.train.precision.base import DynamicLossScale, loss_scale_of
 from cpdrun.train.precision.formats import Formats
-from cpdrun.train.precision.loss_scale import DynamicLossScale, loss_scale_of
 from cpdrun.whatif.collect.modules import LayerDescription
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.collect.observer import RUN
@@ -159,7 +159,7 @@ class _UpdateSimulator:
     holders: Mapping[str, LayerDescription]
 
     def __call__(self, step: int, statistics: Mapping[str, TensorStatistics]) -> list[LayerEffect]:
-        fmt = self.precision.stepping.update
+        fmt = self.precision.optimizer_rounding.update
         weights = self.observation.by_step[step].get("weight", {})
         parts = []
         for name, s in statistics.items():

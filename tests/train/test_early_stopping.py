@@ -17,8 +17,7 @@ from cpdrun.tasks.model_loss import ModelLoss
 from cpdrun.tasks.next_token import NextToken
 from cpdrun.tasks.regression import Regression
 from cpdrun.train.build import BuildError, build
-from cpdrun.train.course import Course
-from cpdrun.train.giving_up import GivingUp
+from cpdrun.train.duration import Duration, EarlyStopping
 from cpdrun.train.rank import EXIT_PREEMPTED
 
 BROKEN = ("format=e2m0", "aps=false", "epochs=5", "give_up_after=0.4")
@@ -70,28 +69,28 @@ def test_without_the_rule_no_run_is_renamed():
 
 
 @pytest.mark.parametrize(
-    ("share", "course", "after"),
+    ("share", "duration", "after"),
     [
-        (None, Course(22, 330), None),
-        (0.4, Course(22, 330), 6),
-        (0.01, Course(22, 330), 1),
-        (0.07, Course(2, 200), 7),
-        (0.99, Course(22, 330), None),
-        (0.5, Course(22, 22), None),
-        (0.5, Course(22, 55), 2),
-        (0.5, Course(1, 0), None),
+        (None, Duration(22, 330), None),
+        (0.4, Duration(22, 330), 6),
+        (0.01, Duration(22, 330), 1),
+        (0.07, Duration(2, 200), 7),
+        (0.99, Duration(22, 330), None),
+        (0.5, Duration(22, 22), None),
+        (0.5, Duration(22, 55), 2),
+        (0.5, Duration(1, 0), None),
     ],
 )
-def test_the_epoch_is_fixed_beforehand(share, course, after):
-    assert GivingUp.of(share, course).after == after
+def test_the_epoch_is_fixed_beforehand(share, duration, after):
+    assert EarlyStopping.from_share(share, duration).after == after
 
 
 def test_it_is_decided_once_by_a_twentieth_of_what_there_is_to_gain():
-    rule = GivingUp(6)
+    rule = EarlyStopping(6)
     assert rule.is_due(6, 0.96, (0.0, 1.0)) and not rule.is_due(6, 0.95, (0.0, 1.0))
     assert rule.is_due(6, 1.96, (1.0, 2.0)) and not rule.is_due(6, 1.94, (1.0, 2.0))
     assert not rule.is_due(5, 0.96, (0.0, 1.0)) and not rule.is_due(7, 0.96, (0.0, 1.0))
-    assert not GivingUp().is_due(6, 9.0, (0.0, 1.0)) and not rule.is_due(6, math.inf, None)
+    assert not EarlyStopping().is_due(6, 9.0, (0.0, 1.0)) and not rule.is_due(6, math.inf, None)
 
 
 def test_tasks_over_classes_say_what_a_guess_costs_and_others_do_not():
@@ -130,6 +129,6 @@ def test_a_task_that_cannot_tell_is_refused_in_a_line():
     (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "give_up_after=0.4"]).runs
     config = {**run.config, "task": {"_target_": "cpdrun.tasks.model_loss.ModelLoss"}}
     with pytest.raises(
-        BuildError, match=r"^give_up_after=0.4: ModelLoss does not say what a guess's loss is; type"
+        BuildError, match=r"^give_up_after=0.4: ModelLoss does not know the loss of a guess; type"
     ):
         build(config, torch.device("cpu"))

@@ -24,7 +24,7 @@ NINES = "\n".join(
     ],
     ids=["nine to the tenth", "itself", "itself, within", "brackets", "dashes", "keys", "braces", "2 MB"],
 )
-def test_yaml_without_end_is_refused_at_once(tmp_path, text):
+def test_oversized_and_endless_yaml_is_rejected_quickly(tmp_path, text):
     (tmp_path / "exp").mkdir()
     file = tmp_path / "exp" / "mine.yaml"
     file.write_text(text)
@@ -50,7 +50,7 @@ def test_yaml_without_end_is_refused_at_once(tmp_path, text):
     ],
     ids=str,
 )
-def test_odd_yaml_gets_a_line(tmp_path, text, message):
+def test_invalid_yaml_is_reported_in_one_line(tmp_path, text, message):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_bytes(text)
     with pytest.raises(ConfigError, match=message):
@@ -77,7 +77,7 @@ def test_odd_yaml_gets_a_line(tmp_path, text, message):
     ],
     ids=lambda value: value[:30],
 )
-def test_what_is_too_much_is_said_at_once(typed, message):
+def test_oversized_requests_are_rejected_quickly(typed, message):
     with pytest.raises(ConfigError, match=message):
         plan(["exp=digits_bits", "launcher=slurm", typed])
 

@@ -50,7 +50,7 @@ def found(*typed: str) -> list[str]:
         ),  # fp32: the baseline
     ],
 )
-def test_what_is_typed_and_what_runs(typed: list[str], rules: list[str]) -> None:
+def test_aps_and_scaling_resolve_to_the_same_settings(typed: list[str], rules: list[str]) -> None:
     assert found(*typed) == rules
 
 
@@ -59,7 +59,7 @@ def test_the_short_form_and_the_rule_are_one_run() -> None:
     assert short.name == long.name and short.config == long.config
 
 
-def test_of_our_own_yaml_an_experiment_s_alone_chooses_the_rule() -> None:
+def test_in_conf_only_an_experiment_chooses_the_scaling_rule() -> None:
     conf = Path(cpdrun.conf.__file__).parent
     others = [path for path in conf.rglob("*.yaml") if path.parent.name not in ("exp", "scaling")]
     saying = {path.stem: yaml.safe_load(path.read_text()) for path in others}

@@ -13,8 +13,8 @@ from cpdrun.data.stream import Stream
 from cpdrun.record import read_json, read_json_lines
 from cpdrun.sweep import plan
 from cpdrun.train.batches import Batches
-from cpdrun.train.course import Course
-from cpdrun.train.preflight.look import check
+from cpdrun.train.duration import Duration
+from cpdrun.train.preflight.check import check
 from cpdrun.train.rank import EXIT_PREEMPTED
 
 HERE = __name__
@@ -74,9 +74,14 @@ class OneByOne(IterableDataset):
     ],
 )
 def test_a_run_is_as_long_as_its_epochs_or_its_steps(asked, S, steps, epochs, length, last):
-    course = Course.of(*asked)
-    assert (course.S, course.steps, course.epochs, course.length) == (S, steps, epochs, length)
-    assert last is None or course.steps_of(epochs - 1) == last
+    duration = Duration.from_settings(*asked)
+    assert (duration.steps_per_epoch, duration.steps, duration.epochs, duration.length) == (
+        S,
+        steps,
+        epochs,
+        length,
+    )
+    assert last is None or duration.steps_in(epochs - 1) == last
 
 
 @pytest.mark.parametrize("source", [Counting, Sized])
@@ -154,13 +159,13 @@ def test_a_stream_read_ahead_gives_the_same_batches():
     ("typed", "said"),
     [
         (("+data.held_out=0", "max_steps=9"), "data: test of DigitsOneByOne is empty"),
-        ((), "data: train does not say how long it is: type max_steps=N"),
-        (("max_steps=9", "partition=skewed"), "partition: the samples of a stream are dealt as they come"),
+        ((), "data: train does not report its length; type max_steps=N"),
+        (("max_steps=9", "partition=skewed"), "partition: workers take the samples of a stream in order"),
     ],
 )
 def test_what_a_stream_cannot_do_is_told(typed, said):
     (run,) = plan(["data=custom", f"data._target_={HERE}.DigitsOneByOne", *typed]).runs
-    (problem,) = check([run.config])
+    (problem,) = check([run.config])["problems"]
     assert said in problem
 
 

@@ -1,0 +1,52 @@
+"""Decisions that all ranks take together between steps: whether to stop or to save their state."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpdrun.comm.workers import Workers
+
+
+class Request(IntEnum):
+    """A rank's request for what all ranks should do after a step. The greatest of several requests is granted."""
+
+    CONTINUE = 0
+    SNAPSHOT = 1
+    STOP = 2
+
+
+class Consensus:
+    """Combines the requests of all ranks into one answer, which every rank receives at the same step.
+
+    The exchange overlaps with the next step, so the answer arrives one step late and costs no waiting time. It uses
+    gloo and therefore never waits for a GPU.
+
+    Args:
+        workers: How the workers are split over ranks.
+        request: Returns the current request of this rank.
+        patience_s: Timeout of the exchange in seconds.
+    """
+
+    def __init__(self, workers: Workers, request: Callable[[], Request], patience_s: float):
+        self.request = request
+        timeout = timedelta(seconds=patience_s)
+        self.group = dist.new_group(backend="gloo", timeout=timeout) if workers.ranks > 1 else None
+        self._pending: tuple[dist.Work, Tensor] | None = None
+
+    def decide(self) -> Request:
+        """Return the answer for all ranks. A request is answered one step later at most. Collective."""
+        if self.group is None:
+            return self.request()
+        answer = Request.CONTINUE
+        if self._pending is not None:
+            work, greatest = self._pending
+            work.wait()
+            answer = Request(int(greatest.item()))
+        request = torch.tensor([int(self.request())], dtype=torch.int32)
+        work = dist.all_reduce(request, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._pending = work, request
+        return answer
