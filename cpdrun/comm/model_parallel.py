@@ -168,7 +168,6 @@ class ParallelLinear(nn.Module):
             self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer's output."""
         x_BxI = x.reshape(-1, self.in_features)
         weights = [getattr(self, f"weight_{m}") for m in self.workers.mine]
         if self.split == "columns":
@@ -179,7 +178,6 @@ class ParallelLinear(nn.Module):
         return y_BxO.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Return the settings for the layer's representation."""
         return (
             f"{self.in_features}, {self.out_features}, {self.split} over {self.workers.number} workers, "
             f"activations={self.activations}, errors={self.errors}"

@@ -12,7 +12,7 @@ import torch
 from harness import Report, describe_machine, make_parser, make_table, time_fastest
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.script.compressor_names import make_compressed_sync, named
+from cpdrun.comm.script.compressor_names import compressor_by_name, make_compressed_sync
 from cpdrun.comm.workers import Workers
 
 HEADS = ("compressor", "bits a value", "compress ms", "copies", "decompress ms", "copies")
@@ -46,7 +46,7 @@ def time_power_sgd(rank: int, x_1xn: torch.Tensor, device: str, repeats: int) ->
     stack = x_1xn[:, : side * side].view(1, side, side)
     out = torch.empty_like(stack[0])
     sync = make_compressed_sync(
-        "power_sgd", None, names=["layer"], world_size=1, knobs={"rank": rank}, group=Workers(1)
+        "power_sgd", None, names=["layer"], world_size=1, options={"rank": rank}, group=Workers(1)
     )
 
     def step() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     copy_s = time_fastest({"": lambda: out_1xn.copy_(x_1xn)}, repeats, device=device)[""]
     rows = []
     for label, (name, fmt, knobs) in KINDS.items():
-        c = named(name, fmt, aps=fmt != "fp32", **knobs)
+        c = compressor_by_name(name, fmt, aps=fmt != "fp32", **knobs)
         times = time_compressor(c, x_1xn, device, repeats)
         cells = [text for s in times for text in (f"{s * 1e3:.1f}", f"{s / copy_s:.0f}")]
         rows.append((label, f"{8 * c.message_bytes(options.values) / options.values:.2f}", *cells))

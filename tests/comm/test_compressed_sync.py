@@ -164,9 +164,9 @@ def test_a_resumed_sync_continues_bit_for_bit():
     [
         (
             {"compressor": MinMax(8, "nearest_even"), "format": "e4m3"},
-            "format=e4m3: MinMax sends values of its own",
+            "format=e4m3: MinMax does not send values in a number format",
         ),
-        ({"compressor": QSGD(7, True), "scaling": APS()}, "aps=true: QSGD has a scale of its own"),
+        ({"compressor": QSGD(7, True), "scaling": APS()}, "aps=true: QSGD has its own scale"),
         (
             {"compressor": COMPRESSORS["e3m0 aps"], "scaling": DelayedAPS(1)},
             "DelayedAPS is for sums of gradients",

@@ -169,7 +169,7 @@ def test_a_single_process_needs_no_group():
             nn.Linear(2, 2),
             MinMax(2, "nearest_even"),
             {"aps": True},
-            "aps or scaling beside a compressor that is made already",
+            "aps or scaling cannot be combined with a Compressor object",
         ),
         (nn.Linear(2, 2), "e4m3", {"full_precision_layers": ["head.*"]}, "'head.\\*' matches no parameter"),
         (nn.Linear(2, 2), None, {"compressor": "top_q"}, "compressor='top_q': choose one of"),

@@ -104,7 +104,7 @@ def test_one_worker_alone_is_cut_off_below_float32s_digits() -> None:
 
 @pytest.mark.parametrize("order", ["exact", "aligned"])
 def test_what_rounds_once_has_no_errors_for_kahan(order: str) -> None:
-    with pytest.raises(ValueError, match=f"kahan=true with order={order}: it rounds once"):
+    with pytest.raises(ValueError, match=f"kahan=true with order={order}: this order rounds only once"):
         Sum("e4m3", order, kahan=True)
 
 

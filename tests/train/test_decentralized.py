@@ -239,7 +239,7 @@ def test_what_makes_no_sense_with_weights_of_one_s_own_is_named(make_run, train_
     ("typed", "message"),
     [
         (("topology=directed_ring", "topology.mixing=metropolis"), "sync: .*links go both ways"),
-        (("compressor=qsgd", "format=e4m3", "aps=true"), "sync: aps=true: QSGD has a scale of its own"),
+        (("compressor=qsgd", "format=e4m3", "aps=true"), "sync: aps=true: QSGD has its own scale"),
         (("compressor=top_k", "compressor.keep=2"), "sync: compressor.keep must be above 0"),
         (("partition=skewed", "partition.skew=-1"), "partition: partition.skew must lie between 0 and 1"),
         (

@@ -118,7 +118,10 @@ def test_a_finished_run_s_agreed_weights_are_where_init_from_looks(trained):
         (("sync.inner_steps=0",), "sync: inner_steps=0: must be a whole number, at least 1"),
         (("sync.outer_momentum=1",), "sync: outer_momentum=1: must be at least 0 and below 1"),
         (("sync.order=star",), "sync: order='star'"),
-        (("compressor=qsgd", "format=e4m3"), "sync: format=e4m3: QSGD sends values of its own kind"),
+        (
+            ("compressor=qsgd", "format=e4m3"),
+            "sync: format=e4m3: QSGD does not send values in a number format",
+        ),
         (("precision.weights=bf16",), "workers that train on their own keep float32 weights"),
         (("recipe=fp8_delayed",), "workers that train on their own have no common steps"),
     ],

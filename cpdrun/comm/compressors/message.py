@@ -45,14 +45,16 @@ class LayerCompression:
     ) -> None:
         kind = type(compressor).__name__
         if scaling is not None and not getattr(compressor, "aps", False):
-            raise ValueError(f"aps=true: {kind} has a scale of its own; type aps=false")
+            raise ValueError(f"aps=true: {kind} has its own scale; set aps=false")
         if type(scaling) not in (type(None), APS):
             raise ValueError(
                 f"scaling: {type(scaling).__name__} is for sums of gradients; a worker that compresses scales by its "
                 "own largest value: type scaling=aps"
             )
         if not parse(format).is_fp32 and not compressor.in_format:
-            raise ValueError(f"format={format}: {kind} sends values of its own kind; type format=fp32")
+            raise ValueError(
+                f"format={format}: {kind} does not send values in a number format; set format=fp32"
+            )
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.names = tuple(parameter_names)
         self.hybrid = FullPrecision(self.names, epochs=epochs, **dict(full_precision or {}))

@@ -1,6 +1,7 @@
 """Rounding of every value to a format of custom_fp. fp32 sends all values unchanged."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import custom_fp
 import torch
@@ -33,14 +34,15 @@ class Rounded(Compressor):
 
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding, tuple(Rounding))
-        self.format, self.aps, self.rounding = parse(format), aps, rounding
+        self.format: Any = parse(format)  # with emin and emax if it is a floating-point format
+        self.aps, self.rounding = aps, rounding
         self.format.check_flat()
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:
             raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
         if rounding != "nearest_even" and not self.format.takes_rounding:
             raise ValueError(
-                f"compressor: {format} rounds to nearest only: it takes compressor.rounding=nearest_even"
+                f"compressor: {format} only rounds to nearest: set compressor.rounding=nearest_even"
             )
 
     def message_bytes(self, n: int) -> int:

@@ -188,10 +188,8 @@ class PushSum(Gossip):
             x_WxD[i].copy_(numerator_WxD[i] / float(self.share_N[w]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all workers on rank 0. Collective."""
         return super().state_dict() | {"share": self.share_N.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of this rank's workers."""
         super().load_state_dict(state)
         self.share_N = np.array(state["share"])

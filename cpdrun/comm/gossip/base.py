@@ -184,14 +184,14 @@ class Gossip(ABC):
         world_size: int,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
-        **given: Any,
+        **run_settings: Any,
     ) -> None:
         if nesterov and quasi_global_momentum is None:
-            raise ValueError("sync.nesterov=true: of which momentum? type sync.quasi_global_momentum=0.9")
+            raise ValueError("sync.nesterov=true needs a momentum: set sync.quasi_global_momentum=0.9")
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")
-        self.compression = LayerCompression(compressor, **given)
+        self.compression = LayerCompression(compressor, **run_settings)
         self.beta, self.nesterov = quasi_global_momentum, nesterov
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
@@ -316,7 +316,6 @@ class Gossip(ABC):
         return dict(self._bytes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all workers on rank 0. Collective."""
         mine = {w: {name: x[i].clone() for name, x in self.memory.items()} for i, w in enumerate(self.mine)}
         return {"bytes_sent": self.bytes_sent, "memory": self.workers.gather(mine)}
 

@@ -127,7 +127,7 @@ class Topology:
         for _ in range(N.bit_length()):
             reached = reached.astype(float) @ reached > 0
         if not reached.all():
-            raise ValueError("topology: no way leads along its links from each worker to every other")
+            raise ValueError("topology: its links do not form a path from each worker to every other")
         return [link / link.sum(axis=0) for link in links]
 
     def _mixed(self, neighbours: list[list[int]]) -> np.ndarray:
@@ -160,7 +160,6 @@ class Ring(Topology):
         self.directed = directed
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         return [{(i - 1) % N} if self.directed else {(i - 1) % N, (i + 1) % N} for i in range(N)]
 
 
@@ -179,7 +178,6 @@ class Torus(Topology):
         self.rows = rows
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         rows = self.rows or max(r for r in range(1, math.isqrt(N) + 1) if N % r == 0)
         if N % rows:
             raise ValueError(f"topology.rows={rows} does not divide world_size={N}")
@@ -198,7 +196,6 @@ class Exponential(Topology):
     """
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         hops = [1 << k for k in range(max(1, (N - 1).bit_length())) if 1 << k < N]
         return [{(i - hop) % N for hop in hops} for i in range(N)]
 
@@ -207,7 +204,6 @@ class Complete(Topology):
     """Each worker receives from all others. This is as expensive and as exact as all-reduce."""
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         return [set(range(N)) for _ in range(N)]
 
 
@@ -218,7 +214,6 @@ class Hub(Topology):
     """
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         return [{(i - 1) % N, 0} for i in range(N)]
 
 
@@ -230,7 +225,6 @@ class Links(Topology):
         self.links = list(links)
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         of: list[set[int]] = [set() for _ in range(N)]
         for link in self.links:
             a, b = _pair("topology.links", link, N)
@@ -247,7 +241,6 @@ class Arrows(Topology):
         self.arrows = list(arrows)
 
     def senders(self, N: int) -> list[set[int]]:
-        """Return the neighbors of each worker."""
         of: list[set[int]] = [set() for _ in range(N)]
         for arrow in self.arrows:
             sender, receiver = _pair("topology.arrows", arrow, N)
@@ -258,7 +251,7 @@ class Arrows(Topology):
 def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
     pair = list(link) if isinstance(link, Sequence) else [link]
     if len(pair) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in pair):
-        raise ValueError(f"{key}: {pair} is no pair of workers below world_size={N}")
+        raise ValueError(f"{key}: {pair} is not a pair of workers below world_size={N}")
     return pair[0], pair[1]
 
 
@@ -270,7 +263,6 @@ class OnePeerExponential(Topology):
     """
 
     def rounds(self, N: int) -> list[list[set[int]]]:
-        """Return the neighbors of each worker in each round."""
         return [[{(i - (1 << k)) % N} for i in range(N)] for k in range(max(1, (N - 1).bit_length()))]
 
 
@@ -296,7 +288,6 @@ class RandomPairs(Topology):
         self.period, self.seed = period, seed
 
     def rounds(self, N: int) -> list[list[set[int]]]:
-        """Return the neighbors of each worker in each round."""
         draws = torch.Generator().manual_seed(self.seed)
         return [_pairs(torch.randperm(N, generator=draws).tolist()) for _ in range(self.period)]
 

@@ -31,7 +31,7 @@ def all_reduce(
     aps: bool = False,
     seed: int = 0,
     group: Group = None,
-    **knobs: Any,
+    **options: Any,
 ) -> Tensor:
     """Return the sum of the ranks' tensors, computed and sent in a number format. Collective.
 
@@ -47,7 +47,7 @@ def all_reduce(
         aps: Whether to scale each tensor with auto-precision scaling (APS).
         seed: The seed of stochastic rounding. Use another seed in each call.
         group: The process group. None means the default group.
-        knobs: Settings of `Sum`, or of the compressor.
+        options: Settings of `Sum`, or of the compressor.
 
     Raises:
         ValueError: The options do not fit together.
@@ -55,7 +55,7 @@ def all_reduce(
         RankLost: Another rank is lost.
     """
     how = {"compressor": compressor, "aps": aps, "seed": seed, "group": group}
-    return all_reduce_coalesced([tensor], fmt, **how, **knobs)[0]
+    return all_reduce_coalesced([tensor], fmt, **how, **options)[0]
 
 
 @accepts_sum_options
@@ -67,12 +67,12 @@ def all_reduce_(
     aps: bool = False,
     seed: int = 0,
     group: Group = None,
-    **knobs: Any,
+    **options: Any,
 ) -> Tensor:
     """Compute `all_reduce` in place and return the tensor. Collective."""
     in_place = tensor.dtype == torch.float32 and tensor.is_contiguous()
     total = tensor if in_place else torch.empty(tensor.shape, device=tensor.device)
-    _SumRequest(fmt, compressor, aps, seed, knobs).between([tensor], [total], group)
+    _SumRequest(fmt, compressor, aps, seed, options).between([tensor], [total], group)
     if not in_place:
         tensor.detach().copy_(total)
     return tensor
@@ -87,7 +87,7 @@ def all_reduce_coalesced(
     aps: bool = False,
     seed: int = 0,
     group: Group = None,
-    **knobs: Any,
+    **options: Any,
 ) -> list[Tensor]:
     """Compute `all_reduce` of several tensors in one exchange. Collective.
 
@@ -97,7 +97,7 @@ def all_reduce_coalesced(
         torch.empty_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         for tensor in tensors
     ]
-    _SumRequest(fmt, compressor, aps, seed, knobs).between(tensors, sums, group)
+    _SumRequest(fmt, compressor, aps, seed, options).between(tensors, sums, group)
     return sums
 
 
@@ -109,7 +109,7 @@ def emulate_all_reduce(
     compressor: Compressor | str | None = None,
     aps: bool = False,
     seed: int = 0,
-    **knobs: Any,
+    **options: Any,
 ) -> Tensor:
     """Return the sum of N tensors of equal shape as N machines compute it.
 
@@ -121,7 +121,7 @@ def emulate_all_reduce(
         compressor: See `all_reduce`.
         aps: See `all_reduce`.
         seed: See `all_reduce`.
-        knobs: See `all_reduce`.
+        options: See `all_reduce`.
 
     Raises:
         TypeError: A tensor is not floating point, or neither a format nor a compressor is given.
@@ -132,7 +132,7 @@ def emulate_all_reduce(
         check_float(tensor)
     workers, stack = Workers(len(tensors)), torch.stack([t.detach().to(torch.float32) for t in tensors])
     total = torch.empty_like(stack[0], memory_format=torch.contiguous_format)
-    _SumRequest(fmt, compressor, aps, seed, knobs).form([stack], [total], workers)
+    _SumRequest(fmt, compressor, aps, seed, options).form([stack], [total], workers)
     return total
 
 
@@ -144,7 +144,7 @@ class _SumRequest:
     compressor: Compressor | str | None
     aps: bool
     seed: int
-    knobs: dict[str, Any]
+    options: dict[str, Any]
 
     def between(self, tensors: Sequence[Tensor], out: Sequence[Tensor], group: Group) -> None:
         """Sum the ranks' tensors to `out`. These are contiguous float32 tensors, and may be `tensors` themselves."""
@@ -152,7 +152,7 @@ class _SumRequest:
             check_float(tensor)
             if tensor.device != tensors[0].device:
                 raise ValueError(
-                    f"tensors on {tensors[0].device} and {tensor.device}: one exchange takes one device"
+                    f"tensors on {tensors[0].device} and {tensor.device}: all tensors must be on one device"
                 )
         workers = Workers.of_group(dist.get_world_size(group), group)
         stacks = [tensor.detach().to(torch.float32)[None] for tensor in tensors]
@@ -163,14 +163,14 @@ class _SumRequest:
         check_format_or_compressor(self.fmt, self.compressor)
         names, key, rule = [str(p) for p in range(len(stacks))], (self.seed,), APS() if self.aps else None
         if self.compressor is not None:
-            _check_forgets(self.knobs.get("error_feedback", False))
-            knobs = self.knobs | {"error_feedback": False}
+            _check_forgets(self.options.get("error_feedback", False))
+            options = self.options | {"error_feedback": False}
             sync = make_compressed_sync(
                 self.compressor,
                 self.fmt,
                 names=names,
                 world_size=workers.world_size,
-                knobs=knobs,
+                options=options,
                 scaling=rule,
                 seed=self.seed,
                 group=workers,
@@ -178,7 +178,7 @@ class _SumRequest:
             sync.reduce_layers(range(len(names)), stacks, step=0, epoch=0, out=out)
             return
         assert self.fmt is not None  # check_format_or_compressor
-        how = Sum.of(self.fmt, **self.knobs)
+        how = Sum.of(self.fmt, **self.options)
         _check_forgets(how.error_feedback)
         summation = summation_of(how, workers, Shifts(rule))
         if any(stack.numel() for stack in stacks):
@@ -188,6 +188,4 @@ class _SumRequest:
 
 def _check_forgets(error_feedback: bool) -> None:
     if error_feedback:
-        raise ValueError(
-            "error_feedback=true adds up over steps: take ddp_hook or AllReduceSync, which remember"
-        )
+        raise ValueError("error_feedback=true needs state between steps: use ddp_hook or AllReduceSync")

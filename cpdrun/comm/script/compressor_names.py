@@ -35,7 +35,7 @@ def make_compressed_sync(
     *,
     names: Sequence[str],
     world_size: int,
-    knobs: dict[str, Any],
+    options: dict[str, Any],
     scaling: ScalingRule | None = None,
     seed: int = 0,
     full_precision_layers: Sequence[str] = (),
@@ -48,7 +48,7 @@ def make_compressed_sync(
         fmt: The format of the values, or a sum for power_sgd.
         names: The names of the parameters.
         world_size: The number of workers.
-        knobs: Further settings from the caller. `error_feedback` is one of them unless the default is to be used.
+        options: Further settings from the caller. `error_feedback` is one of them unless the default is to be used.
         scaling: The scaling rule.
         seed: The seed of random numbers.
         full_precision_layers: Glob patterns of parameters that stay in fp32.
@@ -58,7 +58,7 @@ def make_compressed_sync(
         ValueError: The compressor is unknown or does not take a keyword, or the format or the scaling rule does not fit
             it.
     """
-    given: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "parameter_names": names,
         "world_size": world_size,
         "seed": seed,
@@ -69,18 +69,18 @@ def make_compressed_sync(
     if compressor == POWER_SGD:
         defaults = _defaults("sync", POWER_SGD)
         if isinstance(fmt, Sum):  # Its error feedback is for rounding errors, not for factors.
-            remembered = [knob.name for knob in fields(Sum)[1:] if knob.name != "error_feedback"]
+            remembered = [option.name for option in fields(Sum)[1:] if option.name != "error_feedback"]
             defaults |= {name: getattr(fmt, name) for name in remembered}
-        settings = _settled(POWER_SGD, defaults, knobs)
-        return PowerSGDSync(format=fmt or "fp32", **settings, **given)
+        settings = _settled(POWER_SGD, defaults, options)
+        return PowerSGDSync(format=fmt or "fp32", **settings, **run_settings)
     of_sync = _defaults("sync", "compressed") | {"compressor": None}
-    own = {key: value for key, value in knobs.items() if key not in of_sync}
-    settings = of_sync | {key: value for key, value in knobs.items() if key in of_sync}
+    own = {key: value for key, value in options.items() if key not in of_sync}
+    settings = of_sync | {key: value for key, value in options.items() if key in of_sync}
     if isinstance(compressor, Compressor):
         _check_alone(type(compressor).__name__, fmt, scaling, own)
-        return CompressedSync(**settings | {"compressor": compressor}, **given | {"scaling": None})
-    settings["compressor"] = named(compressor, fmt or "fp32", scaling is not None, **own)
-    return CompressedSync(format=fmt or "fp32", **settings, **given)
+        return CompressedSync(**settings | {"compressor": compressor}, **run_settings | {"scaling": None})
+    settings["compressor"] = compressor_by_name(compressor, fmt or "fp32", scaling is not None, **own)
+    return CompressedSync(format=fmt or "fp32", **settings, **run_settings)
 
 
 def check_format_or_compressor(fmt: Any, compressor: Any) -> None:
@@ -89,7 +89,7 @@ def check_format_or_compressor(fmt: Any, compressor: Any) -> None:
         raise TypeError("fmt is missing: give a format, such as 'e4m3', or compressor=, such as 'top_k'")
 
 
-def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> Compressor:
+def compressor_by_name(name: str, fmt: Sum | NumberFormat | str, aps: bool, **options: Any) -> Compressor:
     """Return the compressor with a name in conf/compressor.
 
     Raises:
@@ -100,32 +100,32 @@ def named(name: str, fmt: Sum | NumberFormat | str, aps: bool, **knobs: Any) -> 
         raise ValueError(f"compressor={name!r}: choose one of {known}, or give a Compressor")
     if isinstance(fmt, Sum):
         raise ValueError(
-            f"compressor={name} adds up in float32, fmt is a Sum: give a format, such as {fmt.fmt.name}"
+            f"compressor={name} adds in float32, but fmt is a Sum: pass a format, such as {fmt.fmt.name}"
         )
     defaults = _defaults("compressor", name)
     of_run = {
         key: {"format": fmt, "aps": aps}[key] for key, value in defaults.items() if value == f"${{{key}}}"
     }
     if "format" not in of_run and not parse(fmt).is_fp32:
-        raise ValueError(f"fmt={fmt}: compressor={name} sends values of its own kind: leave fmt out")
+        raise ValueError(f"fmt={fmt}: compressor={name} does not send values in a number format: omit fmt")
     if "aps" not in of_run and aps:
-        raise ValueError(f"aps=True: compressor={name} has a scale of its own: leave aps out")
-    settings = _settled(name, {key: value for key, value in defaults.items() if key not in of_run}, knobs)
+        raise ValueError(f"aps=True: compressor={name} has its own scale: omit aps")
+    settings = _settled(name, {key: value for key, value in defaults.items() if key not in of_run}, options)
     return _class_of("compressor", name)(**settings, **of_run)
 
 
-def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, knobs: dict[str, Any]) -> None:
+def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, options: dict[str, Any]) -> None:
     """Raise ValueError if there are settings that a `Compressor` object must be created with."""
-    beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(knobs, True)}
+    beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(options, True)}
     for key, value in beside.items():
         if value is not None:
-            raise ValueError(f"{key} beside a compressor that is made already: give it to {kind}(...)")
+            raise ValueError(f"{key} cannot be combined with a Compressor object: pass it to {kind}(...)")
 
 
-def _settled(name: str, defaults: dict[str, Any], knobs: dict[str, Any]) -> dict[str, Any]:
-    if unknown := sorted(knobs.keys() - defaults.keys()):
+def _settled(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(options.keys() - defaults.keys()):
         raise ValueError(f"{unknown[0]}: compressor={name} takes {', '.join(defaults) or 'nothing'}")
-    return defaults | knobs
+    return defaults | options
 
 
 @cache

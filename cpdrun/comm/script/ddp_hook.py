@@ -35,6 +35,7 @@ from cpdrun.comm.script.compressor_names import (
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, accepts_sum_options
 from cpdrun.comm.sync.all_reduce import AllReduceSync
+from cpdrun.comm.wire.communicator import checked_group, new_group_like
 
 TensorFuture = torch.futures.Future[Tensor]
 DENSE = "make the embedding with sparse=False"
@@ -124,7 +125,7 @@ def ddp_hook(
     full_precision_layers: Sequence[str] = (),
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
-    **knobs: Any,
+    **options: Any,
 ) -> tuple[HookState, Callable[[HookState, dist.GradBucket], TensorFuture]]:
     """Return the arguments (state, hook) of `DistributedDataParallel.register_comm_hook`. Collective.
 
@@ -142,7 +143,7 @@ def ddp_hook(
         seed: The seed of stochastic rounding.
         group: A group with the ranks of DDP's process group in the same order. None creates one, so that the hook's
             messages are separate from other messages. If `model` is not the DDP module, it contains all ranks.
-        knobs: Settings of `Sum`, or of the compressor.
+        options: Settings of `Sum`, or of the compressor.
 
     Raises:
         ValueError: The options do not fit together, the group has other ranks than DDP's, or the model uses FSDP or has
@@ -159,10 +160,10 @@ def ddp_hook(
         shared: dict[str, Any] = {"world_size": world_size, "scaling": rule, "seed": seed, "group": group}
         if compressor is not None:
             return make_compressed_sync(
-                compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
+                compressor, fmt, names=names, options=options, full_precision_layers=layers, **shared
             )
         return AllReduceSync(
-            format=fmt, parameter_names=names, full_precision={"layers": layers}, **shared, **knobs
+            format=fmt, parameter_names=names, full_precision={"layers": layers}, **shared, **options
         )
 
     return make_ddp_hook(model, make, group)
@@ -183,8 +184,8 @@ def make_ddp_hook(
     model = getattr(model, "_orig_mod", model)
     _check_kind(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
-    given, parameters = zip(*module.named_parameters(), strict=True)
-    names = [unwrapped_name(name) for name in given]
+    wrapped_names, parameters = zip(*module.named_parameters(), strict=True)
+    names = [unwrapped_name(name) for name in wrapped_names]
     group = _group_of(model, group)
     return HookState(make(names, dist.get_world_size(group), group), parameters), _exchange_bucket
 
@@ -213,25 +214,16 @@ def _check_kind(model: nn.Module) -> None:
             raise ValueError(f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {DENSE}")
 
 
-def _group_of(model: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the given group, or a new group of the same ranks in the same order as DDP's."""
     if not isinstance(model, DistributedDataParallel):
-        return given or _joined(dist.new_group())
+        return group or checked_group(dist.new_group())
     ranks = dist.get_process_group_ranks(model.process_group)
-    if given is not None:
-        if (others := dist.get_process_group_ranks(given)) != ranks:
+    if group is not None:
+        if (others := dist.get_process_group_ranks(group)) != ranks:
             raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
-        return given
-    backend = None if model.process_group is dist.group.WORLD else dist.get_backend(model.process_group)
-    # Versions of torch that have unsorted groups accept this argument.
-    unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    return _joined(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
-
-
-def _joined(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
-    """Return the group. torch returns a number on a rank that does not belong to the group."""
-    assert not isinstance(group, int)
-    return group
+        return group
+    return new_group_like(model.process_group)
 
 
 def _exchange_bucket(state: HookState, bucket: dist.GradBucket) -> TensorFuture:

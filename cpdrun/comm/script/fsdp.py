@@ -46,6 +46,7 @@ from cpdrun.comm.sums.sum import Sum, accepts_sum_options
 from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.sync.all_reduce import AllReduceSync
 from cpdrun.comm.sync.sharded import Traffic, WeightGather
+from cpdrun.comm.wire.communicator import checked_group, new_group_like
 from cpdrun.comm.wire.layout import padded_numel
 from cpdrun.comm.workers import Workers
 
@@ -176,13 +177,15 @@ def mesh_of(param_groups: Sequence[Any]) -> Mesh:
         raise ValueError("fully_shard over several meshes: fsdp_comm takes one for the whole model")
     (info, *_) = infos
     if type(info) is FSDPMeshInfo:
-        return Mesh(info.shard_mesh_size, 1, _same(info.shard_process_group))
-    whole = dist.new_group(sorted(info.mesh.mesh.flatten().tolist()), use_local_synchronization=True)
+        return Mesh(info.shard_mesh_size, 1, new_group_like(info.shard_process_group))
+    whole = checked_group(
+        dist.new_group(sorted(info.mesh.mesh.flatten().tolist()), use_local_synchronization=True)
+    )
     return Mesh(
         info.shard_mesh_size,
         info.replicate_mesh_size,
-        _same(info.shard_process_group),
-        _same(info.replicate_process_group),
+        new_group_like(info.shard_process_group),
+        new_group_like(info.replicate_process_group),
         whole,
     )
 
@@ -209,14 +212,6 @@ def _check(param_group: Any) -> None:
             what = "a parameter with an all-gather of its own"
         if what:
             raise ValueError(f"fsdp_comm: fully_shard with {what}")
-
-
-def _same(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new group of the same ranks in the same order."""
-    ranks = dist.get_process_group_ranks(group)
-    backend = None if group is dist.group.WORLD else dist.get_backend(group)
-    unsorted = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    return dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted)
 
 
 class FsdpComm:
@@ -295,7 +290,7 @@ def fsdp_comm(
     differences: bool = False,
     full_precision_layers: Sequence[str] = (),
     seed: int = 0,
-    **knobs: Any,
+    **options: Any,
 ) -> FsdpComm:
     """Sum gradients and gather weights in number formats in a model that uses fully_shard. Collective.
 
@@ -312,7 +307,7 @@ def fsdp_comm(
         differences: Whether to send the scaled difference from the latest gather.
         full_precision_layers: Glob patterns of parameter names whose gradients and weights stay in fp32.
         seed: The seed of stochastic rounding.
-        knobs: Settings of `Sum`.
+        options: Settings of `Sum`.
 
     Raises:
         ValueError: Options do not fit together, the model does not use fully_shard or runs in one process, the mesh is
@@ -327,7 +322,7 @@ def fsdp_comm(
         for param_group in module._get_fsdp_state()._fsdp_param_groups
     ]
     mesh = mesh_of(param_groups)
-    how = mesh.sum_of(Sum.of(fmt, **knobs))
+    how = mesh.sum_of(Sum.of(fmt, **options))
     names = {id(p): name for group in param_groups for p, name in _names(model, group)}
     layers = [p for group in param_groups for p in group.fsdp_params if p.sharded_param.requires_grad]
     rule = scaling or (APS() if aps else None)

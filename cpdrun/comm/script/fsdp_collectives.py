@@ -39,11 +39,11 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
     def __init__(self, param_group: Any) -> None:
         self.param_group = param_group
         self.step = 0
-        self._there: list[Any] | None = None  # the parameters with gradients, if torch reports them
+        self._with_gradients: list[Any] | None = None  # the parameters with gradients, if torch reports them
         self._input_is_next = False
         prepare = getattr(param_group, "_prepare_reduce_scatter_inputs", None)
         if prepare is not None:
-            param_group._prepare_reduce_scatter_inputs = self._noting(prepare)
+            param_group._prepare_reduce_scatter_inputs = self._recording(prepare)
 
     @abstractmethod
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
@@ -60,12 +60,12 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         """Return the parameters that require gradients."""
         return [p for p in self.param_group.fsdp_params if p.sharded_param.requires_grad]
 
-    def _noting(self, prepare: Callable) -> Callable:
-        def noting(params: Sequence[Any], *given: Any) -> Any:
-            self._there, self._input_is_next = list(params), True
-            return prepare(params, *given)
+    def _recording(self, prepare: Callable) -> Callable:
+        def recording(params: Sequence[Any], *args: Any) -> Any:
+            self._with_gradients, self._input_is_next = list(params), True
+            return prepare(params, *args)
 
-        return noting
+        return recording
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
         """Return the parameters whose gradients have this number of padded values.
@@ -73,13 +73,12 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         Raises:
             ValueError: The parameters cannot be determined.
         """
-        params = self.trainable() if self._there is None else self._there
+        params = self.trainable() if self._with_gradients is None else self._with_gradients
         if sum(padded_numel(p._orig_size, ranks) for p in params) * ranks != numel:
             raise ValueError(without_gradient(params))
         return params
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for the input or the output."""
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         is_input, self._input_is_next = self._input_is_next, False
         if is_input and device.type == "cpu":
             return _scratch(prod(size), dtype)
@@ -137,8 +136,9 @@ def rows_of(shapes: tuple[tuple[int, ...], ...], ranks: int) -> Sharding:
 def without_gradient(params: Sequence[Any]) -> str:
     """Return the error message for parameters without gradients."""
     return (
-        f"fully_shard: one beside {name_of(params[0])} ... has no gradient in this step, so that it cannot be told "
-        "which are there: use all parameters, freeze the others, or call set_reduce_scatter_unused_params(True)"
+        f"fully_shard: a parameter in the same call as {name_of(params[0])} has no gradient in this step, so the "
+        "parameters with gradients are unknown: use all parameters, freeze the others, or call "
+        "set_reduce_scatter_unused_params(True)"
     )
 
 
@@ -179,8 +179,7 @@ class AllGather(_fsdp_api.AllGather):
         self.decoded: Tensor | None = None  # (N, S) the latest decoded weights, with differences
         self._seen: Tensor | None = None  # (S,) this rank's part of the weights that were gathered
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for the output."""
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
@@ -194,7 +193,8 @@ class AllGather(_fsdp_api.AllGather):
             sent = (group.size() - 1) * input_tensor.nbytes
             self.since += Traffic(sent, sent)
         elif self.in_format.differences:
-            self._follow(output_tensor.device)
+            self._update_decoded(output_tensor.device)
+            assert self.decoded is not None
             output_tensor.copy_(self.decoded.view(-1))
         else:
             plain = output_tensor.dtype == torch.float32
@@ -209,7 +209,7 @@ class AllGather(_fsdp_api.AllGather):
 
     # ---- differences
 
-    def _follow(self, device: torch.device) -> None:
+    def _update_decoded(self, device: torch.device) -> None:
         """Update the decoded weights. Collective, except in a backward pass."""
         in_backward = torch._C._current_graph_task_id() != -1
         if self.decoded is None:
@@ -287,7 +287,6 @@ class AllGather(_fsdp_api.AllGather):
         return {"decoded": whole, "is_current": self._is_current()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
         if not state:
             return
         device = self._params[0]._sharded_param_data.device

@@ -23,10 +23,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.script.compressor_names import check_format_or_compressor, make_compressed_sync
+from cpdrun.comm.script.compressor_names import (
+    CompressorSync,
+    check_format_or_compressor,
+    make_compressed_sync,
+)
 from cpdrun.comm.script.ddp_hook import unwrapped_name
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, accepts_sum_options
+from cpdrun.comm.sync.all_reduce import AllReduceSync
 from cpdrun.comm.sync.local import OuterStep, make_all_reduce_sync
 
 
@@ -51,7 +56,7 @@ class LocalSteps:
         full_precision_layers: Glob patterns of parameter names that stay in fp32.
         seed: The seed of stochastic rounding.
         group: The group of the ranks that train. None means all ranks.
-        knobs: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
+        options: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
             rounding or compression error of a worker's change is added to its next one.
 
     Raises:
@@ -74,26 +79,33 @@ class LocalSteps:
         full_precision_layers: Sequence[str] = (),
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
-        **knobs: Any,
+        **options: Any,
     ) -> None:
-        parameters, fmt = _trained(model), fmt_or_compressor
+        parameters = _trained(model)
+        fmt: Any = fmt_or_compressor
         if isinstance(fmt, Compressor) and compressor is None:
             fmt, compressor = None, fmt
         check_format_or_compressor(fmt, compressor)
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
-        shared = {"world_size": self.world_size, "seed": seed, "group": group}
-        shared["scaling"] = scaling or (APS() if aps else None)
+        rule = scaling or (APS() if aps else None)
+        shared: dict[str, Any] = {
+            "world_size": self.world_size,
+            "scaling": rule,
+            "seed": seed,
+            "group": group,
+        }
         names, layers = list(parameters), tuple(full_precision_layers)
         if compressor is not None:
-            exchange = make_compressed_sync(
-                compressor, fmt, names=names, knobs=knobs, full_precision_layers=layers, **shared
+            exchange: AllReduceSync | CompressorSync = make_compressed_sync(
+                compressor, fmt, names=names, options=options, full_precision_layers=layers, **shared
             )
         else:
-            knobs = knobs if isinstance(fmt, Sum) else {"error_feedback": True, **knobs}
+            options = options if isinstance(fmt, Sum) else {"error_feedback": True, **options}
             hybrid = {"layers": layers}
             exchange = make_all_reduce_sync(
-                format=fmt, parameter_names=names, full_precision=hybrid, **shared, **knobs
+                format=fmt, parameter_names=names, full_precision=hybrid, **shared, **options
             )
+        self.workers = exchange.workers
         self.outer = OuterStep(
             exchange,
             world_size=self.world_size,
@@ -133,8 +145,8 @@ class LocalSteps:
         The agreed weights are those of the latest outer step.
         """
         own = [p.data for p in self.parameters]
-        for p, weights in zip(self.parameters, self.outer.agreed, strict=True):
-            p.data = weights.detach().to(p.dtype, copy=True)
+        for p, agreed in zip(self.parameters, self.outer.agreed, strict=True):
+            p.data = agreed.detach().to(p.dtype, copy=True)
         try:
             yield
         finally:
@@ -152,9 +164,8 @@ class LocalSteps:
         different on each rank and are not included. The state contains only tensors, numbers, strings, lists and
         dictionaries, so `torch.load(weights_only=True)` can read it.
         """
-        workers = self.outer.exchange.workers
-        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in workers.mine}
-        return {"step": self.step, "weights": workers.gather(mine), "outer": self.outer.state_dict()}
+        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in self.workers.mine}
+        return {"step": self.step, "weights": self.workers.gather(mine), "outer": self.outer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,7 +178,7 @@ class LocalSteps:
                 f"the state is of {len(state['weights'])} ranks, these are {self.world_size}: each has its own weights"
             )
         self.step = state["step"]
-        (worker,) = self.outer.exchange.workers.mine
+        (worker,) = self.workers.mine
         for p, kept in zip(self.parameters, state["weights"][worker], strict=True):
             p.copy_(kept)
         self.outer.load_state_dict(state["outer"])

@@ -25,7 +25,7 @@ from typing import Any
 
 import custom_fp
 import torch
-from custom_fp import Format
+from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
 from cpdrun.comm.sums.sum import RandomStream, Sum
@@ -65,7 +65,8 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
     """
     if sum.fmt.exponent_bits is None:
         return False
-    smallest = sum.fmt.emin - sum.fmt.mantissa_bits
+    fmt: Any = sum.fmt  # a binary floating-point format
+    smallest = fmt.emin - fmt.mantissa_bits
     is_near = sum.rounding == "nearest_even" and -126 <= shift <= 127
     return is_near and (sum.overflow != "propagate" if shift > 0 else smallest > -120)
 
@@ -96,7 +97,7 @@ def add_packed(
     custom_fp.accumulate_packed(payloads, sum.fmt, numel, out=out, **how)
 
 
-def add_unrounded(values: Sequence[Tensor], fmt: Format, *, kahan: bool) -> Tensor:
+def add_unrounded(values: Sequence[Tensor], fmt: NumberFormat, *, kahan: bool) -> Tensor:
     """Add float32 values in the given order.
 
     Each addition is computed in float32 and then rounded to the format, to nearest even.

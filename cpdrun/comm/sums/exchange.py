@@ -36,6 +36,7 @@ from cpdrun.comm.sums.orders import Level, Order
 from cpdrun.comm.sums.scaling import PrefetchedShifts
 from cpdrun.comm.sums.sum import RandomStream
 from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
+from cpdrun.comm.wire.communicator import checked_group
 from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.transport import Transport, transport_for
@@ -49,7 +50,7 @@ _transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]]
 
 def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
     """Return the transport of a process group. All sums share its buffers, one sum at a time."""
-    of_group = _transports.setdefault(group or dist.group.WORLD, {})
+    of_group = _transports.setdefault(group or checked_group(dist.group.WORLD), {})
     if device not in of_group:
         of_group[device] = transport_for(group, device)
     return of_group[device]
@@ -65,10 +66,10 @@ class Exchange:
         self.transport = transport_of(self.workers.group, layers.stacks[0].device)
         self.stays = layers.shards is not None
         ranks, sharding = self.workers.ranks, None
-        if self.stays:
+        if layers.shards:
             sharding = _of_one_order(layers.shards, self.sum.ordering, self.workers.world_size, ranks)
         self.layout = layout_of(layers.numels, self.wire.fmt.bits, ranks, SEGMENT_VALUES, sharding)
-        if self.stays:
+        if layers.shards:
             owned = layers.shards.sharding.by_rank(ranks)
             self.begins = [part.start for part in owned.owned_by(self.workers.rank, len(layers.names))]
         self.my_pieces = self.layout.pieces[self.workers.rank]  # for each segment
@@ -261,21 +262,21 @@ class LevelsExchange(Exchange):
         )
 
     def _add_up(self) -> None:
-        self.held: list[list[list[Tensor]]] = []  # float32 sums by segment, group, slice
+        self.kept: list[list[list[Tensor]]] = []  # float32 sums by segment, group, slice
         self._pipeline(self._send_to_owners, self._add_workers)
         for level in self.above[:-1]:
-            self._add_held(level, self._agree_on_held(level))
-        (self.result_shifts,) = self._agree_on_held(self.above[-1])
+            self._add_kept(level, self._agree_on_kept(level))
+        (self.result_shifts,) = self._agree_on_kept(self.above[-1])
         self._pipeline(self._add_last, *self._to_all)
 
-    def _agree_on_held(self, level: Level) -> list[list[int]]:
+    def _agree_on_kept(self, level: Level) -> list[list[int]]:
         """Return the shifts of a level whose groups add the kept sums of the level below."""
-        held: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.held[0]]
-        for pieces, sums_of_groups in zip(self.my_pieces, self.held, strict=True):
-            for of_layers, sums in zip(held, sums_of_groups, strict=True):
+        kept: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.kept[0]]
+        for pieces, sums_of_groups in zip(self.my_pieces, self.kept, strict=True):
+            for of_layers, sums in zip(kept, sums_of_groups, strict=True):
                 for piece, total in zip(pieces, sums, strict=True):
                     of_layers[piece.layer].append(total)
-        return self._agree(level, lambda group, p: [total for i in group for total in held[i][p]])
+        return self._agree(level, lambda group, p: [total for i in group for total in kept[i][p]])
 
     def _add_workers(self, t: int) -> None:
         """Keep the sum of each group of workers as a float32 gradient."""
@@ -290,12 +291,12 @@ class LevelsExchange(Exchange):
                 total = codec.accumulate(values, how, self._random_stream(self.first, j, piece, "sum"))
                 sums.append(codec.scale(total, -self.shifts[j][piece.layer]))
             sums_of_groups.append(sums)
-        self.held.append(sums_of_groups)
+        self.kept.append(sums_of_groups)
 
-    def _add_held(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
+    def _add_kept(self, level: Level, shifts: Sequence[Sequence[int]]) -> None:
         """Replace the kept sums by the sums of the level's groups."""
-        for t, below in enumerate(self.held):
-            self.held[t] = [
+        for t, below in enumerate(self.kept):
+            self.kept[t] = [
                 below[group.start]
                 if level.is_passed_through(j)
                 else [
@@ -314,7 +315,7 @@ class LevelsExchange(Exchange):
 
     def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
         """Return the sum, in the format, of the values that the level's group j adds for slice k of a segment."""
-        piece, below = self.my_pieces[t][k], self.held[t]
+        piece, below = self.my_pieces[t][k], self.kept[t]
         values = [
             codec.quantize_scaled(
                 below[i][k], shift, self.sum, self._random_stream(level, j, piece, "worker", place)

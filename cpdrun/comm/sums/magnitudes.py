@@ -67,6 +67,7 @@ class Agreement:
         """Start the exchange. `wait` completes it, immediately or steps later. Collective."""
         if self._bits is not None:
             return
+        assert self._local is not None
         self._bits = torch.stack(list(self._local())).view(torch.int32)
         self._local = None  # It keeps the gradients alive, and the agreement may be kept for a step.
         if self._workers.ranks > 1:
@@ -75,6 +76,7 @@ class Agreement:
     def wait(self) -> list[float]:
         """Return the agreed magnitudes. Collective."""
         self.start()
+        assert self._bits is not None
         if self._values is None:
             if self._work is not None:
                 self._work.wait()
@@ -108,9 +110,8 @@ class Magnitudes(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned."""
         if state:
-            raise ValueError(f"{type(self).__name__} remembers nothing, the checkpoint has {sorted(state)}")
+            raise ValueError(f"{type(self).__name__} has no state, but the checkpoint has {sorted(state)}")
 
 
 class NoMagnitudes(Magnitudes):

@@ -181,7 +181,6 @@ class Hierarchical(Order):
 
     @classmethod
     def with_groups(cls, group_size: int | str | None) -> Order:
-        """Return the order with groups of this size."""
         if group_size != AUTO and (
             not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1
         ):
@@ -192,7 +191,6 @@ class Hierarchical(Order):
         return cls(group_size)
 
     def groups_by_level(self, n_workers: int) -> list[tuple[range, ...]]:
-        """Return the groups of each level."""
         size = auto_group_size(n_workers) if isinstance(self.group_size, str) else self.group_size
         if self.group_size != AUTO and n_workers % size:
             raise ValueError(f"group_size={size} does not divide the {n_workers} workers")
@@ -221,7 +219,6 @@ class Tree(Order):
     """
 
     def groups_by_level(self, n_workers: int) -> list[tuple[range, ...]]:
-        """Return the groups of each level."""
         levels = [consecutive(n_workers, 2)]
         while len(levels[-1]) > 1:
             levels.append(consecutive(len(levels[-1]), 2))
@@ -331,7 +328,6 @@ class Aligned(Order):
         return self.width >= _FLOAT32_MANTISSA_BITS
 
     def groups_by_level(self, n_workers: int) -> list[tuple[range, ...]]:
-        """Return the groups of each level."""
         if n_workers > 1 << 52 - self.width:
             raise ValueError(
                 f"order=aligned_{self.width} adds up to {1 << 52 - self.width} workers, not {n_workers}"
@@ -358,7 +354,7 @@ class Native(Order):
 
 
 ORDERS: dict[str, type[Order]] = {
-    kind.__name__.lower(): kind for kind in (Aligned, Exact, Hierarchical, Native, Rank, Ring, Tree)
+    kind.__name__.lower(): kind for kind in sorted(Order.__subclasses__(), key=lambda kind: kind.__name__)
 }
 
 

@@ -53,8 +53,8 @@ class RequantizedSum(Summation):
         ValueError: A setting has no meaning for such sums.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         sum, why = self.sum, f"requantise={self.sum.again} adds in float32"
         if sum.fmt.has_scales:
             why = f"format {sum.fmt} has scales of its own"
@@ -83,8 +83,8 @@ class RequantizedSum(Summation):
     def between(self, layers: Layers) -> SumReport:
         if layers.shards:
             return self._report(layers, self._scatter(layers.together()))
-        dealt = _deal(layers.numels, self.sum.fmt, self.workers.ranks)
-        return self._report(layers, self._exchange(layers, dealt))
+        assigned = _assign(layers.numels, self.sum.fmt, self.workers.ranks)
+        return self._report(layers, self._exchange(layers, assigned))
 
     def _add(self, rows: Sequence[Tensor]) -> Tensor:
         """Return s_{N-1} of the definition from the decoded q_w in worker order, as a new float32 tensor."""
@@ -104,45 +104,46 @@ class RequantizedSum(Summation):
         real_worker = ceil_div(times * (self.n_workers - 1) * packed, self.n_workers)
         return SumReport([[0] * len(layers.names)], real_worker, sent_bytes)
 
-    def _exchange(self, layers: Layers, dealt: Sequence[Sequence[PackedSlice]]) -> int:
+    def _exchange(self, layers: Layers, assigned: Sequence[Sequence[PackedSlice]]) -> int:
         """Compute the sums of all slices and return the number of bytes sent to other ranks."""
         workers, communicator = self.workers, Communicator(self.workers.group)
-        sums, sent_bytes = self._sums(layers, dealt, communicator)
-        own = torch.cat([_nothing(layers), *(custom_fp.pack(total, self.sum.fmt) for total in sums)])
-        sizes = [sum(piece.size for piece in pieces) for pieces in dealt]
+        sums, sent_bytes = self._sums(layers, assigned, communicator)
+        own = torch.cat([_no_bytes(layers), *(custom_fp.pack(total, self.sum.fmt) for total in sums)])
+        sizes = [sum(piece.size for piece in pieces) for pieces in assigned]
         results = communicator.swap([own] * workers.ranks, sizes, Tag.PIECES_TO_ALL)
-        for pieces, data in zip(dealt, results, strict=True):
+        for pieces, data in zip(assigned, results, strict=True):
             for piece in pieces:
                 layers.out[piece.layer][piece.start : piece.stop] = self._decoded(data, piece)
         return sent_bytes + (workers.ranks - 1) * own.numel()
 
     def _scatter(self, layers: Layers) -> int:
         """Compute the sums that this rank owns and return the number of bytes sent to other ranks."""
+        assert layers.shards is not None
         ranks, rank = self.workers.ranks, self.workers.rank
-        dealt = _in_whole_blocks(layers.shards, self.sum.fmt, ranks)
-        sums, sent_bytes = self._sums(layers, dealt, Communicator(self.workers.group))
+        assigned = _in_whole_blocks(layers.shards, self.sum.fmt, ranks)
+        sums, sent_bytes = self._sums(layers, assigned, Communicator(self.workers.group))
         owned = layers.shards.sharding.by_rank(ranks).owned_by(rank, len(layers.names))
-        for piece, total in zip(dealt[rank], sums, strict=True):
+        for piece, total in zip(assigned[rank], sums, strict=True):
             mine = owned[piece.layer]
             whole = custom_fp.quantize(total, self.sum.fmt)
             layers.out[piece.layer].copy_(whole[mine.start - piece.start : mine.stop - piece.start])
         return sent_bytes
 
     def _sums(
-        self, layers: Layers, dealt: Sequence[Sequence[PackedSlice]], communicator: Communicator
+        self, layers: Layers, assigned: Sequence[Sequence[PackedSlice]], communicator: Communicator
     ) -> tuple[list[Tensor], int]:
         """Return s_{N-1} of each of this rank's slices, and the number of bytes sent to other ranks."""
         fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
-        mine = dealt[workers.rank]
+        mine = assigned[workers.rank]
 
         def encoded(worker: int, pieces: Sequence[PackedSlice]) -> list[Tensor]:
             return [custom_fp.pack(stacks[p.layer][worker, p.start : p.stop], fmt) for p in pieces]
 
         payloads = [
             torch.cat(
-                [_nothing(layers), *(data for w in range(workers.share) for data in encoded(w, pieces))]
+                [_no_bytes(layers), *(data for w in range(workers.share) for data in encoded(w, pieces))]
             )
-            for pieces in dealt
+            for pieces in assigned
         ]
         expected = [workers.share * sum(piece.size for piece in mine)] * workers.ranks
         received = communicator.swap(payloads, expected, Tag.PIECES_TO_OWNER)
@@ -155,7 +156,7 @@ class RequantizedSum(Summation):
         return custom_fp.unpack(piece.of(message), self.sum.fmt, (piece.numel,))
 
 
-def _nothing(layers: Layers) -> Tensor:
+def _no_bytes(layers: Layers) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=layers.stacks[0].device)
 
 
@@ -194,5 +195,5 @@ def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[PackedSlice, ...]:
 
 
 @lru_cache(maxsize=512)
-def _deal(numels: tuple[int, ...], fmt: NumberFormat, ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
+def _assign(numels: tuple[int, ...], fmt: NumberFormat, ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
     return assign_to_owners(_cut(numels, fmt), ranks)

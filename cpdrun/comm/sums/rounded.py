@@ -35,8 +35,8 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 class RoundedSum(Summation):
     """A sum in a format without scales."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         one_level = len(self.levels) == 1
         self.unrounded = self.sum.compat == "cpd" and not self.shifts.scale and one_level
         if self.unrounded:
@@ -47,11 +47,12 @@ class RoundedSum(Summation):
         return kind(self, layers).run()
 
     def emulate(self, layers: Layers) -> SumReport:
-        stacks, shifts_of_workers, agreed = layers.stacks, [], 0
+        stacks, agreed = layers.stacks, 0
+        shifts_of_workers: list[list[int]] = []
         for level in self.levels:
-            stacks, shifts, asked = self._add_level(stacks, layers, level)
+            stacks, shifts, exchanged = self._add_level(stacks, layers, level)
             shifts_of_workers = shifts_of_workers or shifts
-            agreed += asked
+            agreed += exchanged
         torch._foreach_copy_(list(layers.out), [stack[0] for stack in stacks])
         return self.report(layers, shifts_of_workers, agreed=agreed)
 
@@ -89,7 +90,7 @@ class RoundedSum(Summation):
         """Return the sum of one group of workers, for one layer."""
         n_workers, numel = stack_Nxn.shape
         if self.unrounded:
-            rows = stack_Nxn.unbind()
+            rows: Sequence[Tensor] = stack_Nxn.unbind()
         elif how.is_stochastic:
             rows = [
                 quantize_scaled(g, shift, how, how.random_stream(*key, "worker", w))
@@ -112,12 +113,12 @@ class NativeSum(Summation):
         ValueError: The format is not fp32, or Kahan summation is requested.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         if not self.sum.fmt.is_fp32 or self.sum.kahan:
-            given = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
+            found = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
             raise ValueError(
-                f"order=native leaves the sum to the platform: only fp32 without kahan, not {given}"
+                f"order=native uses the platform's sum, which supports only fp32 without kahan, not {found}"
             )
 
     def emulate(self, layers: Layers) -> SumReport:
@@ -147,6 +148,7 @@ class NativeSum(Summation):
 
     def _scatter(self, layers: Layers, totals: Sequence[Tensor], communicator: Communicator) -> SumReport:
         """Add the local sums (n,) of each layer over the ranks, and keep the part that this rank owns."""
+        assert layers.shards is not None
         sharding = layers.shards.sharding.by_rank(communicator.ranks)
         parts = [[totals[part.layer][part.start : part.stop] for part in owned] for owned in sharding.slices]
         longest = max(sum(part.numel() for part in owned) for owned in parts)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from custom_fp import Format
 from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor
 
@@ -40,7 +39,7 @@ class ScalingRule(ABC):
     magnitudes: ClassVar[type[Magnitudes]] = CurrentStep  # the magnitudes that the rule uses
 
     @abstractmethod
-    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Any) -> int:
         """Return the shift of a layer.
 
         This is a pure function. It is called for each group of workers at each level of the order.
@@ -58,7 +57,7 @@ class NoScaling(ScalingRule):
 
     magnitudes = NoMagnitudes
 
-    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Any) -> int:
         return 0
 
 
@@ -71,7 +70,7 @@ class APS(ScalingRule):
     def __init__(self, margin: int = 0) -> None:
         self.margin = margin
 
-    def shift(self, layer: str, magnitude: float, summands: int, fmt: Format) -> int:
+    def shift(self, layer: str, magnitude: float, summands: int, fmt: Any) -> int:
         if magnitude == 0.0:
             return 0
         return fmt.emax - sum_exponent(magnitude, summands) - self.margin
@@ -111,7 +110,7 @@ class Shifts:
         level: Level,
         layers: Sequence[str],
         local: Callable[[], Sequence[Tensor]],
-        fmt: Format,
+        fmt: NumberFormat,
         workers: Workers,
     ) -> tuple[list[list[int]], int]:
         """Return the shifts of one level of a sum. Collective.
@@ -129,7 +128,7 @@ class Shifts:
         return self.of_agreement(level, layers, Agreement(local, workers), fmt)
 
     def of_agreement(
-        self, level: Level, layers: Sequence[str], agreement: Agreement, fmt: Format
+        self, level: Level, layers: Sequence[str], agreement: Agreement, fmt: NumberFormat
     ) -> tuple[list[list[int]], int]:
         """Return the shifts of one level, as `of_level` does, from an agreement that may have started."""
         shifts = []
@@ -194,6 +193,7 @@ class PrefetchedShifts:
             self._settled == 0 or self._first(self._settled) <= self.last[segment]
         ):
             self.begin()
+            assert self._under_way is not None
             first, end = self._first(self._settled), self.ends[self._settled]
             (found,), agreed = self.rule.of_agreement(
                 self.level, self.layers[first:end], self._under_way, self.fmt
@@ -216,7 +216,8 @@ class PrefetchedShifts:
 
 def _ends(layout: Layout) -> list[int]:
     """Return the ends of parts, in layers. A part contains a few segments of all owners."""
-    ends, segments = [], 0
+    ends: list[int] = []
+    segments = 0
     for segment, layer in enumerate(layout.last_layers):
         segments += 1
         if segments >= SEGMENTS and segment + 1 < layout.segments and layer + 1 > (ends[-1] if ends else 0):

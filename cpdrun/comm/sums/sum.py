@@ -84,9 +84,9 @@ class Sum:
     compat: str | None = None
 
     @classmethod
-    def of(cls, what: "Sum | NumberFormat | str", **knobs: Any) -> "Sum":
+    def of(cls, what: "Sum | NumberFormat | str", **options: Any) -> "Sum":
         """Return a sum in a format, or a copy of a sum with some settings replaced."""
-        return replace(what, **knobs) if isinstance(what, Sum) else cls(what, **knobs)
+        return replace(what, **options) if isinstance(what, Sum) else cls(parse(what), **options)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fmt", parse(self.fmt))
@@ -101,7 +101,7 @@ class Sum:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
         if order_named(self.order, self.group_size).accumulate_options and self.kahan:
             raise ValueError(
-                f"kahan=true with order={self.order}: it rounds once and leaves no errors to carry"
+                f"kahan=true with order={self.order}: this order rounds only once, so there are no errors to carry"
             )
         if self.group_size is None:
             object.__setattr__(
@@ -163,12 +163,12 @@ def accepts_sum_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the settings of a `Sum` to the signature of a function that passes **options to it."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    knobs = [
+    options = [
         inspect.Parameter(
-            knob.name, inspect.Parameter.KEYWORD_ONLY, default=knob.default, annotation=knob.type
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
         )
-        for knob in fields(Sum)[1:]
-        if knob.name not in signature.parameters
+        for option in fields(Sum)[1:]
+        if option.name not in signature.parameters
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *knobs])
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return function

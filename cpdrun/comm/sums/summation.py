@@ -167,7 +167,7 @@ class Summation(ABC):
             sent_bytes: The payload bytes that this rank sent.
         """
         sharding = layers.shards.sharding if layers.shards else None
-        layout = Layout(layers.numels, self.wire.fmt.bits, self.n_workers, 1, sharding)
+        layout = Layout(layers.numels, self.wire.fmt.code_bits, self.n_workers, 1, sharding)
         payload = layout.scattered_bytes() if sharding else layout.sent_bytes()
         return SumReport(
             shifts or [[0] * len(layers.names)],

@@ -38,7 +38,7 @@ class AllReduceSync(GradientSync):
         full_precision: The settings of `FullPrecision`.
         epochs: The number of epochs of the run.
         group: The process group.
-        knobs: Settings of `Sum`. conf/sync/all_reduce.yaml describes them.
+        options: Settings of `Sum`. conf/sync/all_reduce.yaml describes them.
 
     Raises:
         ValueError: The settings do not fit together.
@@ -56,9 +56,9 @@ class AllReduceSync(GradientSync):
         full_precision: Mapping[str, Any] | None = None,
         epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
-        **knobs: Any,
+        **options: Any,
     ) -> None:
-        self.sum = Sum.of(format, **knobs)
+        self.sum = Sum.of(format, **options)
         self.workers = Workers.of_group(world_size, group)
         self.shifts = Shifts(scaling)
         self.summation = summation_of(self.sum, self.workers, self.shifts)
@@ -78,10 +78,9 @@ class AllReduceSync(GradientSync):
         self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """Reduce the gradients of all workers. Collective."""
         flat = self.workers.rows(stacks, len(self.names))
         if self.nothing_to_do and stacks:
-            return self._own_gradient(stacks)
+            return self._single_gradient(stacks)
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
         self._hidden = 0
         self.reduce_layers(range(len(self.names)), flat, step=step, epoch=epoch, out=sums)
@@ -90,7 +89,7 @@ class AllReduceSync(GradientSync):
         self.nonfinite = count_nonfinite(sums) + self._hidden
         return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
 
-    def _own_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+    def _single_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """Return +0 + g for all layers at once, because the overhead matters for small models."""
         if self._shapes is None:
             self._shapes = [torch.empty(stack.shape[1:], device="meta") for stack in stacks]
@@ -143,6 +142,7 @@ class AllReduceSync(GradientSync):
                 self._keep_residual(name, layers.stacks[p], layers.key)
 
     def _keep_residual(self, name: str, sent_Lxn: Tensor, key: tuple) -> None:
+        assert self.feedback is not None
         for i in range(self.workers.share):
             self.feedback.keep(name, i, sent_Lxn[i], self._sent(name, i, sent_Lxn[i], key))
 
@@ -161,7 +161,6 @@ class AllReduceSync(GradientSync):
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
-        """Return statistics of the latest step. Collective."""
         rows = []
         for p, name in enumerate(self.names):
             summation, shifts = self._latest.get(name, (self.summation, [0] * self.workers.world_size))
@@ -172,14 +171,12 @@ class AllReduceSync(GradientSync):
         return rows
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest step."""
         return {
             "bytes_per_step_sent": self._sent_bytes,
             "bytes_per_step_real_worker": self._real_worker_bytes,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Collective."""
         state = {"scaling": self.shifts.magnitudes.state_dict()}
         if self.feedback:
             state["residuals"] = self.feedback.state_dict(self.workers)
@@ -190,12 +187,11 @@ class AllReduceSync(GradientSync):
         self.shifts.magnitudes, self.feedback = other.shifts.magnitudes, other.feedback
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
         self.shifts.magnitudes.load_state_dict(state["scaling"])
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)
 
 
-def decoded(*, requantise: str, error_feedback: bool, **given: Any) -> AllReduceSync:
+def decoded(*, requantise: str, error_feedback: bool, **run_settings: Any) -> AllReduceSync:
     """Return a sum of gradients that are decoded, added in float32 and quantized again, per hop or once."""
-    return AllReduceSync(requantise=requantise, error_feedback=error_feedback, **given)
+    return AllReduceSync(requantise=requantise, error_feedback=error_feedback, **run_settings)

@@ -81,4 +81,4 @@ class GradientSync(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state that `state_dict` returned, on every rank."""
         if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
+            raise ValueError(f"{type(self).__name__} has no state, but the checkpoint has {sorted(state)}")

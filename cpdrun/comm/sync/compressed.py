@@ -63,9 +63,9 @@ class CompressedSync(GradientSync):
         world_size: int,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
-        **given: Any,
+        **run_settings: Any,
     ) -> None:
-        self.compression = LayerCompression(compressor, **given)
+        self.compression = LayerCompression(compressor, **run_settings)
         self.seed, self.names = seed, self.compression.names
         self.workers = Workers.of_group(world_size, group)
         self.messages = MessageExchange([range(world_size)] * world_size, self.workers)
@@ -75,7 +75,6 @@ class CompressedSync(GradientSync):
         self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """Reduce the gradients of all workers. Collective."""
         self.workers.rows(stacks, len(self.names))
         sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
         self._step, self._hidden = -1, 0
@@ -125,17 +124,14 @@ class CompressedSync(GradientSync):
             self._hidden += int((torch.isfinite(decoded_Lxn) & ~torch.isfinite(sent_Lxn)).sum())
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest step."""
         return {
             "bytes_per_step_sent": self._message_bytes * self.messages.copies_sent,
             "bytes_per_step_real_worker": self._message_bytes * (self.workers.world_size - 1),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Collective."""
         return {"residuals": self.feedback.state_dict(self.workers)} if self.feedback else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
         if self.feedback:
             self.feedback.load_state_dict(state["residuals"], self.workers)

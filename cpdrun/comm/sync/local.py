@@ -78,7 +78,7 @@ class OuterStep:
             raise ValueError(f"nesterov={nesterov}: choose true or false")
         self.exchange, self.world_size, self.inner_steps = exchange, world_size, inner_steps
         # torch's SGD does not accept nesterov without momentum, where it has no effect.
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "lr": outer_lr,
             "momentum": outer_momentum,
             "nesterov": nesterov and outer_momentum > 0,
@@ -181,7 +181,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-KNOBS = tuple(knob.name for knob in fields(Sum)[1:])
+SUM_OPTIONS = tuple(option.name for option in fields(Sum)[1:])
 
 
 class LocalSync(OuterStep):
@@ -200,7 +200,7 @@ class LocalSync(OuterStep):
             Messages of other compressors are added in float32, and of the settings of a sum only error_feedback has an
             effect.
         group: The process group.
-        given: Further settings of the run and of the sum.
+        run_settings: Further settings of the run and of the sum.
 
     Raises:
         ValueError: Settings are out of range or do not fit together.
@@ -218,9 +218,9 @@ class LocalSync(OuterStep):
         format: str | NumberFormat | Sum = "fp32",
         compressor: Compressor | None = None,
         group: dist.ProcessGroup | None = None,
-        **given: Any,
+        **run_settings: Any,
     ) -> None:
-        exchange = _exchange(format, compressor, world_size=world_size, group=group, **given)
+        exchange = _exchange(format, compressor, world_size=world_size, group=group, **run_settings)
         super().__init__(
             exchange,
             world_size=world_size,
@@ -231,17 +231,22 @@ class LocalSync(OuterStep):
         )
 
 
-def make_all_reduce_sync(*, format: str | NumberFormat | Sum, **given: Any) -> AllReduceSync:
+def make_all_reduce_sync(*, format: str | NumberFormat | Sum, **run_settings: Any) -> AllReduceSync:
     """Return an all-reduce from settings of the run and of the sum."""
-    how = Sum.of(format, **{knob: given.pop(knob) for knob in KNOBS if knob in given})
+    how = Sum.of(
+        format, **{option: run_settings.pop(option) for option in SUM_OPTIONS if option in run_settings}
+    )
     if how.fmt.is_fp32:
         how = Sum.of(how, error_feedback=False)  # fp32 has no rounding errors to store
-    return AllReduceSync(format=how, **given)
+    return AllReduceSync(format=how, **run_settings)
 
 
-def _exchange(format: str | NumberFormat | Sum, compressor: Compressor | None, **given: Any) -> GradientSync:
+def _exchange(
+    format: str | NumberFormat | Sum, compressor: Compressor | None, **run_settings: Any
+) -> GradientSync:
     if compressor is None or isinstance(compressor, Rounded):
-        return make_all_reduce_sync(format=format, **given)
-    feedback = given.get("error_feedback", False)
-    rest = {key: value for key, value in given.items() if key not in KNOBS}
-    return CompressedSync(compressor=compressor, error_feedback=feedback, format=parse(format).name, **rest)
+        return make_all_reduce_sync(format=format, **run_settings)
+    fmt = format.fmt if isinstance(format, Sum) else parse(format)
+    feedback = run_settings.get("error_feedback", False)
+    rest = {key: value for key, value in run_settings.items() if key not in SUM_OPTIONS}
+    return CompressedSync(compressor=compressor, error_feedback=feedback, format=fmt.name, **rest)

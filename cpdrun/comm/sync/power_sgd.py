@@ -71,14 +71,14 @@ class PowerSGDSync(GradientSync):
         full_precision: Mapping[str, Any] | None = None,
         epochs: int | None = None,
         group: dist.ProcessGroup | None = None,
-        **knobs: Any,
+        **options: Any,
     ) -> None:
         check_whole("rank", rank, MOST)
         if isinstance(min_compression_rate, bool) or not 0 <= min_compression_rate < float("inf"):
             raise ValueError(f"min_compression_rate must be a number from 0 on, not {min_compression_rate}")
         self.rank, self.min_compression_rate, self.warm_start = rank, min_compression_rate, warm_start
         self.seed, self.names = seed, list(parameter_names)
-        how = Sum.of(format, **knobs, error_feedback=False)
+        how = Sum.of(format, **options, error_feedback=False)
         shared = {
             "world_size": world_size,
             "scaling": scaling,
@@ -101,7 +101,6 @@ class PowerSGDSync(GradientSync):
         self._right: dict[str, Tensor] = {}  # Q of each layer after the latest step
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """Reduce the gradients of all workers. Collective."""
         flat = self.workers.rows(stacks, len(self.names))
         sums = [torch.empty(stack.shape[1:], device=stack.device) for stack in stacks]
         self.reduce_layers(range(len(self.names)), stacks, step=step, epoch=epoch, out=sums)
@@ -116,18 +115,18 @@ class PowerSGDSync(GradientSync):
         """Reduce some of the parameters, as `CompressedSync.reduce_layers` does. Collective."""
         thin = [k for k, p in enumerate(layers) if self._factored(p, out[k].shape, epoch)]
         rest = [k for k in range(len(layers)) if k not in thin]
-        flat = [self._with_what_is_owed(layers[k], stacks[k].detach()) for k in rest]
+        flat = [self._with_residuals(layers[k], stacks[k].detach()) for k in rest]
         sums = [torch.empty_like(stack_Lxn[0]) for stack_Lxn in flat]
         self.whole.reduce_layers([layers[k] for k in rest], flat, step=step, epoch=epoch, out=sums)
         sums += self._factor([layers[k] for k in thin], [stacks[k].detach() for k in thin], step)
         for k, total in zip(rest + thin, sums, strict=True):
             out[k].copy_(total.view(out[k].shape))
 
-    def _with_what_is_owed(self, p: int, stack: Tensor) -> Tensor:
+    def _with_residuals(self, p: int, stack: Tensor) -> Tensor:
         """Return gradients (L, n) that are summed as a whole, plus the residuals of an earlier epoch's factors."""
         rows_Lxn = stack.reshape(self.workers.share, -1)
-        owed_Lxn = self.feedback.take(self.names[p]) if self.feedback else None
-        return rows_Lxn if owed_Lxn is None else rows_Lxn + owed_Lxn.to(rows_Lxn.device)
+        residual_Lxn = self.feedback.take(self.names[p]) if self.feedback else None
+        return rows_Lxn if residual_Lxn is None else rows_Lxn + residual_Lxn.to(rows_Lxn.device)
 
     def rank_of(self, rows: int, columns: int) -> int:
         """Return the rank r of a matrix's factors, or 0 if it is summed as a whole."""
@@ -147,8 +146,8 @@ class PowerSGDSync(GradientSync):
             orthonormal(self._start(name, of_workers[0], step))
             for name, of_workers in zip(names, matrices, strict=True)
         ]
-        left = [[M @ Q for M in of_workers] for of_workers, Q in zip(matrices, right, strict=True)]
-        left = list(map(orthonormal, self._sum(layers, left, step)))
+        products = [[M @ Q for M in of_workers] for of_workers, Q in zip(matrices, right, strict=True)]
+        left = list(map(orthonormal, self._sum(layers, products, step)))
         sent = [[M.T @ P for M in of_workers] for of_workers, P in zip(matrices, left, strict=True)]
         right = self._sum([len(self.names) + p for p in layers], sent, step)
         for k, name in enumerate(names):
@@ -193,17 +192,16 @@ class PowerSGDSync(GradientSync):
     def _keep_residuals(
         self, name: str, matrices: Sequence[Tensor], left: Tensor, sent: Sequence[Tensor], step: int
     ) -> None:
+        assert self.feedback is not None
         for i, (M, Q_w) in enumerate(zip(matrices, sent, strict=True)):
             seen = self.factors.sent_by(f"{name} Q", i, Q_w.reshape(-1), step).view(Q_w.shape)
             self.feedback.keep(name, i, M.view(-1), (left @ seen.T).view(-1))
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest step."""
         of_factors = self.factors.wire_bytes()
         return {key: n + of_factors[key] for key, n in self.whole.wire_bytes().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Collective."""
         state = {"whole": self.whole.state_dict(), "factors": self.factors.state_dict()}
         state["right"] = {name: right_Cxr.clone() for name, right_Cxr in self._right.items()}
         if self.feedback:
@@ -211,7 +209,6 @@ class PowerSGDSync(GradientSync):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
         self.whole.load_state_dict(state["whole"])
         self.factors.load_state_dict(state["factors"])
         self._right = dict(state["right"])

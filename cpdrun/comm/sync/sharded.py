@@ -127,7 +127,7 @@ class WeightGather:
                 else self._exchange(weights, prefetched, layout)
             )
             agreed = prefetched.agreed
-        of_worker = Layout(weights.numels, self.fmt.bits, N, 1, weights.sharding).gathered_bytes
+        of_worker = Layout(weights.numels, self.fmt.code_bits, N, 1, weights.sharding).gathered_bytes
         return Traffic(of_worker + agreement_bytes(agreed, N), sent + agreement_bytes(agreed, ranks))
 
     def _emulate(self, weights: Weights, prefetched: PrefetchedShifts) -> int:
@@ -144,6 +144,7 @@ class WeightGather:
     def _exchange(self, weights: Weights, prefetched: PrefetchedShifts, layout: Layout) -> int:
         """Exchange the weights and return the number of bytes sent to other ranks."""
         rank, shifts = self.workers.rank, prefetched.shifts
+        assert layout.sharding is not None
         begins = [part.start for part in layout.sharding.owned_by(rank, len(weights.names))]
         device = weights.mine[0].device
         transport = transport_of(self.workers.group, device)
@@ -203,7 +204,7 @@ class ShardedSync(GradientSync):
     Args:
         gather: The format of the gathered weights.
         differences: Whether differences from the latest decoded weights are gathered.
-        given: The arguments of `AllReduceSync`.
+        run_settings: The arguments of `AllReduceSync`.
 
     Raises:
         ValueError: The settings do not fit together.
@@ -212,8 +213,8 @@ class ShardedSync(GradientSync):
     learner = "cpdrun.train.learners.shared_weights.ShardedWeights"
 
     @accepts_sum_options
-    def __init__(self, *, gather: str = "fp32", differences: bool = False, **given: Any) -> None:
-        self.gradients = AllReduceSync(**given)
+    def __init__(self, *, gather: str = "fp32", differences: bool = False, **run_settings: Any) -> None:
+        self.gradients = AllReduceSync(**run_settings)
         self.workers, self.hybrid = self.gradients.workers, self.gradients.hybrid
         self.names, self.longest_chain = self.gradients.names, self.gradients.longest_chain
         scaled = self.gradients.shifts.scale
@@ -293,13 +294,11 @@ class ShardedSync(GradientSync):
         return (self.gradients.in_full_precision if full else self.gradients.summation).sum
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
-        """Reduce the gradients of all workers. Collective."""
         return self.gradients.reduce_stacked(stacks, step=step, epoch=epoch)
 
     def statistics(
         self, stacks: Sequence[Tensor], mean_gradient: Sequence[Tensor]
     ) -> list[dict[str, str | int | float | None]]:
-        """Return statistics of the latest step. Collective."""
         return self.gradients.statistics(stacks, mean_gradient)
 
     def wire_bytes(self) -> dict[str, int]:
@@ -312,9 +311,7 @@ class ShardedSync(GradientSync):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Collective."""
         return self.gradients.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint."""
         self.gradients.load_state_dict(state)

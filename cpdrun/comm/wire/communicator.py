@@ -4,6 +4,7 @@ Legend: N workers, W of them on this rank, X workers whose messages this rank ne
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,21 @@ def checked_work(work: dist.Work | None) -> dist.Work:
     """
     assert work is not None
     return work
+
+
+def checked_group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
+    """Return the group. torch gives a number to a rank that does not belong to the group, and None without groups."""
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def new_group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new group of the same ranks in the same order. Collective."""
+    ranks = dist.get_process_group_ranks(group)
+    backend = None if group is dist.group.WORLD else dist.get_backend(group)
+    # Versions of torch that have unsorted groups accept this argument.
+    unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
+    return checked_group(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
 
 
 class Communicator:

@@ -70,12 +70,14 @@ def assign_to_owners(pieces: Iterable[PackedSlice], ranks: int) -> tuple[tuple[P
     owner are placed one after the other in its message.
     """
     loads = [0] * ranks
-    dealt: list[list[PackedSlice]] = [[] for _ in range(ranks)]
+    assigned: list[list[PackedSlice]] = [[] for _ in range(ranks)]
     for piece in sorted(pieces, key=lambda piece: -piece.numel):
         owner = loads.index(min(loads))
         loads[owner] += piece.numel
-        dealt[owner].append(piece)
-    return tuple(tuple(_in_a_row(sorted(of_owner, key=lambda p: (p.layer, p.start)))) for of_owner in dealt)
+        assigned[owner].append(piece)
+    return tuple(
+        tuple(_in_a_row(sorted(of_owner, key=lambda p: (p.layer, p.start)))) for of_owner in assigned
+    )
 
 
 def _in_a_row(pieces: Iterable[PackedSlice]) -> Iterable[PackedSlice]:

@@ -20,6 +20,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from torch import Tensor
 
@@ -126,7 +127,7 @@ class ObservedShifts(Shifts):
         level: Level,
         layers: Sequence[str],
         local: Callable[[], Sequence[Tensor]],
-        fmt: Format,
+        fmt: NumberFormat,
         workers: Workers,
     ) -> tuple[list[list[int]], int]:
         if level.first:

@@ -271,9 +271,9 @@ def test_bytes_are_those_of_the_messages_sent() -> None:
             {"rule": "dpsgd", "quasi_global_momentum": 1.0},
             "sync.quasi_global_momentum must lie between 0 and 1",
         ),
-        ({"rule": "dpsgd", "compressor": QSGD(7, True), "scaling": object()}, "QSGD has a scale of its own"),
+        ({"rule": "dpsgd", "compressor": QSGD(7, True), "scaling": object()}, "QSGD has its own scale"),
         ({"rule": "dpsgd", "topology": Torus("uniform", 4)}, "topology.rows=4 does not divide world_size=6"),
-        ({"rule": "dpsgd", "nesterov": True}, "sync.nesterov=true: of which momentum"),
+        ({"rule": "dpsgd", "nesterov": True}, "sync.nesterov=true needs a momentum"),
         ({"rule": "dpsgd", "closing_rounds": -1}, "sync.closing_rounds=-1: must be a whole number"),
         (
             {"rule": "choco", "topology": OnePeerExponential("uniform")},
@@ -282,7 +282,7 @@ def test_bytes_are_those_of_the_messages_sent() -> None:
         ({"rule": "push_sum", "topology": Ring("metropolis", False)}, "topology.mixing: push-sum deals"),
         (
             {"rule": "push_sum", "topology": Arrows("uniform", [[i, i + 1] for i in range(5)])},
-            "no way leads along its links from each worker to every other",
+            "its links do not form a path from each worker to every other",
         ),
     ],
 )

@@ -199,7 +199,10 @@ def test_what_is_not_finite_spreads_to_all_and_is_counted():
         ({"outer_momentum": 1}, "outer_momentum=1: must be at least 0 and below 1"),
         ({"nesterov": 2}, "nesterov=2: choose true or false"),
         ({"order": "star"}, "order='star'"),
-        ({"compressor": QSGD(1, True), "format": "e4m3"}, "format=e4m3: QSGD sends values of its own kind"),
+        (
+            {"compressor": QSGD(1, True), "format": "e4m3"},
+            "format=e4m3: QSGD does not send values in a number format",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

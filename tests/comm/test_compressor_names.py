@@ -152,7 +152,7 @@ def expected(options: dict[str, Any]) -> list[list[torch.Tensor]]:
     given = {"names": names, "world_size": 2, "seed": seed, "full_precision_layers": full}
     if options.pop("aps", False):
         given["scaling"] = APS()
-    sync = make_compressed_sync(options.pop("compressor"), options.pop("fmt", None), knobs=options, **given)
+    sync = make_compressed_sync(options.pop("compressor"), options.pop("fmt", None), options=options, **given)
     found = []
     for step in range(STEPS):
         workers = []
@@ -207,17 +207,19 @@ def test_gradients_of_ddp_have_the_bits_of_the_emulation(of_ranks):
 
 
 def test_a_name_takes_the_defaults_of_conf_and_a_call_s_format():
-    given = {"names": ["a"], "world_size": 2, "knobs": {}}
+    given = {"names": ["a"], "world_size": 2, "options": {}}
     sync = make_compressed_sync("top_k", "e4m3", **given)
     assert isinstance(sync, CompressedSync) and sync.feedback is not None
     made = sync.compression.compressor
     assert isinstance(made, TopK) and made.keep == 0.01 and made.values.format.name == "e4m3"
     made = make_compressed_sync("qsgd", None, **given).compression.compressor
     assert isinstance(made, QSGD) and made.levels == 127 and made.contract
-    sync = make_compressed_sync("power_sgd", Sum("e4m3", "tree"), **given | {"knobs": {"rank": 4}})
+    sync = make_compressed_sync("power_sgd", Sum("e4m3", "tree"), **given | {"options": {"rank": 4}})
     assert isinstance(sync, PowerSGDSync) and (sync.rank, sync.factors.sum.order) == (4, "tree")
     assert sync.feedback is not None
-    assert make_compressed_sync("sign", None, **given | {"knobs": {"error_feedback": False}}).feedback is None
+    assert (
+        make_compressed_sync("sign", None, **given | {"options": {"error_feedback": False}}).feedback is None
+    )
 
 
 def test_without_compression_it_is_the_float32_sum():
@@ -242,23 +244,27 @@ def test_without_compression_it_is_the_float32_sum():
         (
             {"compressor": "sign", "fmt": "e4m3"},
             ValueError,
-            "fmt=e4m3: compressor=sign sends values of its own",
+            "fmt=e4m3: compressor=sign does not send values in a number format",
         ),
-        ({"compressor": "qsgd", "aps": True}, ValueError, "aps=True: compressor=qsgd has a scale of its own"),
+        ({"compressor": "qsgd", "aps": True}, ValueError, "aps=True: compressor=qsgd has its own scale"),
         (
             {"compressor": Sign(1), "fmt": "e4m3"},
             ValueError,
-            r"fmt beside a compressor.*: give it to Sign\(...\)",
+            r"fmt cannot be combined with a Compressor object: pass it to Sign\(...\)",
         ),
-        ({"compressor": Sign(1), "aps": True}, ValueError, "aps or scaling beside a compressor"),
-        ({"compressor": Sign(1), "bits": 1}, ValueError, "bits beside a compressor"),
+        (
+            {"compressor": Sign(1), "aps": True},
+            ValueError,
+            "aps or scaling cannot be combined with a Compressor",
+        ),
+        ({"compressor": Sign(1), "bits": 1}, ValueError, "bits cannot be combined with a Compressor"),
         (
             {"compressor": "top_k", "fmt": Sum("e4m3")},
             ValueError,
-            "fmt is a Sum: give a format, such as e4m3",
+            "fmt is a Sum: pass a format, such as e4m3",
         ),
         ({"compressor": "power_sgd", "keep": 1}, ValueError, "keep: compressor=power_sgd takes rank"),
-        ({"compressor": "top_k", "error_feedback": True}, ValueError, "take ddp_hook or AllReduceSync"),
+        ({"compressor": "top_k", "error_feedback": True}, ValueError, "use ddp_hook or AllReduceSync"),
     ],
 )
 def test_what_does_not_fit_gets_one_line(options, error, message):
