@@ -31,8 +31,8 @@ PRELOADED = [
         "cpdrun.train.ranks.rendezvous",
         "cpdrun.train.rank",
     ),
-    *("cpdrun.attach.look", "cpdrun.attach.rank", "cpdrun.attach.recorder", "cpdrun.attach.runner"),
-    "cpdrun.attach.held.sharded",
+    *("cpdrun.attach.rank", "cpdrun.attach.recorder", "cpdrun.attach.runner"),
+    "cpdrun.attach.intercept.fsdp",
 ]
 PRELOADED_FOR_SCRIPTS = [
     *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),

@@ -1,10 +1,11 @@
-"""cpdrun around a training script: its gradients exchanged, its products rounded, its metrics recorded.
+"""Run a training script with low-precision gradients and products, and record its metrics.
 
-    python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS     runs it inside the run that CPDRUN_RUN_DIR names
-    run = cpdrun.attach(model, optimizer)                    in the script itself, where it wants to say more
+    python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS     run a script in the run that CPDRUN_RUN_DIR names
+    run = cpdrun.attach(model, optimizer)                    in the script itself: log metrics, resume, emulate workers
 
-So this package is a function too. Without CPDRUN_RUN_DIR in the environment the call imports nothing and what it gives
-does nothing. What is held, when, and what is left alone: `hold.py`; what a script may call: `run.py`.
+The package can be called like a function. Without CPDRUN_RUN_DIR in the environment, the call imports nothing, and the
+methods of the returned object do nothing. `intercept/` contains what is done to a script, and `run.py` what a script
+may call.
 """
 
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """cpdrun.attach(...) is cpdrun.attach.run.attach(...)."""
+    """A module whose call is a call of cpdrun.attach.run.attach."""
 
     def __call__(self, *models_and_optimizers: Any, recipe: Any = None) -> Any:
         from cpdrun.attach.run import attach

@@ -1,4 +1,4 @@
-"""python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS: a rank of a script that another launcher starts."""
+"""python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS: one rank of a script that another launcher starts."""
 
 import os
 import sys
@@ -12,17 +12,18 @@ from cpdrun.record import RunDir, read_config
 
 
 def main() -> int:
+    """Run the script, and return its exit code."""
     if not (run_dir := os.environ.get(RUN_DIR)):
         print(
-            "error: no run of cpdrun's is around this script: start it by cpdrun sweep script=... "
+            f"error: {RUN_DIR} is not set, so this script is not part of a run. Start it by cpdrun sweep script=... "
             "script.launch_with='accelerate launch'",
             file=sys.stderr,
         )
         return 2
     die_with(os.getppid())
     config = revealed(read_config(RunDir(Path(run_dir))))
-    given = sys.argv[3:] if sys.argv[1:2] == ["-m"] else sys.argv[2:]
-    return runner.run(Path(run_dir), config, given)
+    arguments = sys.argv[3:] if sys.argv[1:2] == ["-m"] else sys.argv[2:]
+    return runner.run(Path(run_dir), config, arguments)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from cpdrun.attach.environment import ATTEMPT_DIR, NOT_FINITE, RUN_DIR
-from cpdrun.attach.watched.log import BoundedLog
-from cpdrun.attach.watched.process import ScriptProcess
-from cpdrun.attach.watched.together import all_ended
+from cpdrun.attach.script_process import BoundedLog, ScriptProcess
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
 from cpdrun.config.secrets import mask_text, revealed
 from cpdrun.errors import FAILED, OK, UserError
@@ -37,18 +38,25 @@ from cpdrun.script_metrics.patterns import Patterns
 from cpdrun.script_metrics.result import Tally, result
 from cpdrun.train.ranks import heartbeat
 
-OF_TORCHRUN = re.compile(
+TORCHRUN_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
 )
 ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*)")
 LAST_LINES = 50  # an error further from the end was not what ended the script
 OURS = "cpdrun: "  # begins what we print into a script's log
 STATUS_EVERY_S = 1.0
+ENDED = "cpdrun/ended"  # the prefix of the keys by which ranks tell each other how they ended
+POLL_S = 0.1
+WELL, STOPPED = "well", "stopped"
 
 
 def run_rank(run_dir: str) -> int:
-    """Be the rank that RANK says. Returns the exit status: 0 done, 75 stopped when asked to, 2 where the script cannot
-    be started, else the script's own; a script that was killed by a signal takes this process with it."""
+    """Run the rank that the environment variable RANK gives.
+
+    Returns:
+        The exit code: 0 for done, 75 for stopped when asked to, 2 if the script cannot be started, or else the
+        script's own. If a signal killed the script, it kills this process, too.
+    """
     run, attempt = RunDir(Path(run_dir).resolve()), Attempt(Path(os.environ[ATTEMPT_DIR]).resolve())
     rank = int(os.environ.get("RANK", "0"))
     log = BoundedLog(attempt.rank_log(rank))
@@ -62,6 +70,34 @@ def run_rank(run_dir: str) -> int:
         return error.exit_code
 
 
+class _FailureReason:
+    """The line of a script's output that best explains its failure: one of ours, the last error, or the last line."""
+
+    def __init__(self) -> None:
+        self._error = self._last_line = self._not_finite = ""
+        self._lines_since = 0  # lines since the error
+
+    def read(self, line: str) -> None:
+        """Take the next line."""
+        error = ERROR.match(line)
+        is_theirs = not line.startswith("error: ")
+        if error is not None and not (is_theirs and self._error.startswith("error: ")):
+            self._error, self._lines_since = error[1].strip(), 0
+        elif line.startswith(NOT_FINITE):
+            self._not_finite = line.removeprefix(OURS)
+        elif not line.startswith(OURS):
+            self._last_line = line.strip()
+            self._lines_since += 1
+
+    def message(self, name: str, code: int) -> str:
+        """Return the error message of a script that ended with this exit code."""
+        reason = (self._lines_since <= LAST_LINES and self._error) or self._last_line
+        if reason.startswith("error: "):  # ours, which needs no addition
+            return reason
+        cause = f"; {self._not_finite}" if self._not_finite else ""
+        return f"error: {name} ended with exit code {code}{f': {reason}' if reason else ''}{cause}"
+
+
 class _Rank:
     def __init__(
         self, run: RunDir, attempt: Attempt, rank: int, config: dict[str, Any], log: BoundedLog
@@ -69,12 +105,10 @@ class _Rank:
         self.run, self.attempt, self.rank, self.config, self.log = run, attempt, rank, config, log
         self.script = config[SCRIPT]
         self.name = f"{stem(self.script)}.py" if self.script["path"].endswith(".py") else stem(self.script)
-        self.tally, self.patterns = Tally(), Patterns(self.script)
+        self.tally, self.patterns, self.failure = Tally(), Patterns(self.script), _FailureReason()
         self.reads_output = reads_output(self.script)
-        self.status_written = self.told_at = 0.0
-        self.error = self.last_words = self.not_finite = ""
-        self.since_error = 0
-        self.goes_on = False  # from what an attempt before has saved
+        self.status_written = self.stop_sent = 0.0
+        self.resumes = False  # from a checkpoint of an earlier attempt
         self.files: list[GrowingFile] = []
 
     def execute(self) -> int:
@@ -83,9 +117,9 @@ class _Rank:
         if self.rank == 0:
             self._begin()
         process = self._start()
-        for line in process.lines(self.log, lambda: self._look(process)):
+        for line in process.lines(self.log, lambda: self._poll(process)):
             heartbeat.beat()
-            self._remember(line)
+            self.failure.read(line)
             if self.rank == 0 and self.reads_output and (row := self.patterns.row(line)) is not None:
                 self.run.append_row(row)
         if process.left_behind:
@@ -93,11 +127,11 @@ class _Rank:
             print(f"cpdrun: {self.name} has ended and left processes running: {left}", flush=True)
             with suppress(OSError), self.attempt.left_running.open("a", encoding="utf-8") as file:
                 file.write(f"{left}\n")
-        code = self._code(process.exit_code)
+        assert process.exit_code is not None
+        code = self._exit_code(process.exit_code)
         if code not in (OK, os.EX_TEMPFAIL):
             return code
-        ended_well = all_ended(code == OK, self.config["patience_s"])
-        if not ended_well:
+        if not _all_ended(code == OK, self.config["patience_s"]):
             return os.EX_TEMPFAIL
         if self.rank == 0:
             self._finish(began)
@@ -109,22 +143,10 @@ class _Rank:
             return f"{process.pid} (a fork of {self.name})"
         return str(process)
 
-    def _remember(self, line: str) -> None:
-        """The line that says most of how the script ended: one of ours, the last that names an error, or the last."""
-        error = ERROR.match(line)
-        is_theirs = not line.startswith("error: ")
-        if error is not None and not (is_theirs and self.error.startswith("error: ")):
-            self.error, self.since_error = error[1].strip(), 0
-        elif line.startswith(NOT_FINITE):
-            self.not_finite = line.removeprefix(OURS)
-        elif not line.startswith(OURS):
-            self.last_words = line.strip()
-            self.since_error += 1
-
     def _begin(self) -> None:
         """Without a checkpoint to resume from, the script starts again: remove what an earlier attempt logged."""
-        self.goes_on = self.run.saved_at() > 0
-        if not self.goes_on:
+        self.resumes = self.run.saved_at() > 0
+        if not self.resumes:
             written = [file.path for file in growing_files(self.config, self.run)]
             for path in (self.run.metrics, self.run.status, *written):
                 remove(path)
@@ -134,7 +156,7 @@ class _Rank:
         found(self.config)
         folder = Path(filled(self.script["work_dir"], self.config, self.run.path))
         if not folder.is_dir() and not self.script["work_dir"].startswith("{run_dir}"):
-            raise UserError(f"script.work_dir={folder} is not there")
+            raise UserError(f"script.work_dir={folder} does not exist")
         folder.mkdir(parents=True, exist_ok=True)
         os.environ |= {RUN_DIR: str(self.run.path), ATTEMPT_DIR: str(self.attempt.path)}
         if self.config["device"] == "cpu":
@@ -143,32 +165,30 @@ class _Rank:
             return self._start_launcher(folder)
         from cpdrun.attach import runner
 
-        return ScriptProcess.forked(lambda: runner.main(self.run.path, self.config))
+        return ScriptProcess.fork(lambda: runner.main(self.run.path, self.config))
 
     def _start_launcher(self, folder: Path) -> ScriptProcess:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        front = [
-            filled(word, self.config, self.run.path, port) for word in shlex.split(self.script["launch_with"])
+        launcher = shlex.split(self.script["launch_with"])
+        path = self.script["path"]
+        command = [
+            *(filled(word, self.config, self.run.path, port) for word in launcher),
+            *("-m", "cpdrun.attach"),
+            *(shlex.split(path) if path.startswith("-m") else [str(found(self.config))]),
+            *words(self.config, self.run.path, port),
         ]
-        behind = words(self.config, self.run.path, port)
-        path = (
-            shlex.split(self.script["path"])
-            if self.script["path"].startswith("-m")
-            else [str(found(self.config))]
-        )
-        command = [*front, "-m", "cpdrun.attach", *path, *behind]
         print(f"cpdrun: {shlex.join(command)}", flush=True)
-        environ = {key: value for key, value in os.environ.items() if not OF_TORCHRUN.fullmatch(key)}
+        environ = {k: value for k, value in os.environ.items() if not TORCHRUN_VARIABLES.fullmatch(k)}
         environ["PYTHONUNBUFFERED"] = "1"
         try:
-            return ScriptProcess.of_command(command, environ, str(folder))
+            return ScriptProcess.start(command, environ, str(folder))
         except OSError as error:
-            raise UserError(f"script.launch_with: {front[0]} cannot be started: {error.strerror}") from None
+            raise UserError(f"script.launch_with: {command[0]} cannot be started: {error.strerror}") from None
 
-    def _look(self, process: ScriptProcess) -> None:
-        """Some times a second: is it to stop, and what has it logged?"""
+    def _poll(self, process: ScriptProcess) -> None:
+        """Stop the script if the run is preempted, and read what it has logged."""
         if self.run.preempt.exists() and process.exit_code is None:
             self._stop(process)
         if self.rank == 0 and time.monotonic() - self.status_written > STATUS_EVERY_S:
@@ -179,39 +199,33 @@ class _Rank:
                 write_json(self.run.status, progress.as_json())
 
     def _stop(self, process: ScriptProcess) -> None:
-        """A script that asks is left to end by itself; any other gets SIGTERM, and some time to save."""
+        """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() ends by itself."""
         if self.attempt.asks.exists():
             return
-        if not self.told_at:
-            self.told_at = time.monotonic()
+        if not self.stop_sent:
+            self.stop_sent = time.monotonic()
             print(f"cpdrun: asked to stop; {self.name} gets SIGTERM", flush=True)
             process.signal(signal.SIGTERM)
-        elif time.monotonic() - self.told_at > self.script["grace_s"]:
+        elif time.monotonic() - self.stop_sent > self.script["grace_s"]:
             process.signal(signal.SIGKILL)
 
-    def _code(self, code: int) -> int:
-        """How the script ended, as the rank says it."""
-        if self.told_at or (self.attempt.told.exists() and code in (OK, os.EX_TEMPFAIL)):
+    def _exit_code(self, code: int) -> int:
+        """Return the exit code of this rank, and print why a script failed."""
+        if self.stop_sent or (self.attempt.told.exists() and code in (OK, os.EX_TEMPFAIL)):
             return os.EX_TEMPFAIL
         if code == OK:
             return OK
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            if -code not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
             time.sleep(1)
-        words = (self.since_error <= LAST_LINES and self.error) or self.last_words
-        if words.startswith("error: "):  # ours, which says it all
-            print(words, file=sys.stderr, flush=True)
-        else:
-            said = f"{self.name} ended with exit code {code}{f': {words}' if words else ''}"
-            cause = f"; {self.not_finite}" if self.not_finite else ""
-            print(f"error: {said}{cause}", file=sys.stderr, flush=True)
+        print(self.failure.message(self.name, code), file=sys.stderr, flush=True)
         return code if code != os.EX_TEMPFAIL else FAILED
 
     def _finish(self, began: float) -> None:
         self._read_files(last=True)
-        since = 0.0 if self.goes_on else began
-        for row in tensorboard_events(self.config, self.run, since):
+        for row in tensorboard_events(self.config, self.run, 0.0 if self.resumes else began):
             self.run.append_row(row)
         self.tally.follow(self.run.metrics)
         if not self.tally.metrics:
@@ -227,3 +241,21 @@ class _Rank:
             for row in file.last() if last else file.rows():
                 heartbeat.beat()
                 self.run.append_row(row)
+
+
+def _all_ended(well: bool, patience_s: float) -> bool:
+    """Wait until every rank that torchrun started has ended, and return whether all of them ended well.
+
+    A rank that stopped when asked to did not end well. A rank that fails ends all others, this one too, as torchrun
+    does. Waiting is no sign of life: if a rank hangs while this one waits, this one is ended after its patience.
+    """
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if ranks == 1:
+        return well
+    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience_s)))
+    ended = dist.PrefixStore(ENDED, store)
+    ended.set(str(rank), WELL if well else STOPPED)
+    keys = [str(other) for other in range(ranks)]
+    while not ended.check(keys):
+        time.sleep(POLL_S)
+    return all(ended.get(key) == WELL.encode() for key in keys)

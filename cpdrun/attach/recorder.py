@@ -1,11 +1,11 @@
-"""What a script tells its run, and what the run tells the script.
+"""Record a script's metrics in its run, and tell the script when to stop.
 
-    recorder = Recorder.from_environment()      # None where no run of cpdrun's is around the script
+    recorder = Recorder.from_environment()      # None if the script is not part of a run
     recorder.log({"epoch": 3, "val_loss": 0.41})
     if recorder.should_stop():                  # preempted: save into recorder.checkpoint_dir and end
         ...
 
-Rank 0 writes, a row of metrics.jsonl for each call. Every rank may call everything.
+Each call of `log` on rank 0 writes a row of metrics.jsonl. Every rank may call everything.
 """
 
 import os
@@ -21,17 +21,17 @@ from cpdrun.train.ranks import heartbeat
 
 
 class Recorder:
-    """The record of a run as one rank of its script sees it."""
+    """The record of a run, for one rank of its script."""
 
     def __init__(self, run_dir: Path, *, rank: int = 0, attempt_dir: Path | None = None) -> None:
         self.run, self.rank = RunDir(Path(run_dir)), rank
         self.attempt = self.run.last_attempt() if attempt_dir is None else Attempt(Path(attempt_dir))
-        self._asked = False
-        self._votes: Any = None  # the process group in which ranks agree to stop
+        self._has_asked = False
+        self._group: Any = None  # the process group in which ranks agree to stop
 
     @classmethod
     def from_environment(cls) -> "Recorder | None":
-        """Of the run that CPDRUN_RUN_DIR names and the rank that RANK says; None outside of a run."""
+        """Return the recorder of the run and the rank that environment variables give, or None outside of a run."""
         if not (run_dir := os.environ.get(RUN_DIR)):
             return None
         attempt_dir = os.environ.get(ATTEMPT_DIR)
@@ -40,18 +40,26 @@ class Recorder:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """A folder for the script's checkpoints, which is there: it outlives preemptions and failures of this run, is
-        no other run's, and is emptied when the run is begun anew (--rerun)."""
+        """An existing folder for the script's checkpoints.
+
+        It belongs to this run alone, outlives preemptions and failures, and is emptied when the run starts again
+        (--rerun).
+        """
         folder = self.run.checkpoint.parent
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record metrics, numbers or tensors of one element, by their names; `epoch` and `step` among them say how
-        far the script is, as it counts them. NaN and infinities are recorded as such: a run whose metric is not
-        finite has diverged. Raises UserError for a value that is no number.
+        """Record metrics.
+
+        Args:
+            values: Numbers or tensors of one element, by name. `epoch` and `step` among them say how far the script
+                is. NaN and infinities are recorded: a run whose metric is not finite has diverged.
+
+        Raises:
+            UserError: A value is not a number.
         """
-        numbers = {str(name): _number(str(name), value) for name, value in values.items()}
+        numbers: dict[str, Any] = {str(name): _number(str(name), value) for name, value in values.items()}
         heartbeat.beat()
         if self.rank != 0:
             return
@@ -62,37 +70,37 @@ class Recorder:
             self.run.append_row(LoggedRow(**places, metrics=numbers))
 
     def should_stop(self) -> bool:
-        """Whether the run is to save and end: it was cancelled, or its machine is wanted. Ending with exit code 0 or 75
-        then counts as preempted, and the script is started again later.
+        """Return whether the script should save and end, because the run was cancelled or its machine is needed.
 
-        The same answer on all ranks: where torch.distributed has several, all of them must call it, at the same step.
-        A script that never calls it gets SIGTERM instead.
+        If the script then ends with exit code 0 or 75, it counts as preempted and is started again later. All ranks
+        get the same answer: if torch.distributed has several, all of them must call this at the same step. A script
+        that never calls this gets SIGTERM instead.
         """
         heartbeat.beat()
-        if not self._asked and self.attempt is not None:
-            self._asked = True
+        if not self._has_asked and self.attempt is not None:
+            self._has_asked = True
             self.attempt.asks.touch()
-        stop = self._agreed(self.run.preempt.exists())
+        stop = self._agree(self.run.preempt.exists())
         if stop and self.attempt is not None:
             self.attempt.told.touch()
         return stop
 
-    def _agreed(self, mine: bool) -> bool:
-        """Whether some rank says so. The ranks agree over gloo, which never waits for a GPU."""
+    def _agree(self, mine: bool) -> bool:
+        """Return whether the answer of some rank is true. The ranks use gloo, which never waits for a GPU."""
         import torch
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return mine
-        if self._votes is None:
-            self._votes = dist.new_group(backend="gloo")
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
         vote = torch.tensor([int(mine)], dtype=torch.int32)
-        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._votes)
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._group)
         return bool(vote.item())
 
 
 def _number(name: str, value: Any) -> int | float:
-    """`value` as a plain number; whole ones stay whole."""
+    """Return the value as an int or a float. Integers stay integers."""
     try:
         if hasattr(value, "item"):  # a tensor or array of one element
             value = value.item()

@@ -1,9 +1,9 @@
-"""What a script may call of cpdrun: two lines, which do nothing where cpdrun is not around.
+"""The object that cpdrun.attach returns: what a script may call. Outside of a run of cpdrun, its methods do nothing.
 
     run = cpdrun.attach(model, optimizer)
     run.log(epoch=1, val_loss=0.3)
 
-and, in a script that plays several workers on one process, or saves and stops by itself:
+and, in a script that emulates several workers in one process, or that saves and stops by itself:
 
     for w in run.workers:
         with run.worker(w):
@@ -23,43 +23,52 @@ from cpdrun.errors import UserError
 
 
 class Run(Protocol):
-    """What `cpdrun.attach` gives, inside a run and outside of one."""
+    """The run of a script, or its stand-in outside of a run."""
 
     @property
     def workers(self) -> range:
-        """Those that this process plays: of N, numbered from 0. Outside of a run one, by its rank."""
+        """The workers that this process emulates, numbered from 0. Outside of a run, this is one, the rank."""
 
     @property
     def checkpoint_dir(self) -> Path | None:
-        """A folder of the run for the script's own checkpoints, the same when it is started again; None outside."""
+        """A folder for the script's checkpoints, the same when the run is resumed. None outside of a run."""
 
     def log(self, **values: float) -> None:
-        """One row of the run's record: epoch=1 or step=100, and metrics by their names."""
+        """Record a row of metrics by name, with epoch=1 or step=100 among them."""
 
     def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
-        """Around forward and backward of worker w, on the mean loss of its own samples. Once all `workers` have been,
-        each parameter's `.grad` is the mean over all N workers, exchanged as the run says: clip and step after that.
+        """Return the context of the forward and backward pass of worker w, on the mean loss of its own samples.
 
-        divided=True: the script divides the losses by the number of its micro-batches already, as Accelerate and
-        gradient accumulation in general do; then `.grad` is their sum.
+        After the last of `workers`, each parameter's `.grad` is the mean over all N workers, exchanged as the run says.
+        Clip and step after that.
+
+        Args:
+            w: One of `workers`.
+            divided: Whether the script divides its losses by the number of its micro-batches, as in gradient
+                accumulation and with Accelerate. `.grad` is then their sum.
         """
 
     def should_stop(self) -> bool:
-        """Whether the run is asked to save and end: the same on every rank. Collective."""
+        """Return whether the script should save and end. All ranks must call this, and get the same answer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the run remembers between steps (residuals of error feedback, the step that stochastic rounding and
-        rules go by, the magnitudes of delayed APS), to be saved with the model and the optimizer: torch.save takes it,
-        and torch.load with weights_only=True. {} where there is nothing, and outside of a run. Collective: every rank
-        calls it, and what rank 0 gets is to be saved."""
+        """Return what the run keeps between steps, to be saved with the model and the optimizer.
+
+        This contains residuals of error feedback, the step that stochastic rounding and rules depend on, and magnitudes
+        of delayed scaling. torch.save saves it, and torch.load loads it with weights_only=True. It is empty if there is
+        nothing, and outside of a run. All ranks must call this together; save what rank 0 gets.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """On every rank what rank 0 saved, before the next step: the weights are then those of a script that was not
-        stopped. {} is taken too, and outside of a run whatever it is."""
+        """Load on every rank what rank 0 saved, before the next step.
+
+        The weights are then those of a script that was not stopped. An empty state is accepted, too. Outside of a run,
+        the state is ignored.
+        """
 
 
 class Outside:
-    """Without cpdrun: nothing happens."""
+    """A run without cpdrun: nothing happens."""
 
     checkpoint_dir = None
 
@@ -85,14 +94,14 @@ class Outside:
 
 
 class Inside:
-    """In a run: what is logged and asked goes to its `Recorder`, all else to its `Hold`."""
+    """A run of cpdrun: the recorder takes metrics and questions, and the interceptor everything else."""
 
-    def __init__(self, hold: Any, recorder: Any) -> None:
-        self._hold, self._recorder = hold, recorder
+    def __init__(self, interceptor: Any, recorder: Any) -> None:
+        self._interceptor, self._recorder = interceptor, recorder
 
     @property
     def workers(self) -> range:
-        return self._hold.workers
+        return self._interceptor.workers
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -102,25 +111,29 @@ class Inside:
         self._recorder.log(values)
 
     def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
-        return self._hold.worker(w, divided=divided)
+        return self._interceptor.worker(w, divided=divided)
 
     def should_stop(self) -> bool:
         return self._recorder.should_stop()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._hold.state_dict()
+        return self._interceptor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._hold.load_state_dict(state)
+        self._interceptor.load_state_dict(state)
 
 
 def attach(*models_and_optimizers: Any, recipe: Any = None) -> Run:
-    """The run around this script; models and optimizers (any number, in any order) that were made before are taken hold
-    of. Raises UserError for anything else.
+    """Return the run of this script, and intercept models and optimizers that were created before this call.
 
-    recipe: what the models given compute by, as custom_fp.apply_recipe takes it, with cpdrun around the script or
-    without; a run with a recipe or precision rules of its own has these in its place. To be called before a model is
-    wrapped or compiled.
+    Args:
+        *models_and_optimizers: Any number of them, in any order. Those that the script creates later need not be named.
+        recipe: A recipe for the given models, as custom_fp.apply_recipe takes it. It is applied outside of a run, too.
+            If the run has a recipe or precision rules, these are applied instead. With a recipe, call this before a
+            model is wrapped or compiled.
+
+    Raises:
+        UserError: An argument is neither a model nor an optimizer, or the recipe cannot be applied.
     """
     models = [given for given in models_and_optimizers if _is_model(given)] if recipe is not None else []
     if recipe is not None and not models:
@@ -129,15 +142,15 @@ def attach(*models_and_optimizers: Any, recipe: Any = None) -> Run:
         for model in models:
             _apply(model, recipe)
         return Outside()
-    from cpdrun.attach.hold import Hold
+    from cpdrun.attach.intercept.interceptor import interceptor_of_process
     from cpdrun.attach.recorder import Recorder
 
-    hold, recorder = Hold.around(), Recorder.from_environment()
+    interceptor, recorder = interceptor_of_process(), Recorder.from_environment()
     for model in models:
-        hold.take_recipe(model, recipe)
+        interceptor.apply_recipe(model, recipe)
     for given in models_and_optimizers:
-        hold.take(given)
-    return Inside(hold, recorder)
+        interceptor.add(given)
+    return Inside(interceptor, recorder)
 
 
 def _is_model(given: Any) -> bool:
@@ -147,10 +160,10 @@ def _is_model(given: Any) -> bool:
 
 
 def _apply(model: Any, recipe: Any) -> None:
-    """Without a run around; what stays in float32 is said once."""
+    """Apply a recipe outside of a run, and print what is rounded and what stays in float32."""
     from custom_fp.recipe.apply import apply_recipe
 
-    from cpdrun.attach.held.models import unwrapped
+    from cpdrun.attach.intercept.script import unwrapped
 
     try:
         print(apply_recipe(unwrapped(model), recipe), file=sys.stderr)

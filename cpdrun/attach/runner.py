@@ -1,8 +1,7 @@
-"""Inside the process of a user's script: what is set up before its first line, and what is looked at after its last.
+"""Run a user's script in this process: intercept it, execute it, and record what was intercepted.
 
-    python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS
-
-is the same for a process that another launcher started.
+`python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS` does the same in a process that another launcher started. `check`
+checks, before launch, whether scripts can be controlled.
 """
 
 import atexit
@@ -22,86 +21,125 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cpdrun.attach.environment import ATTEMPT_DIR
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.environment import ATTEMPT_DIR, NOT_FINITE
 from cpdrun.attach.integrations import watch
+from cpdrun.attach.intercept.interceptor import LEFT_ALONE, Interceptor
+from cpdrun.comm.sync.statistics import count_nonfinite
 from cpdrun.config.script import SCRIPT, filled, found, is_module, words
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.record import Attempt, RunDir, read_object, write_json
+from cpdrun.train.preflight.check import check_configs
 from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.provenance import write_environment
 
 MOST_NAMED = 8  # parameters or layers in a line
+EXIT_FUNCTIONS = (  # what Python calls when a process ends
+    (threading, "_shutdown"),
+    (atexit, "_run_exitfuncs"),
+    (multiprocessing.util, "_exit_function"),
+)
+
+
+def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Check, before launch, whether the scripts of these configs can be controlled. No line of them is executed.
+
+    Returns:
+        The problems and notes, under the keys of `cpdrun.train.preflight.check.check`.
+    """
+
+    def intercept(config: dict[str, Any]) -> list[str]:
+        Interceptor(config)
+        return []
+
+    return check_configs(configs, intercept)
 
 
 def main(run_dir: Path, config: dict[str, Any]) -> int:
-    """The script in a process that was forked for it, from its first line to its handlers of exit."""
+    """Run the script in a process that was forked for it, call its exit handlers, and return its exit code."""
     atexit._clear()  # of the process that it was forked from
     os.environ["PYTHONUNBUFFERED"] = "1"  # for what the script starts itself
-    for stream in (sys.stdout, sys.stderr):
+    streams: Any = (sys.stdout, sys.stderr)
+    for stream in streams:
         stream.reconfigure(line_buffering=True)
     code = run(run_dir, config)
     with suppress(Exception):
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        multiprocessing.util._exit_function()
+        for module, function in EXIT_FUNCTIONS:
+            getattr(module, function)()
     return code
 
 
 def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None = None) -> int:
-    """Run the script of `config` here and return its exit code, as python would; 2 where it is held to something it
-    cannot be held to, or nothing of it took hold.
+    """Run the script of `config` in this process.
 
     Its first line sees the working directory, sys.path, sys.argv and __name__ of `python SCRIPT ARGS`, random numbers
-    seeded from the run's seed, and `config["threads"]` threads. arguments: in place of those that the config gives.
+    seeded from the run's seed, and `config["threads"]` threads.
+
+    Args:
+        run_dir: The folder of the run.
+        config: The run's config.
+        arguments: The script's arguments, in place of those in the config.
+
+    Returns:
+        The exit code that python would return, or 2 if the script cannot be controlled or nothing was intercepted.
     """
     script = config[SCRIPT]
     file = found(config)
     os.chdir(filled(script["work_dir"], config, run_dir))
     argv = words(config, run_dir) if arguments is None else list(arguments)
     module = is_module(script)
-    sys.argv = [str(file) if module else _as_typed(script["path"], file), *argv]
+    typed = script["path"] if Path(script["path"]).exists() else str(file)
+    sys.argv = [str(file) if module else typed, *argv]
     sys.path[0] = str(Path.cwd()) if module else str(file.parent)
     if module:  # packages are found from where the command was typed
         sys.path.insert(1, script["typed_in_dir"])
     _seed(config["seed"])
     configure_torch(config)
-    _show_life()
+    if folder := os.environ.get(ATTEMPT_DIR):  # every step of every optimizer is a sign of life
+        heartbeat.start(Attempt(Path(folder)).pulse)
+        register_optimizer_step_post_hook(lambda *_: heartbeat.beat())
     try:
         _check_ranks(config)
-        hold = Hold(config)
-        hold.install()
+        interceptor = Interceptor(config)
+        interceptor.install()
     except UserError as error:
-        return _refused(error)
+        return _print_error(error)
     watch()
     run = RunDir(run_dir)
     before = (read_object(run.env) or {}).get("attached")
     # Records of earlier versions lack the facts of an attempt that was killed; its checkpoint shows that it trained.
-    has_trained = hold.was_attached(before) or (before is None and run.saved_at() > 0)
+    has_trained = _was_attached(interceptor, before) or (before is None and run.saved_at() > 0)
     is_first_rank = int(os.environ.get("RANK", "0")) == 0
     if is_first_rank:
-        _record_early(hold, run)
-    code = _execute(file, module, hold)
-    hold.products.note_models_in_float32()
-    nothing_was_left = has_trained and hold.steps.none_so_far
-    facts = before if nothing_was_left and before else hold.facts()
+        _record_early(interceptor, run)
+    code = _execute(file, module, interceptor)
+    interceptor.loaded_models.add_notes()
+    nothing_was_left = has_trained and not interceptor.events.has_trained
+    facts = before if nothing_was_left and before else interceptor.facts()
     if code == OK:
         if nothing_was_left:
             print("cpdrun: nothing was left to train: an earlier attempt had taken the last step")
-        _tell(facts)
+        _print_facts(facts)
     if is_first_rank:
         with suppress(OSError):
             write_environment(run, _device(), None, config, attached=facts)
     if code == OK and not nothing_was_left:
         try:
-            hold.check()
+            interceptor.check()
         except UserError as error:
-            return _refused(error)
+            return _print_error(error)
     return code
 
 
-def _record_early(hold: Hold, run: RunDir) -> None:
+def _was_attached(interceptor: Interceptor, facts: Any) -> bool:
+    """Return whether the facts of an earlier attempt show that its gradients were exchanged as configured."""
+    gradients = facts.get("gradients") if isinstance(facts, dict) else None
+    if not isinstance(gradients, dict) or not facts.get("optimizer_steps"):
+        return False
+    return interceptor.settings.plain or gradients.get("exchange") not in (None, [], [LEFT_ALONE])
+
+
+def _record_early(interceptor: Interceptor, run: RunDir) -> None:
     """Write to env.json what is attached, after the first step and whenever a later step reaches more parameters.
 
     A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
@@ -111,15 +149,15 @@ def _record_early(hold: Hold, run: RunDir) -> None:
 
     def after_step(*_: Any) -> None:
         nonlocal recorded
-        if len(hold.script.reached) > recorded:
-            recorded = len(hold.script.reached)
+        if len(interceptor.script.reached) > recorded:
+            recorded = len(interceptor.script.reached)
             with suppress(OSError):
-                write_json(run.env, {**(read_object(run.env) or {}), "attached": hold.facts()})
+                write_json(run.env, {**(read_object(run.env) or {}), "attached": interceptor.facts()})
 
     register_optimizer_step_post_hook(torch.compiler.disable(after_step))
 
 
-def _execute(file: Path, module: str | None, hold: Hold) -> int:
+def _execute(file: Path, module: str | None, interceptor: Interceptor) -> int:
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -127,17 +165,30 @@ def _execute(file: Path, module: str | None, hold: Hold) -> int:
             runpy.run_path(str(file), run_name="__main__")
     except UserError as error:
         _print_place(error, file)
-        return _refused(error)
+        return _print_error(error)
     except BaseException as error:
         code = _exit_code(error, file)
         if code != OK:
-            hold.say_not_finite()  # now, because the traceback keeps the script's models alive
+            print_nonfinite(interceptor)  # now, because the traceback keeps the script's models alive
         return code
     return OK
 
 
+def print_nonfinite(interceptor: Interceptor) -> None:
+    """Print, for a script that has failed, if its weights are not finite, and what to do about it.
+
+    Many scripts notice such weights only by a later error.
+    """
+    weights = [p.detach() for p in interceptor.script.parameters()]
+    with suppress(RuntimeError):  # a GPU may be unusable by now
+        if count := count_nonfinite(weights):
+            total = sum(p.numel() for p in weights)
+            line = f"{NOT_FINITE} ({count} of {total}){interceptor.settings.overflow_advice}"
+            print(line, file=sys.stderr, flush=True)
+
+
 def _print_place(error: UserError, file: Path) -> None:
-    """Print which line of the script called what is refused. Frames of torch and of cpdrun would say no more."""
+    """Print the line of the script that called what is refused. Frames of torch and of cpdrun would add nothing."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if frames:
         print(f"cpdrun: at {file.name}, line {frames[-1].lineno}: {frames[-1].line}", file=sys.stderr)
@@ -150,26 +201,21 @@ def _exit_code(error: BaseException, file: Path) -> int:
             return error.code or OK
         print(error.code, file=sys.stderr)
         return FAILED
-    of_script = _of_script(error, file)
+    of_script = _traceback_of_script(error, file)
     sys.excepthook(type(error), error.with_traceback(of_script), of_script)
     return FAILED
 
 
-def _of_script(error: BaseException, file: Path) -> Any:
-    """Its traceback from the script's own first frame on."""
+def _traceback_of_script(error: BaseException, file: Path) -> Any:
+    """Return the traceback from the script's first frame on."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(file):
         frame = frame.tb_next
     return frame or error.__traceback__
 
 
-def _as_typed(path: str, file: Path) -> str:
-    """sys.argv[0] as python has it: the path as it was typed, where that leads to the file from here."""
-    return path if Path(path).exists() else str(file)
-
-
 def _check_ranks(config: dict[str, Any]) -> None:
-    """Another launcher may start another number of ranks than the run is named for."""
+    """Raise UserError if another launcher has started another number of ranks than nproc."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != config["nproc"]:
         raise UserError(
@@ -187,30 +233,22 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _show_life() -> None:
-    """Every step of every optimizer is a sign of life."""
-    if folder := os.environ.get(ATTEMPT_DIR):
-        heartbeat.start(Attempt(Path(folder)).pulse)
-        register_optimizer_step_post_hook(lambda *_: heartbeat.beat())
-
-
-def _tell(facts: dict[str, Any]) -> None:
-    """What was attached and what was left alone; the names of all of it are in env.json."""
+def _print_facts(facts: dict[str, Any]) -> None:
+    """Print what was intercepted and what was left alone. env.json has all names."""
     gradients, products = facts["gradients"], facts["products"]
     reached = f", {gradients['parameters']} parameters, world_size={gradients['workers']}"
     print(
         f"cpdrun: gradients {' and '.join(gradients['exchange'])}{reached if gradients['parameters'] else ''}"
     )
-    for what, names in (
+    for title, names in (
         ("in fp32 as full_precision says", gradients["in_fp32"]),
         ("never exchanged", gradients["left_alone"]),
         ("products rounded", list(products["rounded"])),
         ("products in fp32", list(products["in_fp32"]) if products["rounded"] else []),
     ):
         if names:
-            print(
-                f"cpdrun: {what}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
-            )
+            rest = ", ..." if len(names) > MOST_NAMED else ""
+            print(f"cpdrun: {title}: {', '.join(names[:MOST_NAMED])}{rest}")
     for note in facts["notes"]:
         print(f"cpdrun: {note}")
     sys.stdout.flush()
@@ -221,6 +259,6 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if in_use else torch.device("cpu")
 
 
-def _refused(error: UserError) -> int:
+def _print_error(error: UserError) -> int:
     print(f"error: {error}", file=sys.stderr, flush=True)
     return error.exit_code

@@ -37,7 +37,7 @@ from harness import Report, describe_machine, make_parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.attach.recorder import Recorder
 from cpdrun.sweep import plan
 
@@ -119,19 +119,19 @@ def measure(
         return compare(alone, make_turn(make, workers, None), nullcontext, steps)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    hold = Hold(config(ranks, workers, *overrides))
-    hold.script.say = lambda line: None
+    interceptor = Interceptor(config(ranks, workers, *overrides))
+    interceptor.script.print = lambda line: None
 
     @contextmanager
     def attached() -> Iterator[None]:
-        hold.install()
+        interceptor.install()
         yield
-        hold.uninstall()
+        interceptor.uninstall()
 
     with attached():
         other = make_turn(make, workers, Recorder(Path(folder), rank=rank))
     measured = compare(alone, other, attached, steps)
-    hold.check()
+    interceptor.check()
     return measured
 
 

@@ -13,28 +13,28 @@ sys.path.append(str(Path(__file__).parents[1] / "comm"))
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """One thread, as each rank has; and nothing held."""
+    """One thread, as each rank has; and nothing interceptor."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-    if "cpdrun.attach.hold" in sys.modules:
-        hold = sys.modules["cpdrun.attach.hold"].Hold
-        if hold.current is not None:
-            hold.current.uninstall()
+    if "cpdrun.attach.intercept.interceptor" in sys.modules:
+        interceptor = sys.modules["cpdrun.attach.intercept.interceptor"].Interceptor
+        if interceptor.current is not None:
+            interceptor.current.uninstall()
 
 
 @pytest.fixture
-def hold() -> Callable[..., Any]:
-    """This process held to a run, as typed; to one at a time."""
-    from held_script import config
+def intercept() -> Callable[..., Any]:
+    """Return a function that intercepts this process, as for a run with the given settings."""
+    from intercepted_script import config
 
-    from cpdrun.attach.hold import Hold
+    from cpdrun.attach.intercept.interceptor import Interceptor
 
-    def installed(*typed: str) -> Hold:
-        if Hold.current is not None:
-            Hold.current.uninstall()
-        made = Hold(config(*typed))
+    def installed(*typed: str) -> Interceptor:
+        if Interceptor.current is not None:
+            Interceptor.current.uninstall()
+        made = Interceptor(config(*typed))
         made.install()
         return made
 

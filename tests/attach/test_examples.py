@@ -90,8 +90,8 @@ def trained(tmp_path: Path) -> Callable[..., dict[str, torch.Tensor]]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         script, run = SCRIPTS / f"{name}.py", {}
         if fmt:
-            held = run_dir(script, folder, ranks, fmt, f"world_size={workers}")
-            run = {"CPDRUN_RUN_DIR": str(held.path)}
+            interceptor = run_dir(script, folder, ranks, fmt, f"world_size={workers}")
+            run = {"CPDRUN_RUN_DIR": str(interceptor.path)}
         # what several processes share, one accumulates
         arguments = SHORT[name].format(workers=workers // ranks).split()
         run_script(ranks, script, arguments, folder, how, **run)

@@ -1,6 +1,6 @@
 """The log of a script: bounded, and cut into lines."""
 
-from cpdrun.attach.watched.log import BoundedLog
+from cpdrun.attach.script_process import BoundedLog
 from cpdrun.script_metrics.lines import LINE_BYTES, Lines
 
 

@@ -15,7 +15,7 @@ from cpdrun.sweep import plan
 
 SCRIPT = Path(__file__).with_name("saving_script.py")
 RANK = "import sys; from cpdrun.attach.rank import run_rank; sys.exit(run_rank(sys.argv[1]))"
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 
 def start(run):

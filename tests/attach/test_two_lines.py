@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from held_script import config
+from intercepted_script import config
 from torch import nn
 
 import cpdrun
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.record import RunDir
 
 SCRIPT = """
@@ -72,31 +72,31 @@ def test_two_lines_do_nothing_without_cpdrun(said) -> None:
     assert said(ATTACHED) == said(ALONE)
 
 
-def test_two_lines_take_hold_of_what_was_made_before(said, run_dir: Path, monkeypatch: Any) -> None:
+def test_two_lines_intercept_what_was_made_before(said, run_dir: Path, monkeypatch: Any) -> None:
     """In a process that some launcher of the script's own started."""
     at_exit = []
-    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     alone, _ = said(ALONE)
     monkeypatch.setenv("CPDRUN_RUN_DIR", str(run_dir))
     attached, told = said(ATTACHED)
     assert attached != alone and "rounded before the optimizer's step" in told
     rows = [json.loads(line) for line in RunDir(run_dir).metrics.read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert Hold.current.check_at_exit in at_exit
+    assert any(Interceptor.current in call for call in at_exit)
 
 
 def test_a_script_that_steps_by_hand_ends_with_an_error(run_dir: Path) -> None:
     code = "import cpdrun; run = cpdrun.attach(); run.log(epoch=1, loss=0.1)"
     ended = python(code, CPDRUN_RUN_DIR=str(run_dir))
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: format=e3m0 with APS took hold of no gradient")
+    assert ended.stderr.startswith("error: format=e3m0 with APS reached no gradient")
 
 
 def test_inside_a_run(run_dir: Path, monkeypatch: Any) -> None:
     """What the runner has installed is what the script is given."""
     monkeypatch.setenv("CPDRUN_RUN_DIR", str(run_dir))
-    hold = Hold(config("format=e3m0", "aps=true", "world_size=2"))
-    hold.install()
+    interceptor = Interceptor(config("format=e3m0", "aps=true", "world_size=2"))
+    interceptor.install()
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = cpdrun.attach(optimizer, model)
@@ -105,4 +105,4 @@ def test_inside_a_run(run_dir: Path, monkeypatch: Any) -> None:
         with run.worker(w):
             model(torch.randn(5, 8)).square().mean().backward()
     optimizer.step()
-    assert hold.facts()["gradients"]["parameters"] == 2
+    assert interceptor.facts()["gradients"]["parameters"] == 2

@@ -20,7 +20,7 @@ def run_ranks(
     function: Callable[..., Any],
     *arguments: Any,
     dies: Collection[int] = (),
-    timeout_s: float = 120,
+    timeout_s: float = 600,
 ) -> list[Any]:
     """function(*arguments) in each of n ranks; AssertionError with the traceback of a rank that raised.
 

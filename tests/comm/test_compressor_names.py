@@ -264,7 +264,7 @@ def test_without_compression_it_is_the_float32_sum():
             "fmt is a Sum: pass a format, such as e4m3",
         ),
         ({"compressor": "power_sgd", "keep": 1}, ValueError, "keep: compressor=power_sgd takes rank"),
-        ({"compressor": "top_k", "error_feedback": True}, ValueError, "take ddp_hook or AllReduceSync"),
+        ({"compressor": "top_k", "error_feedback": True}, ValueError, "use ddp_hook or AllReduceSync"),
     ],
 )
 def test_what_does_not_fit_gets_one_line(options, error, message):

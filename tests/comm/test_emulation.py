@@ -220,7 +220,7 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
         ({"order": "native"}, "fp32"),
         ({"kahan": "yes"}, "kahan='yes': choose one of False, True"),
         ({"order": "ring", "requantise": "once"}, "requantise=once adds in float32, which leaves only rank"),
-        ({"error_feedback": True}, "take ddp_hook or AllReduceSync, which remember"),
+        ({"error_feedback": True}, "use ddp_hook or AllReduceSync"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict, says: str) -> None:

@@ -1,13 +1,12 @@
-"""Trainers that log, save and resume by themselves, so that a script of theirs needs no line for its run: one file a
-library, imported when the script imports the library.
+"""Integrations of trainers, so that scripts with such a trainer need no line of their own for a run.
 
-Their gradients are held as anybody's (`cpdrun.attach.hold`). Here the metrics that they log go into the run's record,
-and where the run is to stop they save into the run's checkpoint_dir, end the script, and go on from there when it is
-started again: to the same bits, for what the run remembers (`Run.state_dict`) goes into each of their checkpoints.
+Each library has one file, which is imported when the script imports the library. The metrics that the trainer logs are
+recorded. When the run should stop, the trainer saves into the run's checkpoint_dir, and the script ends. When it is
+started again, the trainer resumes from there with the same bits, because its checkpoints contain `Run.state_dict`.
 
-OWN lists the modules that are waited for. An installed package adds its own by an entry point of the group
-`cpdrun.integrations`: its name is the module that is waited for, its value a function that is called with that module.
-Outside of a run nothing here is imported: no entry point of cpdrun is of a group that another library loads.
+OWN lists the modules that have an integration. An installed package adds one by an entry point of the group
+`cpdrun.integrations`. Its name is the name of a module, and its value is a function that is called with that module.
+Outside of a run, nothing here is imported, because cpdrun has no entry point of a group that another library loads.
 """
 
 import os
@@ -34,7 +33,7 @@ OWN = {
 
 
 def watch() -> Callable[[], None]:
-    """Give each library its integration when it is imported, or now if it already is. Returns what undoes it."""
+    """Call each integration when its library is imported, or now if it already is. Return a function to undo this."""
     waiting = {name: EntryPoint(name, f"{__name__}.{value}", GROUP) for name, value in OWN.items()}
     waiting |= {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in [name for name in waiting if name in sys.modules]:
@@ -45,12 +44,12 @@ def watch() -> Callable[[], None]:
 
 
 def in_a_run() -> bool:
-    """Whether this process is of one."""
+    """Return whether this process is part of a run."""
     return RUN_DIR in os.environ
 
 
 def numbers_of(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a library's log entries that are numbers, or tensors of one element."""
+    """Return the logged values that are numbers, or tensors of one element."""
     return {name: value for name, value in logged.items() if _is_number(value)}
 
 
@@ -61,17 +60,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _integrate(entry: EntryPoint, module: ModuleType) -> None:
-    """A library that is not as its integration knows it trains all the same, and the log says what it lacks."""
+    """Call an integration. If it does not fit the library's version, print a line and let the script train."""
     try:
         entry.load()(module)
     except (AttributeError, ImportError, TypeError) as error:
         print(
-            f"cpdrun: {entry.name} is not as {entry.value} knows it: {error}; log by run.log", file=sys.stderr
+            f"cpdrun: {entry.value} does not fit this version of {entry.name}: {error}; log by run.log",
+            file=sys.stderr,
         )
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing itself: the modules that are waited for are found as ever, and looked at once they are loaded."""
+    """Finds the modules that have an integration as Python does, and calls the integration after they are loaded."""
 
     def __init__(self, waiting: dict[str, EntryPoint]) -> None:
         self.waiting = waiting
@@ -81,7 +81,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         entry = self.waiting.pop(name, None)
         spec = find_spec(name) if entry else None
-        if spec is not None and spec.loader is not None:
+        if entry is not None and spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, entry)
         return spec
 
@@ -97,6 +97,8 @@ class _Loader(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = module.__spec__.loader = self.loader
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
         self.loader.exec_module(module)
         _integrate(self.entry, module)

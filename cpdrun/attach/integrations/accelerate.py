@@ -1,6 +1,6 @@
-"""Accelerate: what `accelerator.log(values, step=...)` gives its trackers is recorded too, with trackers or without.
+"""Accelerate: record what `accelerator.log(values, step=...)` logs, even without trackers.
 
-`save_state` saves with the rest what the run remembers between steps, and `load_state` gives it back.
+`save_state` also saves the state of the run, and `load_state` loads it.
 """
 
 import functools
@@ -14,12 +14,12 @@ import torch
 import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 
-REMEMBERED = "cpdrun.pt"  # in a checkpoint's folder
+STATE_FILE = "cpdrun.pt"  # in a checkpoint's folder
 
 
 def install(module: ModuleType) -> None:
-    """module: accelerate.accelerator."""
-    module.Accelerator.__init__ = _that_remembers(module.Accelerator.__init__)
+    """Wrap the methods of Accelerator. `module` is accelerate.accelerator."""
+    module.Accelerator.__init__ = _with_state(module.Accelerator.__init__)
     module.Accelerator.log = _recorded(module.Accelerator.log)
 
 
@@ -33,7 +33,7 @@ def _recorded(log: Callable) -> Callable:
     return recorded
 
 
-def _that_remembers(construct: Callable) -> Callable:
+def _with_state(construct: Callable) -> Callable:
     @functools.wraps(construct)
     def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
@@ -41,11 +41,11 @@ def _that_remembers(construct: Callable) -> Callable:
             return
 
         def save(models: Any, weights: Any, folder: str) -> None:
-            if (remembered := cpdrun.attach().state_dict()) and self.is_main_process:
-                torch.save(remembered, Path(folder) / REMEMBERED)
+            if (state := cpdrun.attach().state_dict()) and self.is_main_process:
+                torch.save(state, Path(folder) / STATE_FILE)
 
         def load(models: Any, folder: str) -> None:
-            if (file := Path(folder) / REMEMBERED).is_file():
+            if (file := Path(folder) / STATE_FILE).is_file():
                 cpdrun.attach().load_state_dict(torch.load(file, weights_only=True))
 
         self.register_save_state_pre_hook(save)

@@ -1,11 +1,12 @@
-"""Lightning: callbacks for its Trainer and for Fabric; a Trainer goes on where it was stopped.
+"""Lightning: callbacks that record the metrics of Trainer and Fabric, and that let a Trainer resume.
 
-Trainer: what `self.log` leaves in callback_metrics is recorded at the end of each epoch, and after other validations
-and tests. Where the run is to stop, it saves into the run's checkpoint_dir at the end of its epoch (within one,
-Lightning would leave out what is left of it), and the script ends there; the next one's `fit()` goes on from it. The
-states of the random numbers are saved too, each process's own, which Lightning does not do. In every checkpoint of a
-Trainer is what the run remembers between steps.
-Fabric: what `fabric.log` and `fabric.log_dict` give its loggers is recorded too.
+Trainer: the metrics that `self.log` leaves in callback_metrics are recorded at the end of each epoch, and after other
+validations and tests. When the run should stop, the Trainer saves into the run's checkpoint_dir at the end of its
+epoch, because Lightning does not resume within one, and the script ends. The next attempt's `fit()` resumes from there.
+The random states of each process are saved, too, which Lightning does not do. Every checkpoint of a Trainer contains
+the state of the run.
+
+Fabric: what `fabric.log` and `fabric.log_dict` log is recorded, too.
 
 `lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
 """
@@ -27,7 +28,7 @@ import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 
 CHECKPOINT = "lightning.ckpt"
-REMEMBERED = "cpdrun"  # in every checkpoint of a Trainer's
+STATE_KEY = "cpdrun"  # in every checkpoint of a Trainer
 RANDOM = "random{rank}.pt"
 ARGUMENTS = (
     "model",
@@ -40,15 +41,20 @@ ARGUMENTS = (
 
 
 class _Recorded:
-    """Of a Trainer's fit."""
+    """The callback of a Trainer.
+
+    Attributes:
+        folder: Where the Trainer saves when the run should stop. None means that it is not asked to stop.
+        stopped: Whether it has saved and stopped.
+    """
 
     def __init__(self) -> None:
         self.run = cpdrun.attach()
-        self.folder: Path | None = None  # where it saves when it is to stop; None: it is not asked to
+        self.folder: Path | None = None
         self.stopped = False
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        # the validation at an epoch's end is recorded with the epoch
+        # The validation at the end of an epoch is recorded with the epoch.
         at_its_end = trainer.state.fn == "fit" and trainer.is_last_batch
         if not trainer.sanity_checking and not at_its_end:
             self._log(trainer)
@@ -65,28 +71,30 @@ class _Recorded:
             self.stopped = trainer.should_stop = True
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        if remembered := self.run.state_dict():
-            checkpoint[REMEMBERED] = remembered
+        if state := self.run.state_dict():
+            checkpoint[STATE_KEY] = state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":
-            self.run.load_state_dict(checkpoint.get(REMEMBERED, {}))
-        # here, before the next epoch's loaders draw
+            self.run.load_state_dict(checkpoint.get(STATE_KEY, {}))
+        # Set random states now, before the data loaders of the next epoch use them.
         if self.folder is not None and str(trainer.ckpt_path) == str(self.folder / CHECKPOINT):
             _set_random_states(torch.load(self._random(trainer), weights_only=True))
 
     def _random(self, trainer: Any) -> Path:
+        assert self.folder is not None
         return self.folder / RANDOM.format(rank=trainer.global_rank)
 
     def _log(self, trainer: Any) -> None:
-        # which epoch it is in, from 1; after fit, how many there were
+        # The epoch counts from 1 during fit, and is the number of epochs after it.
         epoch = trainer.current_epoch + (trainer.state.fn == "fit")
         if values := numbers_of(trainer.callback_metrics):
             self.run.log(**{**values, "epoch": epoch, "step": trainer.global_step})
 
 
 def _random_states() -> dict[str, Any]:
-    kind, keys, *rest = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    kind, keys, *rest = state
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     numpys = [kind, keys.tolist(), *rest]
     return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": numpys}
@@ -100,7 +108,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
 
 
 class _FabricLogger:
-    """As a logger of Fabric's."""
+    """A logger of Fabric that records metrics in the run."""
 
     name, version = "cpdrun", ""
 
@@ -130,8 +138,8 @@ def install_fabric(module: ModuleType) -> None:
     _add_callback(module, _FabricCallback)
 
 
-def _add_callback(module: ModuleType, make: Callable[[], Any]) -> None:
-    """Have Lightning take a callback of ours, inside a run, with those that it finds by entry points."""
+def _add_callback(module: Any, make: Callable[[], Any]) -> None:
+    """Add a callback, inside a run, to those that Lightning finds by entry points."""
     load = module._load_external_callbacks
 
     @functools.wraps(load)
@@ -142,7 +150,7 @@ def _add_callback(module: ModuleType, make: Callable[[], Any]) -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Add a callback to every Trainer, which then goes on from where the run was stopped.
+    """Add a callback to every Trainer, and let `fit` resume from where the run was stopped.
 
     `module` is lightning.pytorch.trainer.trainer, or pytorch_lightning's.
     """
@@ -157,11 +165,13 @@ def install(module: ModuleType) -> None:
 
     @functools.wraps(fit)
     def resumed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # of several trainings in a script each goes on from its own
+        # Each of several trainings in a script resumes from its own checkpoint.
         number, callback = next(numbers), next((c for c in self.callbacks if isinstance(c, _Recorded)), None)
         if callback is None or not in_a_run():
             return fit(self, *args, **kwargs)
-        callback.folder = callback.run.checkpoint_dir / f"lightning{number}"
+        folder = callback.run.checkpoint_dir
+        assert folder is not None
+        callback.folder = folder / f"lightning{number}"
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         if given.get("ckpt_path") is None and (callback.folder / CHECKPOINT).is_file():
             given["ckpt_path"] = str(callback.folder / CHECKPOINT)

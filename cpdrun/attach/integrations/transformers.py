@@ -1,11 +1,11 @@
 """Hugging Face's Trainer: a callback that every Trainer gets inside a run.
 
-    Trainer(..., callbacks=[CpdrunCallback()])      is the same by hand; outside of a run it does nothing
+    Trainer(..., callbacks=[CpdrunCallback()])      adds it by hand; outside of a run it does nothing
 
-What Trainer logs is recorded under its names (loss, eval_loss, what compute_metrics gives with eval_ before it), less
-what tells the time. Where the run is to stop, Trainer saves a checkpoint into the run's checkpoint_dir after the step
-it is at, whatever its save_strategy, and the script ends there; the next one's `train()` goes on from it. In every
-checkpoint of Trainer's is what the run remembers between steps.
+What Trainer logs is recorded under its names (loss, eval_loss, the results of compute_metrics with the prefix eval_),
+except for times. When the run should stop, Trainer saves a checkpoint into the run's checkpoint_dir after the current
+step, whatever its save_strategy, and the script ends. The next attempt's `train()` resumes from it. Every checkpoint of
+Trainer contains the state of the run.
 """
 
 import functools
@@ -23,12 +23,17 @@ import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 from cpdrun.attach.run import Run
 
-REMEMBERED = "cpdrun.pt"  # in a checkpoint's folder
-OF_TIME = ("_runtime", "_per_second", "total_flos", "epoch")
+STATE_FILE = "cpdrun.pt"  # in a checkpoint's folder
+TIMES = ("_runtime", "_per_second", "total_flos", "epoch")
 
 
 class CpdrunCallback(TrainerCallback):
-    """One for a Trainer. folder: where it saves when it is to stop; None: it is not asked to."""
+    """The callback of one Trainer.
+
+    Attributes:
+        folder: Where the Trainer saves when the run should stop. None means that it is not asked to stop.
+        stopped: Whether it has saved and stopped.
+    """
 
     def __init__(self) -> None:
         self.run = cpdrun.attach()
@@ -36,7 +41,7 @@ class CpdrunCallback(TrainerCallback):
         self.stopped = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        values = {k: v for k, v in numbers_of(logs or {}).items() if not k.endswith(OF_TIME)}
+        values = {k: v for k, v in numbers_of(logs or {}).items() if not k.endswith(TIMES)}
         if values:
             self.run.log(**{**values, "step": state.global_step, "epoch": state.epoch or 0.0})
 
@@ -47,12 +52,12 @@ class CpdrunCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if (remembered := self.run.state_dict()) and args.should_save:
-            torch.save(remembered, Path(args.output_dir) / f"checkpoint-{state.global_step}" / REMEMBERED)
+        if (state_of_run := self.run.state_dict()) and args.should_save:
+            torch.save(state_of_run, Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE)
 
 
 def install(module: ModuleType) -> None:
-    """module: transformers.trainer."""
+    """Add the callback to every Trainer, and let `train` resume. `module` is transformers.trainer."""
     construct, train = module.Trainer.__init__, module.Trainer.train
     numbers = itertools.count()
 
@@ -64,14 +69,16 @@ def install(module: ModuleType) -> None:
 
     @functools.wraps(train)
     def resumed(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # of several trainings in a script each goes on from its own
+        # Each of several trainings in a script resumes from its own checkpoint.
         number, callback = next(numbers), _callback_of(self)
         if callback is None or not in_a_run():
             return train(self, resume_from_checkpoint, *args, **kwargs)
-        callback.folder = callback.run.checkpoint_dir / f"trainer{number}"
+        folder = callback.run.checkpoint_dir
+        assert folder is not None
+        callback.folder = folder / f"trainer{number}"
         if not resume_from_checkpoint and callback.folder.is_dir():
             resume_from_checkpoint = get_last_checkpoint(str(callback.folder))
-        _load_remembered(self, resume_from_checkpoint, callback.run)
+        _load_state(self, resume_from_checkpoint, callback.run)
         result = train(self, resume_from_checkpoint, *args, **kwargs)
         if callback.stopped:
             raise SystemExit(os.EX_TEMPFAIL)
@@ -80,11 +87,11 @@ def install(module: ModuleType) -> None:
     module.Trainer.__init__, module.Trainer.train = with_callback, resumed
 
 
-def _load_remembered(trainer: Any, resume_from: Any, run: Run) -> None:
-    """resume_from: a checkpoint's folder, True for the last of the Trainer's own, or nothing."""
+def _load_state(trainer: Any, resume_from: Any, run: Run) -> None:
+    """Load the state of the run from a checkpoint's folder, or from the Trainer's last checkpoint if it is True."""
     if resume_from is True:
         resume_from = get_last_checkpoint(trainer.args.output_dir)
-    file = Path(resume_from or "") / REMEMBERED
+    file = Path(resume_from or "") / STATE_FILE
     if resume_from and file.is_file():
         run.load_state_dict(torch.load(file, weights_only=True))
 

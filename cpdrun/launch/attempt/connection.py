@@ -18,7 +18,7 @@ ENGINE = "cpdrun.train.engine"
 RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"  # what a rank of a run is: its `run_rank`
 LOOK, SCRIPT_LOOK = (
     "cpdrun.train.preflight.check",
-    "cpdrun.attach.look",
+    "cpdrun.attach.runner",
 )  # what looks whether runs can start: its `check`
 LOOK_S = 0.25  # between two looks at whether the engine was killed
 LEAVING_S = 10.0  # for the ranks to leave memory, once they have ended

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 from bits import same_bits
-from held_linear import E3M0, gradients, linear, loss_of, step_of
-from held_script import STEPS, Net
+from intercepted_script import STEPS, Net
+from linear_script import E3M0, gradients, linear, loss_of, step_of
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim import optimizer as optim
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.attach.run import Outside
 from cpdrun.comm import emulate_all_reduce
 from cpdrun.errors import UserError
 
 
-def test_played_workers_are_summed_as_machines_would(hold) -> None:
+def test_played_workers_are_summed_as_machines_would(intercept) -> None:
     """Their losses undivided, for N that is no power of two; buffers follow worker 0."""
-    held_now = hold(*E3M0, "world_size=3")
+    interceptor = intercept(*E3M0, "world_size=3")
     torch.manual_seed(0)
     model = Net()
     alone = copy.deepcopy(model)
@@ -31,8 +31,8 @@ def test_played_workers_are_summed_as_machines_would(hold) -> None:
     for step in range(2):
         optimizer.zero_grad()
         own = []
-        for w in held_now.workers:
-            with held_now.worker(w):
+        for w in interceptor.workers:
+            with interceptor.worker(w):
                 loss_of(model, w, step).backward()
                 own.append([p.grad.clone() for p in model.parameters()])
         loss_of(alone, 0, step)
@@ -44,9 +44,9 @@ def test_played_workers_are_summed_as_machines_would(hold) -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_divided_losses_are_summed_as_they_are(hold, said: bool) -> None:
+def test_divided_losses_are_summed_as_they_are(intercept, said: bool) -> None:
     """Said by run.worker, or counted; `.grad` is complete once the last backward pass has ended."""
-    held_now = hold(*E3M0, "world_size=4")
+    interceptor = intercept(*E3M0, "world_size=4")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -57,18 +57,18 @@ def test_divided_losses_are_summed_as_they_are(hold, said: bool) -> None:
             own.append(gradients(model, loss))
             if said:
                 # around the backward pass alone
-                with held_now.worker(w, divided=True):
+                with interceptor.worker(w, divided=True):
                     loss.backward()
             else:
                 loss.backward()
         expected = [emulate_all_reduce(list(of), "e3m0", aps=True) for of in zip(*own, strict=True)]
         assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
         optimizer.step()
-    held_now.check()
+    interceptor.check()
 
 
-def test_a_last_smaller_batch_has_workers_that_send_zeros(hold) -> None:
-    held_now = hold(*E3M0, "world_size=4")
+def test_a_last_smaller_batch_has_workers_that_send_zeros(intercept) -> None:
+    interceptor = intercept(*E3M0, "world_size=4")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     for passes in (4, 2):
@@ -82,12 +82,12 @@ def test_a_last_smaller_batch_has_workers_that_send_zeros(hold) -> None:
     zeros = [torch.zeros_like(p) for p in model.parameters()]
     for p, *of in zip(model.parameters(), *own, zeros, zeros, strict=True):
         assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
-    assert "fewer backward passes than workers" in held_now.facts()["notes"][0]
+    assert "fewer backward passes than workers" in interceptor.facts()["notes"][0]
 
 
-def test_zeroed_gradients_count_no_more(hold) -> None:
+def test_zeroed_gradients_count_no_more(intercept) -> None:
     """A script that throws half a round away."""
-    hold(*E3M0, "world_size=2")
+    intercept(*E3M0, "world_size=2")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     loss_of(model, 5, 0).backward()
@@ -102,9 +102,9 @@ def test_zeroed_gradients_count_no_more(hold) -> None:
         assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
 
 
-def test_a_pass_that_reaches_no_parameter_is_no_workers(hold) -> None:
+def test_a_pass_that_reaches_no_parameter_is_no_workers(intercept) -> None:
     """As one through inputs alone."""
-    held_now = hold(*E3M0, "world_size=2")
+    interceptor = intercept(*E3M0, "world_size=2")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.ones(3, requires_grad=True)
@@ -113,20 +113,20 @@ def test_a_pass_that_reaches_no_parameter_is_no_workers(hold) -> None:
         loss_of(model, w, 0).backward()
     x.square().sum().backward()
     optimizer.step()
-    assert held_now.facts()["gradients"]["exchange"] == ["a backward pass counts as a worker"]
-    assert x.grad is not None and held_now.facts()["notes"] == []
+    assert interceptor.facts()["gradients"]["exchange"] == ["a backward pass counts as a worker"]
+    assert x.grad is not None and interceptor.facts()["notes"] == []
 
 
-def test_a_worker_that_fails_leaves_the_gradients_as_they_were(hold) -> None:
-    held_now = hold(*E3M0, "world_size=2")
+def test_a_worker_that_fails_leaves_the_gradients_as_they_were(intercept) -> None:
+    interceptor = intercept(*E3M0, "world_size=2")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(KeyError), held_now.worker(0):
+    with pytest.raises(KeyError), interceptor.worker(0):
         loss_of(model, 0, 0).backward()
         raise KeyError("of the script's own")
     assert all(p.grad is None for p in model.parameters())
-    for w in held_now.workers:
-        with held_now.worker(w):
+    for w in interceptor.workers:
+        with interceptor.worker(w):
             loss_of(model, w, 0).backward()
     assert all(p.grad is not None for p in model.parameters())
     optimizer.step()
@@ -135,7 +135,7 @@ def test_a_worker_that_fails_leaves_the_gradients_as_they_were(hold) -> None:
 # ---- fp32
 
 
-def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(hold) -> None:
+def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(intercept) -> None:
     def weights(around: Any) -> list[Tensor]:
         model = linear()
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -148,16 +148,16 @@ def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(hold) -> None:
         return [p.detach() for p in model.parameters()]
 
     alone = weights(Outside().worker)
-    assert all(map(same_bits, weights(hold("world_size=3").worker), alone))
+    assert all(map(same_bits, weights(intercept("world_size=3").worker), alone))
 
 
-def test_fp32_of_undivided_workers_is_the_built_in_sum(hold) -> None:
-    held_now = hold("world_size=3")
+def test_fp32_of_undivided_workers_is_the_built_in_sum(intercept) -> None:
+    interceptor = intercept("world_size=3")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     own = []
-    for w in held_now.workers:
-        with held_now.worker(w):
+    for w in interceptor.workers:
+        with interceptor.worker(w):
             loss = loss_of(model, w, 0)
             own.append(gradients(model, loss))
             loss.backward()
@@ -167,9 +167,9 @@ def test_fp32_of_undivided_workers_is_the_built_in_sum(hold) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
-def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(hold, passes: int) -> None:
+def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(intercept, passes: int) -> None:
     """The backward passes of the first step are counted."""
-    hold("world_size=3")
+    intercept("world_size=3")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
@@ -177,14 +177,14 @@ def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(hold,
         step_of(model, optimizer, passes=passes)
 
 
-def test_fp32_leaves_nothing_in_the_way_of_the_second_step(hold) -> None:
+def test_fp32_leaves_nothing_in_the_way_of_the_second_step(intercept) -> None:
     def in_the_way() -> list[Any]:
         hooks = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
         zero_grads = optim.Optimizer.zero_grad, nn.Module.zero_grad
         return [torch.autograd.backward, *zero_grads, *map(len, hooks)]
 
     before = in_the_way()
-    hold("world_size=3")
+    intercept("world_size=3")
     optimizer = SGD((model := linear()).parameters(), lr=0.1)
     step_of(model, optimizer, passes=3)
     assert not any(now is then for now, then in zip(in_the_way(), before, strict=True))
@@ -195,57 +195,57 @@ def test_fp32_leaves_nothing_in_the_way_of_the_second_step(hold) -> None:
 # ---- what is refused, in one line that says what to do
 
 
-def too_few(held_now: Hold) -> None:
+def too_few(interceptor: Interceptor) -> None:
     step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=1)
 
 
-def too_many(held_now: Hold) -> None:
+def too_many(interceptor: Interceptor) -> None:
     step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=3)
 
 
-def two_optimizers(held_now: Hold) -> None:
+def two_optimizers(interceptor: Interceptor) -> None:
     model = linear()
     step_of(model, SGD(model[1].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1), passes=2)
 
 
-def half_a_round(held_now: Hold) -> None:
+def half_a_round(interceptor: Interceptor) -> None:
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(1):
+    with interceptor.worker(1):
         loss_of(model, 1, 0).backward()
     optimizer.step()
 
 
-def one_twice(held_now: Hold) -> None:
+def one_twice(interceptor: Interceptor) -> None:
     model = linear()
     _kept = SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        with held_now.worker(0):
+        with interceptor.worker(0):
             loss_of(model, 0, 0).backward()
 
 
-def outside_of_a_worker(held_now: Hold) -> None:
+def outside_of_a_worker(interceptor: Interceptor) -> None:
     model = linear()
     _kept = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(0):
+    with interceptor.worker(0):
         loss_of(model, 0, 0).backward()
     loss_of(model, 0, 0).backward()
 
 
-def no_optimizer_yet(held_now: Hold) -> None:
-    with held_now.worker(0):
+def no_optimizer_yet(interceptor: Interceptor) -> None:
+    with interceptor.worker(0):
         loss_of(linear(), 0, 0).backward()
 
 
-def one_in_another(held_now: Hold) -> None:
+def one_in_another(interceptor: Interceptor) -> None:
     model = linear()
     _kept = SGD(model.parameters(), lr=0.1)
-    with held_now.worker(0), held_now.worker(1):
+    with interceptor.worker(0), interceptor.worker(1):
         pass
 
 
-def not_this_process(held_now: Hold) -> None:
-    with held_now.worker(2):
+def not_this_process(interceptor: Interceptor) -> None:
+    with interceptor.worker(2):
         pass
 
 
@@ -254,19 +254,19 @@ REFUSED = [
     (too_many, "more than 2 backward passes: put `with run.worker"),
     (
         two_optimizers,
-        "2 optimizers, so that which backward pass is whose cannot be told: put `with run.worker",
+        "2 optimizers, so that cpdrun cannot know which backward pass belongs to which worker: put `with run.worker",
     ),
-    (half_a_round, "a step before workers 0 have been: put"),
-    (one_twice, r"run.worker\(0\) twice, before workers 1 have been"),
+    (half_a_round, "a step without the gradients of workers 0: put"),
+    (one_twice, r"run.worker\(0\) twice in a step, without workers 1"),
     (outside_of_a_worker, "a backward pass outside of run.worker: put"),
-    (no_optimizer_yet, "before the script has made an optimizer"),
-    (one_in_another, r"run.worker\(1\): stands inside another run.worker"),
-    (not_this_process, r"run.worker\(2\): this process plays the workers \[0, 1\]"),
+    (no_optimizer_yet, "create an optimizer of torch.optim before"),
+    (one_in_another, r"run.worker\(1\) inside another run.worker"),
+    (not_this_process, r"run.worker\(2\): this process emulates the workers \[0, 1\]"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "said"), REFUSED)
-def test_workers_that_cannot_be_told_apart_stop_the_script(hold, wrong: Callable, said: str) -> None:
+def test_workers_that_cannot_be_told_apart_stop_the_script(intercept, wrong: Callable, said: str) -> None:
     with pytest.raises(UserError, match=said) as told:
-        wrong(hold(*E3M0, "world_size=2"))
+        wrong(intercept(*E3M0, "world_size=2"))
     assert "\n" not in str(told.value)

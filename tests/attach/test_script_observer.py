@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from held_linear import gradients, linear, loss_of
+from linear_script import gradients, linear, loss_of
 from torch.optim import LBFGS, SGD
 
-from cpdrun.attach.held.observed import EVERY, Spread
+from cpdrun.attach.intercept.script_observer import EVERY, ObservedSteps
 from cpdrun.cli import main
 from cpdrun.record import RunDir, SweepDir, read_config
 from cpdrun.whatif.collect.observation import ROLES, Observation
@@ -26,15 +26,15 @@ def run(tmp_path, monkeypatch) -> RunDir:
     return RunDir(tmp_path)
 
 
-def train(held, steps: int) -> list[list[torch.Tensor]]:
+def train(interceptor, steps: int) -> list[list[torch.Tensor]]:
     """Of each step each worker's gradients, its losses divided; and what the weights are at the end."""
     model, found = linear(), []
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
         own = []
-        for w in held.workers:
-            loss = loss_of(model, w, step) / len(held.workers)
+        for w in interceptor.workers:
+            loss = loss_of(model, w, step) / len(interceptor.workers)
             own.append(gradients(model, loss))
             loss.backward()
         found.append(own)
@@ -43,11 +43,11 @@ def train(held, steps: int) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("typed", [(), ("format=e3m0", "aps=true")])
-def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(hold, run, typed) -> None:
-    plain = train(hold("world_size=3", *typed), 45)
-    held = hold("world_size=3", "observe=4", *typed)
-    observed = train(held, 45)
-    held.check()
+def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(intercept, run, typed) -> None:
+    plain = train(intercept("world_size=3", *typed), 45)
+    interceptor = intercept("world_size=3", "observe=4", *typed)
+    observed = train(interceptor, 45)
+    interceptor.check()
     assert all(torch.equal(a, b) for a, b in zip(plain[-1], observed[-1], strict=True))
     found = Observation.load(run.observed)
     assert found.steps == [0, 20, 40] and not found.unobserved
@@ -60,8 +60,8 @@ def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(hold, run, typ
 
 
 @pytest.mark.parametrize("typed", [(), ("recipe=mxfp8", "format=e4m3")])
-def test_a_model_that_is_saved_or_copied_during_an_observed_step_has_no_hooks(hold, run, typed) -> None:
-    held = hold("observe=2", *typed)
+def test_a_model_that_is_saved_or_copied_during_an_observed_step_has_no_hooks(intercept, run, typed) -> None:
+    interceptor = intercept("observe=2", *typed)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(12):
@@ -71,12 +71,12 @@ def test_a_model_that_is_saved_or_copied_during_an_observed_step_has_no_hooks(ho
         assert b"cpdrun" not in saved and b"custom_fp" not in saved
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in copied.modules())
         optimizer.step()
-    held.check()
+    interceptor.check()
     assert "activation" in Observation.load(run.observed).by_step[10]
 
 
-def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:
-    held = hold("observe=2")
+def test_a_step_by_closure_is_seen_but_for_gradients(intercept, run) -> None:
+    interceptor = intercept("observe=2")
     model = linear()
     optimizer = LBFGS(model.parameters(), max_iter=3)
 
@@ -87,7 +87,7 @@ def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:
         return loss
 
     optimizer.step(closure)
-    held.check()
+    interceptor.check()
     found = Observation.load(run.observed)
     assert "gradient" not in found.by_step[0] and "closure" in found.unobserved[0]
     assert {"weight", "update"} <= set(found.by_step[0])
@@ -95,7 +95,7 @@ def test_a_step_by_closure_is_seen_but_for_gradients(hold, run) -> None:
 
 def test_steps_are_spread_evenly_whatever_their_number() -> None:
     for most, steps in ((1, 50), (2, 999), (16, 30), (16, 5000)):
-        spread, looks = Spread(most), 0
+        spread, looks = ObservedSteps(most), 0
         for step in range(steps):
             if spread.is_due(step):
                 spread.keep(step)

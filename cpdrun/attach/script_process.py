@@ -1,7 +1,7 @@
-"""The process of a user's script, seen from the one that watches it: started, read, told to stop, and its end.
+"""The process of a user's script, as seen by the process that watches it, and the log of what the script prints.
 
-The script runs in a process of its own, so that whatever it does (os._exit, a crash in C++, the kernel's kill) its last
-words are in the log, and what it printed is read to the end.
+The script has a process of its own. Whatever it does (os._exit, a crash in C++, a kill by the kernel), its last lines
+are in the log, and what it printed is read to the end.
 """
 
 import contextlib
@@ -14,21 +14,62 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from cpdrun.attach.watched.log import BoundedLog
 from cpdrun.parent import adopt_orphans, die_with
 from cpdrun.process_tree import Process, descendants
 from cpdrun.script_metrics.lines import Lines
 
 READ_BYTES = 1 << 16
-LOOK_S = 0.25
+POLL_S = 0.25
+MAX_LOG_BYTES = 64 << 20  # a longer log keeps its first and its last END_BYTES
+END_BYTES = 1 << 20
+
+
+class BoundedLog:
+    """A file that is appended to, and whose middle is dropped when it becomes too long.
+
+    Other processes may append to the file, too.
+
+    Args:
+        path: The file.
+        most_bytes: The size at which the middle is dropped.
+        end_bytes: The size of the beginning and of the end that are kept.
+    """
+
+    def __init__(self, path: Path, most_bytes: int = MAX_LOG_BYTES, end_bytes: int = END_BYTES) -> None:
+        self.path, self.most_bytes, self.end_bytes = path, most_bytes, end_bytes
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self.fd).st_size
+        self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        """Append to the file. Raises OSError if the disk is full."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
+        self._size += len(data)
+        if self._size > self.most_bytes:
+            self._drop_middle()
+
+    def _drop_middle(self) -> None:
+        size = os.fstat(self.fd).st_size
+        end = os.pread(self.fd, self.end_bytes, size - self.end_bytes)
+        self._dropped += size - 2 * self.end_bytes
+        os.ftruncate(self.fd, self.end_bytes)
+        note = f"\n... {self._dropped:,} bytes are left out here: a log of more than {self.most_bytes >> 20} MiB\n"
+        kept = note.encode() + end.partition(b"\n")[2]
+        os.write(self.fd, kept)
+        self._size = self.end_bytes + len(kept)
 
 
 class ScriptProcess:
-    """A started script. Read `lines` until it has ended; then `exit_code` tells how (-n: by signal n).
+    """A running script. Read `lines` until it has ended.
 
-    left_behind: the processes that the script started, that left its process group, and that outlive it.
+    Attributes:
+        exit_code: The exit code, or -n if signal n ended the script. None while it runs.
+        left_behind: Processes that the script started, that left its process group, and that outlive it.
     """
 
     def __init__(self, pid: int, pipe: int) -> None:
@@ -38,21 +79,21 @@ class ScriptProcess:
         self.left_behind: list[Process] = []
 
     @classmethod
-    def forked(cls, body: Callable[[], int]) -> "ScriptProcess":
-        """`body` in a fork of this process, which has torch imported; what it returns is the exit code."""
+    def fork(cls, body: Callable[[], int]) -> "ScriptProcess":
+        """Call `body` in a fork of this process, which has imported torch. Its result is the exit code."""
         reader, writer = os.pipe()
         adopt_orphans()
         sys.stdout.flush()
         sys.stderr.flush()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            _become_the_script(parent, writer, body)
+            _run_in_child(parent, writer, body)
         os.close(writer)
         return cls(pid, reader)
 
     @classmethod
-    def of_command(cls, command: Sequence[str], environ: Mapping[str, str], folder: str) -> "ScriptProcess":
-        """A program. Raises OSError where it cannot be started."""
+    def start(cls, command: Sequence[str], environ: Mapping[str, str], folder: str) -> "ScriptProcess":
+        """Start a program. Raises OSError if it cannot be started."""
         reader, writer = os.pipe()
         adopt_orphans()
         parent = os.getpid()
@@ -69,18 +110,24 @@ class ScriptProcess:
             )
         finally:
             os.close(writer)
-        process.returncode = 0  # it is waited for by `_end`
+        process.returncode = 0  # because `_end` waits for it
         return cls(process.pid, reader)
 
-    def lines(self, log: BoundedLog, look: Callable[[], None]) -> Iterator[str]:
-        """What it prints, line by line, also into `log`; `look` is called some times a second. Ends with the script,
-        though a process that it left behind may hold its output open."""
-        lines, looked = Lines(), 0.0
+    def lines(self, log: BoundedLog, poll: Callable[[], None]) -> Iterator[str]:
+        """Yield what the script prints, line by line, and write it to `log`.
+
+        The iteration ends with the script, even if a process that the script left behind still has its output open.
+
+        Args:
+            log: The log of the script.
+            poll: A function that is called about four times a second.
+        """
+        lines, polled = Lines(), 0.0
         os.set_blocking(self.pipe, False)
         ended = closed = False
         while not ended:
             waiting = [self.pidfd] if closed else [self.pidfd, self.pipe]
-            ready, _, _ = select.select(waiting, [], [], LOOK_S)
+            ready, _, _ = select.select(waiting, [], [], POLL_S)
             ended = self.pidfd in ready
             if ended:
                 self._end()
@@ -89,30 +136,26 @@ class ScriptProcess:
                 if data:
                     log.write(data)
                     yield from lines.feed(data)
-                if time.monotonic() - looked > LOOK_S:
+                if time.monotonic() - polled > POLL_S:
                     break
-            if ended and not closed:
-                yield from self._rest(log, lines)
-            if time.monotonic() - looked > LOOK_S:
-                looked = time.monotonic()
+            while ended and not closed and (data := self._read()):
+                log.write(data)
+                yield from lines.feed(data)
+            if time.monotonic() - polled > POLL_S:
+                polled = time.monotonic()
                 self._reap_orphans()
-                look()
+                poll()
         yield from lines.last()
 
-    def _rest(self, log: BoundedLog, lines: Lines) -> Iterator[str]:
-        while data := self._read():
-            log.write(data)
-            yield from lines.feed(data)
-
     def _read(self) -> bytes | None:
-        """b"" at the end of it, None where there is nothing now."""
+        """Return b"" at the end of the output, or None if there is nothing at the moment."""
         try:
             return os.read(self.pipe, READ_BYTES)
         except BlockingIOError:
             return None
 
     def signal(self, number: int) -> None:
-        """To the script and all that it started."""
+        """Send a signal to the script and all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -154,7 +197,7 @@ def _close_inherited_files() -> None:
                 os.close(int(name))
 
 
-def _become_the_script(parent: int, writer: int, body: Callable[[], int]) -> NoReturn:
+def _run_in_child(parent: int, writer: int, body: Callable[[], int]) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)

@@ -1,4 +1,4 @@
-"""Functions of torch with something of ours around them, and as they were again."""
+"""Wrap functions of torch, and restore them."""
 
 import functools
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Patches:
-    """Undone in the reverse order."""
+    """Wrappers and other changes that `undo` takes back, the latest first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """owner.name(*args, **kwargs) becomes call(what it was, *args, **kwargs)."""
+        """Replace owner.name, so that owner.name(*args, **kwargs) is call(original, *args, **kwargs)."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -20,16 +20,18 @@ class Patches:
             return call(original, *args, **kwargs)
 
         def undo() -> None:
-            # where the script has put something of its own around it meanwhile, that stays
+            # A wrapper that the script has put around this one meanwhile stays.
             if getattr(owner, name) is patched:
                 setattr(owner, name, original)
 
         setattr(owner, name, patched)
         self._undo.append(undo)
 
-    def later(self, undo: Callable[[], None]) -> None:
+    def add_undo(self, undo: Callable[[], None]) -> None:
+        """Register a function that `undo` calls."""
         self._undo.append(undo)
 
     def undo(self) -> None:
+        """Take back all changes."""
         while self._undo:
             self._undo.pop()()

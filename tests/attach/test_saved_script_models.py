@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from held_script import batch, config
+from intercepted_script import batch, config
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.errors import UserError
 
 SCRIPT = Path(__file__).with_name("best_model_script.py")
@@ -37,8 +37,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0)
     return loss.detach()
 
 
-def test_the_reloaded_best_model_computes_by_the_rules(hold, tmp_path) -> None:
-    held, x = hold("recipe=mxfp8"), batch(0, 0)[0]
+def test_the_reloaded_best_model_computes_by_the_rules(intercept, tmp_path) -> None:
+    interceptor, x = intercept("recipe=mxfp8"), batch(0, 0)[0]
     other = tmp_path / "other.pt"
     torch.save(nn.Bilinear(2, 3, 4), other)
     model = Net()
@@ -48,15 +48,17 @@ def test_the_reloaded_best_model_computes_by_the_rules(hold, tmp_path) -> None:
     with torch.serialization.safe_globals([Net, nn.Flatten, nn.Linear, nn.ReLU]):
         loaded = torch.load(tmp_path / "best.pt", weights_only=True)["model"]
     assert loaded[1].__class__ is nn.Linear and torch.equal(loaded.eval()(x), model.eval()(x))
-    assert "the model that torch.load returned computes by the run's rules, too" in held.facts()["notes"][0]
+    assert (
+        "the run's rules also apply to the model that torch.load returned" in interceptor.facts()["notes"][0]
+    )
     torch.load(other, weights_only=False)
-    held.products.note_models_in_float32()
-    assert held.facts()["notes"][1].startswith("Bilinear (from torch.load) computed in float32")
-    held.check()
+    interceptor.loaded_models.add_notes()
+    assert interceptor.facts()["notes"][1].startswith("Bilinear (from torch.load) computed in float32")
+    interceptor.check()
 
 
-def test_a_model_that_only_gets_weights_is_named(hold) -> None:
-    held, x = hold("recipe=mxfp8"), batch(0, 0)[0]
+def test_a_model_that_only_gets_weights_is_named(intercept) -> None:
+    interceptor, x = intercept("recipe=mxfp8"), batch(0, 0)[0]
     model = Net()
     step(model, SGD(model.parameters(), lr=0.1))
     best, trained = Net(), Net()
@@ -64,15 +66,15 @@ def test_a_model_that_only_gets_weights_is_named(hold) -> None:
         one.load_state_dict(model.state_dict())
     SGD(trained.parameters(), lr=0.1)
     assert not torch.equal(best(x), model(x)) and torch.equal(trained(x), model(x))
-    held.products.note_models_in_float32()
-    (note,) = held.facts()["notes"]
+    interceptor.loaded_models.add_notes()
+    (note,) = interceptor.facts()["notes"]
     assert note.startswith(
         "Net (from load_state_dict) computed in float32: no optimizer holds its parameters"
     )
 
 
-def test_a_copy_trains_by_the_rules_with_histories_of_its_own(hold) -> None:
-    held = hold("recipe=fp8_delayed")
+def test_a_copy_trains_by_the_rules_with_histories_of_its_own(intercept) -> None:
+    interceptor = intercept("recipe=fp8_delayed")
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)
     step(model, optimizer)
@@ -81,18 +83,20 @@ def test_a_copy_trains_by_the_rules_with_histories_of_its_own(hold) -> None:
     for scale in (1.0, 64.0, 64.0):
         assert torch.equal(step(copied, of_copy, scale), step(model, optimizer, scale))
     step(model, optimizer, 512.0)
-    of_model, of_copied = (held.state_dict()["sums"][f"histories of model {i}"]["1:input"] for i in (0, 1))
+    of_model, of_copied = (
+        interceptor.state_dict()["sums"][f"histories of model {i}"]["1:input"] for i in (0, 1)
+    )
     assert torch.equal(of_model[1:4], of_copied[:3]) and of_model[0] > of_copied[0] > 0
-    assert held.facts()["notes"] == []
-    held.check()
+    assert interceptor.facts()["notes"] == []
+    interceptor.check()
 
 
 def saved_by_ddp(*typed: str) -> bytes:
-    held = Hold(config(*typed))
-    held.install()
+    interceptor = Interceptor(config(*typed))
+    interceptor.install()
     model = DistributedDataParallel(Net())
     step(model, SGD(model.parameters(), lr=0.1))
-    held.check()
+    interceptor.check()
     file = io.BytesIO()
     torch.save(model, file)
     return file.getvalue()
@@ -105,8 +109,8 @@ def test_a_wrapped_model_is_saved_without_its_hook(typed) -> None:
 
 
 @pytest.mark.parametrize("typed", ["recipe=bf16", "format=e5m2"])
-def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(hold, typed) -> None:
-    hold(typed)
+def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(intercept, typed) -> None:
+    intercept(typed)
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
     with pytest.raises(UserError, match="has made no optimizer"):
@@ -115,11 +119,11 @@ def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(hold, ty
 
 @pytest.mark.parametrize(("axes", "is_refused"), [("format: [fp32, e5m2]", True), ("seed: [0, 1]", False)])
 def test_the_baseline_of_formats_is_refused_before_it_trains(
-    hold, axes, is_refused, tmp_path, monkeypatch
+    intercept, axes, is_refused, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(f"axes: {{{axes}}}")
     monkeypatch.setenv("CPDRUN_RUN_DIR", str(tmp_path / "runs" / "baseline"))
-    hold("format=fp32")
+    intercept("format=fp32")
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
     expected = pytest.raises(UserError, match="has made no optimizer") if is_refused else nullcontext()
@@ -128,12 +132,12 @@ def test_the_baseline_of_formats_is_refused_before_it_trains(
 
 
 @pytest.mark.parametrize(("model", "recipe"), [("LSTM", "bf16"), ("Transformer", "nvfp4")])
-def test_a_script_that_loads_its_best_model(hold, model, recipe, tmp_path, monkeypatch, capsys) -> None:
+def test_a_script_that_loads_its_best_model(intercept, model, recipe, tmp_path, monkeypatch, capsys) -> None:
     """The reloaded model has the test loss of a deep copy, by the rules."""
-    held = hold(f"recipe={recipe}")
+    interceptor = intercept(f"recipe={recipe}")
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", model, "--save", str(tmp_path / "model.pt")])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    held.check()
+    interceptor.check()
     _, loaded, copied = capsys.readouterr().out.rsplit("|", 2)
     assert loaded.split()[-1] == copied.split()[-1]
-    assert "computes by the run's rules, too" in held.facts()["notes"][0]
+    assert "the run's rules also apply" in interceptor.facts()["notes"][0]

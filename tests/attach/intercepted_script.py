@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.sweep import plan
 
 STEPS = 3
@@ -195,16 +195,18 @@ def train(name: str, run: Any, ddp: bool = True) -> list[Tensor]:
     return [t.detach().float() for t in (*net.parameters(), *net.buffers())]
 
 
-def held(names: list[str], *typed: str, ddp: bool = True) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-    """Weights of each variant under a Hold, and the last one's facts."""
+def train_intercepted(
+    names: list[str], *typed: str, ddp: bool = True
+) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
+    """Weights of each variant under a Interceptor, and the last one's facts."""
     found, facts = {}, {}
     for name in names:
-        hold = Hold(config(*typed))
-        hold.install()
+        interceptor = Interceptor(config(*typed))
+        interceptor.install()
         try:
-            found[name] = train(name, hold, ddp)
-            hold.check()
-            facts = hold.facts()
+            found[name] = train(name, interceptor, ddp)
+            interceptor.check()
+            facts = interceptor.facts()
         finally:
-            hold.uninstall()
+            interceptor.uninstall()
     return found, facts

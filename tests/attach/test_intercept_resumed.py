@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from bits import same_bits
-from held_script import batch, config
+from intercepted_script import batch, config
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.errors import UserError
 
 STEPS, STOPPED_AT = 4, 2
@@ -31,35 +31,35 @@ def a_net() -> nn.Module:
 
 def trained(saved: bytes | None, until: int, way: str, typed: tuple[str, ...]) -> bytes:
     """What the script has saved after so many steps; on rank 0, of several."""
-    hold = Hold(config(*typed))
-    hold.install()
+    interceptor = Interceptor(config(*typed))
+    interceptor.install()
     net: nn.Module = a_net()
     optimizer = SGD(net.parameters(), lr=0.5)
     given = torch.load(io.BytesIO(saved), weights_only=True) if saved else {"step": 0, "run": {}}
     if saved:
         net.load_state_dict(given["net"])
     if way == "loaded first":
-        hold.load_state_dict(given["run"])
+        interceptor.load_state_dict(given["run"])
     model = DistributedDataParallel(net) if way == "ddp" else net
     if way == "fully_shard":
         torch.distributed.fsdp.fully_shard(net)
         optimizer = SGD(net.parameters(), lr=0.5)
     if way != "loaded first":
-        hold.load_state_dict(given["run"])
+        interceptor.load_state_dict(given["run"])
     for step in range(given["step"], until):
         optimizer.zero_grad()
-        for w in hold.workers if way != "counted" else range(2):
+        for w in interceptor.workers if way != "counted" else range(2):
             x, y = batch(w, step)
             if way == "said":
-                with hold.worker(w):
+                with interceptor.worker(w):
                     F.cross_entropy(model(x), y).backward()
             else:
                 F.cross_entropy(model(x), y).backward()
         optimizer.step()
     whole = {name: _whole(p) for name, p in net.state_dict().items()}
     file = io.BytesIO()
-    torch.save({"net": whole, "step": until, "run": hold.state_dict()}, file)
-    hold.uninstall()
+    torch.save({"net": whole, "step": until, "run": interceptor.state_dict()}, file)
+    interceptor.uninstall()
     return file.getvalue()
 
 
@@ -113,12 +113,12 @@ def test_two_processes_and_what_rank_0_saved() -> None:
     assert run_ranks(2, in_two_processes) == [[], []]
 
 
-def test_nothing_is_remembered_at_fp32_and_what_is_strange_is_refused(hold) -> None:
-    assert hold().state_dict() == {}
-    hold().load_state_dict({"steps": 3, "sums": {}})
-    held = hold(*REMEMBERING)
-    held.load_state_dict({})
+def test_nothing_is_remembered_at_fp32_and_what_is_strange_is_refused(intercept) -> None:
+    assert intercept().state_dict() == {}
+    intercept().load_state_dict({"steps": 3, "sums": {}})
+    interceptor = intercept(*REMEMBERING)
+    interceptor.load_state_dict({})
     with pytest.raises(
-        UserError, match=r"^run.load_state_dict: this is not what run.state_dict\(\) gave in this run"
+        UserError, match=r"^run.load_state_dict: this is not what run.state_dict\(\) returned in this run"
     ):
-        held.load_state_dict({"model": {}})
+        interceptor.load_state_dict({"model": {}})

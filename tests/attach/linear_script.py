@@ -4,7 +4,7 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from held_script import batch
+from intercepted_script import batch
 from torch import Tensor, nn
 
 E3M0 = ("format=e3m0", "aps=true")

@@ -1,12 +1,12 @@
-"""fully_shard (FSDP2): the run's sum in the place of its reduce-scatter.
+"""fully_shard (FSDP2): sum gradients as the run says, in the place of its reduce-scatter.
 
-A process is one worker then. FSDP hands over the gradients of one `fully_shard` call together, each parameter cut along
-its first dimension into one part a process, padded with zeros to equal ones; each parameter is a layer of its own, as
-everywhere. Every process forms its part of the sum and no other (`cpdrun.comm.script.fsdp_collectives`): the bits are
-those of DDP, the bytes on the wire half as many.
+A process is one worker. FSDP passes the gradients of one `fully_shard` call together. Each parameter is cut along its
+first dimension into one part for each process, and padded with zeros to equal parts. Each parameter is a layer of its
+own, as everywhere. Every process computes only its part of the sum (`cpdrun.comm.script.fsdp_collectives`), so the bits
+are those of DDP and half as many bytes are sent.
 
-Refused, in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without gradients, several
-workers a process, FSDP1.
+The following are refused in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without
+gradients, several workers in a process, and FSDP1.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,43 +16,50 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from cpdrun.attach.held.exchange import Asked, Going
-from cpdrun.attach.held.patches import Patches
-from cpdrun.attach.held.products import Products
-from cpdrun.attach.held.script import FSDP, Script
+from cpdrun.attach.intercept.exchange import ExchangeSettings, ResumableSum
+from cpdrun.attach.intercept.model_rounding import ModelRounding
+from cpdrun.attach.intercept.patches import Patches
+from cpdrun.attach.intercept.script import FSDP, Script
 from cpdrun.comm import AllReduceSync
 from cpdrun.comm.script.ddp_hook import unwrapped_name
 from cpdrun.comm.script.fsdp_collectives import ReduceScatter, name_of, without_gradient
 from cpdrun.errors import UserError
 
 
-class HoldsFsdp:
-    """What fully_shard is called on from `install` on."""
+class FsdpExchange:
+    """The exchange of all modules that fully_shard is called on.
 
-    def __init__(self, asked: Asked, script: Script, products: Products) -> None:
-        self.asked, self.script, self.products = asked, script, products
-        self.group: dist.ProcessGroup | None = None
-        self.sums: list[Sum] = []
+    Attributes:
+        group: The process group of all exchanges.
+        sums: The sums, one for each call of fully_shard.
+    """
+
+    def __init__(self, settings: ExchangeSettings, script: Script, rounding: ModelRounding) -> None:
+        self.settings, self.script, self.rounding = settings, script, rounding
+        self.group: Any = None
+        self.sums: list[ShardedSum] = []
 
     def install(self, patches: Patches) -> None:
+        """Intercept calls of fully_shard."""
         patches.around(fsdp, "fully_shard", self._shard)
         patches.around(fsdp._fully_shard, "fully_shard", self._shard)
-        if not self.asked.plain:
+        if not self.settings.plain:
             patches.around(FullyShardedDataParallel, "__init__", self._refuse_fsdp1)
 
     def _shard(self, original: Callable, module: Any, *args: Any, **kwargs: Any) -> Any:
-        for one in module if isinstance(module, list | tuple) else [module]:
-            self.products.place_around(list(one.parameters()))
+        modules = module if isinstance(module, list | tuple) else [module]
+        for one in modules:
+            self.rounding.place_around(list(one.parameters()))
         result = original(module, *args, **kwargs)
-        if not self.asked.plain:
-            for one in module if isinstance(module, list | tuple) else [module]:
-                self._take(one)
+        if not self.settings.plain:
+            for one in modules:
+                self._add(one)
         self.script.wrappers[FSDP] = self.script.wrappers.get(FSDP, 0) + 1
         return result
 
-    def _take(self, module: FSDPModule) -> None:
+    def _add(self, module: FSDPModule) -> None:
         state = module._get_fsdp_state()
-        if self.script.share > 1:
+        if self.script.workers_per_rank > 1:
             raise UserError(
                 f"world_size={self.script.world_size}: under fully_shard a process is one worker: take nproc="
                 f"{self.script.world_size}, or world_size={self.script.ranks}"
@@ -70,8 +77,8 @@ class HoldsFsdp:
                 )
             if self.group is None:
                 self.group = dist.new_group()
-            comm = Sum(self, group)
-            self.script.go_on(f"{FSDP} {len(self.sums)}", comm)
+            comm = ShardedSum(self, group)
+            self.script.register_state(f"{FSDP} {len(self.sums)}", comm)
             self.sums.append(comm)
             module.set_custom_reduce_scatter(comm)
             module.set_force_sum_reduction_for_comms(True)
@@ -85,21 +92,21 @@ class HoldsFsdp:
 
     def _refuse_fsdp1(self, original: Callable, *args: Any, **kwargs: Any) -> None:
         raise UserError(
-            f"format={self.asked.format}: FullyShardedDataParallel (FSDP1) hands its gradients to nobody: use "
-            "fully_shard or DistributedDataParallel"
+            f"format={self.settings.format}: the gradients of FullyShardedDataParallel (FSDP1) cannot be intercepted: "
+            "use fully_shard or DistributedDataParallel"
         )
 
 
-class Sum(Going, ReduceScatter):
-    """Of the gradients of one `fully_shard` call."""
+class ShardedSum(ResumableSum, ReduceScatter):
+    """The sum of the gradients of one `fully_shard` call."""
 
-    def __init__(self, holds: HoldsFsdp, param_group: Any) -> None:
+    def __init__(self, exchange: FsdpExchange, param_group: Any) -> None:
         ReduceScatter.__init__(self, param_group)
-        Going.__init__(self)
-        self.holds = holds
+        ResumableSum.__init__(self)
+        self.exchange = exchange
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
-        """All: one that another process has a gradient of would keep this one waiting."""
+        """Return all parameters. Raises UserError if one has no gradient, because other processes may wait for it."""
         try:
             params = super().reduced(numel, ranks)
         except ValueError as error:
@@ -109,11 +116,15 @@ class Sum(Going, ReduceScatter):
         return params
 
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
+        """Return the sum, and the numbers of its layers."""
         if self.sync is None:
             names = [unwrapped_name(name_of(p)) for p in params]
-            self.made(self.holds.asked.sum_of(names, ranks, self.holds.group))
+            self.set_sum(self.exchange.settings.make_sum(names, ranks, self.exchange.group))
+        assert self.sync is not None
         return self.sync, range(len(params))
 
     def done(self, params: Sequence[Any]) -> None:
+        """Record the exchange."""
         numels = [p._orig_size.numel() for p in params]
-        self.holds.script.did_exchange(FSDP, self.sync.names, numels)
+        assert self.sync is not None
+        self.exchange.script.record_exchange(FSDP, self.sync.names, numels)

@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import same_bits
-from held_script import batch, config
+from intercepted_script import batch, config
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import cpdrun
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import part
 
@@ -59,8 +59,8 @@ def built_in(*typed: str) -> list[Tensor]:
     return gradients(prepared)
 
 
-def test_products_are_those_of_a_built_in_run(hold) -> None:
-    held = hold(*RULES)
+def test_products_are_those_of_a_built_in_run(intercept) -> None:
+    interceptor = intercept(*RULES)
     net = Net()
     head = net.head
     optimizer = SGD(net.parameters(), lr=0.1)
@@ -69,25 +69,25 @@ def test_products_are_those_of_a_built_in_run(hold) -> None:
     assert all(map(same_bits, gradients(net), expected))
     assert not all(map(same_bits, gradients(Net()), expected))
     optimizer.step()
-    held.check()
-    facts = held.facts()["products"]
+    interceptor.check()
+    facts = interceptor.facts()["products"]
     assert set(facts["rounded"]) == {"body.0", "body.2", "head"} and facts["in_fp32"] == {"conv": "Conv2d"}
     assert "accumulator of forward=fp16" in facts["rounded"]["body.0"]
 
 
-def test_a_model_is_taken_hold_of_by_its_name_too(hold) -> None:
-    held = hold(*RULES)
+def test_a_model_is_taken_hold_of_by_its_name_too(intercept) -> None:
+    interceptor = intercept(*RULES)
     net = Net()
-    held.take(net)
+    interceptor.add(net)
     assert isinstance(net.head, custom_fp.QuantLinear)
     SGD(net.parameters(), lr=0.1)
     assert all(map(same_bits, gradients(net), built_in(*RULES)))
     with pytest.raises(UserError, match="takes models and optimizers, not int"):
-        held.take(3)
+        interceptor.add(3)
 
 
-def test_a_model_that_is_one_layer_stays_the_same_object(hold) -> None:
-    hold(WEIGHTS)
+def test_a_model_that_is_one_layer_stays_the_same_object(intercept) -> None:
+    intercept(WEIGHTS)
     net = nn.Linear(8, 4)
     SGD(net.parameters(), lr=0.1)
     assert isinstance(net, custom_fp.QuantLinear)
@@ -95,24 +95,24 @@ def test_a_model_that_is_one_layer_stays_the_same_object(hold) -> None:
     assert same_bits(net(x).detach(), F.linear(x, custom_fp.quantize(net.weight.detach(), "e4m3")) + net.bias)
 
 
-def test_rules_hold_in_the_steps_that_they_name(hold) -> None:
+def test_rules_hold_in_the_steps_that_they_name(intercept) -> None:
     rule = {"modules": "head", "role": "weight", "format": "e3m0", "steps": [1, 2]}
     for own in (False, True):  # of the run, or by a recipe of the script's
-        held = hold(*([] if own else [f"precision.rules={[rule]}"]))
+        interceptor = intercept(*([] if own else [f"precision.rules={[rule]}"]))
         net = Net()
         if own:
-            held.take_recipe(net, [rule])
+            interceptor.apply_recipe(net, [rule])
         optimizer = SGD(net.parameters(), lr=0.0)
         fp32 = gradients(Net())
         same = []
         for _ in range(3):
             same.append(all(map(same_bits, gradients(net), fp32)))
             optimizer.step()
-        assert same == [True, False, True] and held.state_dict() == {"steps": 3, "sums": {}}
+        assert same == [True, False, True] and interceptor.state_dict() == {"steps": 3, "sums": {}}
 
 
-def test_a_compiled_model_computes_by_the_rules(hold) -> None:
-    hold(*RULES)
+def test_a_compiled_model_computes_by_the_rules(intercept) -> None:
+    intercept(*RULES)
     net = Net()
     compiled = torch.compile(net, backend="eager")
     SGD(compiled.parameters(), lr=0.1)
@@ -120,8 +120,8 @@ def test_a_compiled_model_computes_by_the_rules(hold) -> None:
     assert all(map(same_bits, found, built_in(*RULES)))
 
 
-def test_autocast_changes_no_product_that_rules_reach(hold) -> None:
-    hold(WEIGHTS)
+def test_autocast_changes_no_product_that_rules_reach(intercept) -> None:
+    intercept(WEIGHTS)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     SGD(net.parameters(), lr=0.1)
     x, y = batch(0, 0)
@@ -134,65 +134,65 @@ def test_autocast_changes_no_product_that_rules_reach(hold) -> None:
     assert all(map(same_bits, *found))
 
 
-def test_a_rule_for_no_layer_stops_the_script(hold) -> None:
-    held = hold("precision.rules=[{modules: 'tail.*', role: weight, format: e4m3}]")
+def test_a_rule_for_no_layer_stops_the_script(intercept) -> None:
+    interceptor = intercept("precision.rules=[{modules: 'tail.*', role: weight, format: e4m3}]")
     net = Net()
     with pytest.raises(UserError, match=r"precision.rules\[0\]: 'tail\.\*' matches no layer"):
         SGD(net.parameters(), lr=0.1)
-    with pytest.raises(UserError, match="precision took hold of no layer"):
-        held.check()
+    with pytest.raises(UserError, match="precision reached no layer"):
+        interceptor.check()
 
 
-def test_attention_of_a_script_is_rounded_and_listed(hold) -> None:
+def test_attention_of_a_script_is_rounded_and_listed(intercept) -> None:
     """A rule of attention that no call of it met is an error, once the script has ended."""
     rule = "precision.rules=[{modules: scaled_dot_product_attention, role: input, format: e3m2}]"
-    held = hold(rule)
+    interceptor = intercept(rule)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     x = torch.randn(2, 3, 8)
     plain = layer(x).detach()
     SGD(layer.parameters(), lr=0.1)
     assert not same_bits(layer(x).detach(), plain)
-    held.check()
-    facts = held.facts()["products"]
+    interceptor.check()
+    facts = interceptor.facts()["products"]
     assert list(facts["rounded"]) == ["self_attn.scores", "self_attn.values"]
     assert facts["in_fp32"].keys() >= {"linear1", "linear2"}
-    held = hold(rule)
+    interceptor = intercept(rule)
     net = Net()
     SGD(net.parameters(), lr=0.1)
     net(batch(0, 0)[0])
     with pytest.raises(UserError, match="no module that it selects calls scaled_dot_product_attention"):
-        held.check()
+        interceptor.check()
 
 
-def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(hold, capsys, monkeypatch) -> None:
+def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(intercept, capsys, monkeypatch) -> None:
     def of(recipe: str) -> list[Tensor]:
         net = Net()
         custom_fp.apply_recipe(net, recipe)
         return gradients(net)
 
-    held = hold("recipe=bf16")
+    interceptor = intercept("recipe=bf16")
     net = Net()
     SGD(net.parameters(), lr=0.1)
-    held.check()
-    assert set(held.facts()["products"]["rounded"]) == {"conv", "body.0", "body.2", "head"}
+    interceptor.check()
+    assert set(interceptor.facts()["products"]["rounded"]) == {"conv", "body.0", "body.2", "head"}
     assert all(map(same_bits, gradients(net), of("bf16")))
-    held, net = hold("recipe=bf16"), Net()
-    held.take_recipe(net, "mxfp8")
+    interceptor, net = intercept("recipe=bf16"), Net()
+    interceptor.apply_recipe(net, "mxfp8")
     assert all(map(same_bits, gradients(net), of("bf16")))
-    assert "the run's recipe=bf16 stands in place of the script's recipe=mxfp8" in held.facts()["notes"][0]
-    held, net = hold("recipe=fp8_delayed"), Net()
+    assert "the run's recipe=bf16 replaces the script's recipe=mxfp8" in interceptor.facts()["notes"][0]
+    interceptor, net = intercept("recipe=fp8_delayed"), Net()
     optimizer = SGD(net.parameters(), lr=0.1)
     first = gradients(net)
     for p, g in zip(net.parameters(), first, strict=True):
         p.grad = g
     optimizer.step()
-    histories = held.state_dict()["sums"]["histories of model 0"]
+    histories = interceptor.state_dict()["sums"]["histories of model 0"]
     assert (
         all(values[0] > 0 and not values[1:].any() for values in histories.values()) and len(histories) == 12
     )
-    held, net = hold(), Net()
-    held.take_recipe(net, "mxfp8")
-    assert all(map(same_bits, gradients(net), of("mxfp8"))) and held.facts()["products"]["rounded"]
+    interceptor, net = intercept(), Net()
+    interceptor.apply_recipe(net, "mxfp8")
+    assert all(map(same_bits, gradients(net), of("mxfp8"))) and interceptor.facts()["products"]["rounded"]
     monkeypatch.delenv("CPDRUN_RUN_DIR", raising=False)
     net = Net()
     cpdrun.attach(net, SGD(net.parameters(), lr=0.1), recipe="mxfp8")
@@ -206,20 +206,20 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(hold, capsys, 
             cpdrun.attach(*given, recipe="mxpf8")
 
 
-def test_a_second_model_that_no_rule_means_stays_in_float32(hold) -> None:
-    held = hold(
+def test_a_second_model_that_no_rule_means_stays_in_float32(intercept) -> None:
+    interceptor = intercept(
         "precision.rules=[{modules: Linear, role: input, format: e4m3},"
         " {modules: 'body.*', role: weight, format: e4m3}]"
     )
     net, other = Net(), nn.Linear(4, 4)
     SGD(net.parameters(), lr=0.1)
     SGD(other.parameters(), lr=0.1)
-    assert type(other) is nn.Linear and "Linear: no precision rule fits it" in held.facts()["notes"][0]
+    assert type(other) is nn.Linear and "Linear: no precision rule fits it" in interceptor.facts()["notes"][0]
 
 
 def wrapped(how: str, *typed: str) -> list[Tensor]:
-    held = Hold(config(*typed, "world_size=2"))
-    held.install()
+    interceptor = Interceptor(config(*typed, "world_size=2"))
+    interceptor.install()
     net = model = Net()
     if how == "ddp":
         model = DistributedDataParallel(net)
@@ -231,7 +231,7 @@ def wrapped(how: str, *typed: str) -> list[Tensor]:
     F.cross_entropy(model(x), y).backward()
     found = [p.grad.full_tensor() if how == "fsdp" else p.grad for p in model.parameters()]
     optimizer.step()
-    held.check()
+    interceptor.check()
     return [g.detach().clone() for g in found]
 
 

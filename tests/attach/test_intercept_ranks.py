@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from bits import same_bits
-from held_script import ACROSS, Net, batch, config, held, train
+from intercepted_script import ACROSS, Net, batch, config, train, train_intercepted
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.attach.run import Outside
 from cpdrun.errors import UserError
 
@@ -32,8 +32,8 @@ def equal(found: list[Tensor], expected: list[Tensor], rank: int = 0) -> bool:
 
 
 def test_two_processes_equal_one_that_plays_two_workers() -> None:
-    expected, _ = held(ACROSS, *E3M0, "world_size=2")
-    ranks = run_ranks(2, held, ACROSS, *E3M0, "world_size=2", "nproc=2")
+    expected, _ = train_intercepted(ACROSS, *E3M0, "world_size=2")
+    ranks = run_ranks(2, train_intercepted, ACROSS, *E3M0, "world_size=2", "nproc=2")
     for rank, (found, facts) in enumerate(ranks):
         assert [name for name in ACROSS if not equal(found[name], expected[name], rank)] == []
         assert facts["gradients"]["exchange"] == ["DistributedDataParallel"]
@@ -46,7 +46,7 @@ DRAWN = ("format=e3m1", "aps=true", "sync.rounding=stochastic", "sync.error_feed
 
 def test_four_workers_in_two_processes_equal_four_in_one() -> None:
     """Under DDP, and without it."""
-    expected, _ = held(SPLIT, *DRAWN, "world_size=4")
+    expected, _ = train_intercepted(SPLIT, *DRAWN, "world_size=4")
     for ddp in (True, False):
         ranks = run_ranks(2, held_by, ddp, *DRAWN, "world_size=4", "nproc=2")
         for rank, (found, facts) in enumerate(ranks):
@@ -55,7 +55,7 @@ def test_four_workers_in_two_processes_equal_four_in_one() -> None:
 
 
 def held_by(ddp: bool, *typed: str) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-    return held(SPLIT, *typed, ddp=ddp)
+    return train_intercepted(SPLIT, *typed, ddp=ddp)
 
 
 def a_net() -> nn.Module:
@@ -86,23 +86,23 @@ def steps_of(model: nn.Module, workers: range, run: Any = None) -> None:
 
 
 def sharded(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
-    hold = Hold(config(*typed, "nproc=2"))
-    hold.install()
+    interceptor = Interceptor(config(*typed, "nproc=2"))
+    interceptor.install()
     model = a_net()
     fully_shard_of_today = torch.distributed.fsdp.fully_shard
     fully_shard_of_today(model[3])
     fully_shard_of_today(model)
     steps_of(model, range(dist.get_rank(), dist.get_rank() + 1))
-    hold.check()
-    return [p.full_tensor().detach() for p in model.parameters()], hold.facts()
+    interceptor.check()
+    return [p.full_tensor().detach() for p in model.parameters()], interceptor.facts()
 
 
 def test_fully_shard_equals_one_process_that_plays_the_workers() -> None:
     typed = ("world_size=2", *DRAWN)
-    hold = Hold(config(*typed))
-    hold.install()
+    interceptor = Interceptor(config(*typed))
+    interceptor.install()
     model = a_net()
-    steps_of(model, hold.workers, hold)
+    steps_of(model, interceptor.workers, interceptor)
     for weights, facts in run_ranks(2, sharded, *typed):
         assert all(same_bits(a, b.detach()) for a, b in zip(weights, model.parameters(), strict=True))
         assert facts["gradients"]["exchange"] == ["fully_shard"]
@@ -123,7 +123,7 @@ def without_and_with() -> list[str]:
         workers = range(rank, rank + 1)
 
     plain = {name: train(name, Alone()) for name in FP32}
-    found, facts = held(FP32, "world_size=2", "nproc=2")
+    found, facts = train_intercepted(FP32, "world_size=2", "nproc=2")
     assert facts["gradients"]["exchange"] == ["left alone"]
     return [name for name in FP32 if not all(map(same_bits, found[name], plain[name]))]
 
@@ -140,8 +140,8 @@ def test_fp32_in_two_processes_is_what_the_script_computes_without_cpdrun() -> N
 
 def adversaries(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
     """Two models with an optimizer each, the loss of one going through the other."""
-    hold = Hold(config(*typed))
-    hold.install()
+    interceptor = Interceptor(config(*typed))
+    interceptor.install()
     torch.manual_seed(0)
     makes, judges = nn.Linear(8, 64), nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
     parameters = [*makes.parameters(), *judges.parameters()]
@@ -153,22 +153,22 @@ def adversaries(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
     of_makes, of_judges = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (makes, judges))
     for step in range(2):
         of_judges.zero_grad()
-        for w in hold.workers:
-            with hold.worker(w):
+        for w in interceptor.workers:
+            with interceptor.worker(w):
                 x, _ = batch(w, step)
                 noise = x.flatten(1)[:, :8]
                 real = F.softplus(-judges(x.flatten(1))).mean()
                 (real + F.softplus(judges(makes(noise).detach())).mean()).backward()
         of_judges.step()
         of_makes.zero_grad()
-        for w in hold.workers:
-            with hold.worker(w):
+        for w in interceptor.workers:
+            with interceptor.worker(w):
                 x, _ = batch(w, step)
                 F.softplus(-judges(makes(x.flatten(1)[:, :8]))).mean().backward()
         of_makes.step()
-    hold.check()
-    hold.uninstall()
-    return [p.detach() for p in parameters], hold.facts()
+    interceptor.check()
+    interceptor.uninstall()
+    return [p.detach() for p in parameters], interceptor.facts()
 
 
 def test_two_models_that_judge_each_other() -> None:
@@ -179,23 +179,23 @@ def test_two_models_that_judge_each_other() -> None:
 
 def counted(*typed: str, bucket_view: bool = False) -> list[Tensor]:
     """Gradient accumulation as libraries do it: losses divided, all but the last pass in no_sync."""
-    hold = Hold(config(*typed))
-    hold.install()
+    interceptor = Interceptor(config(*typed))
+    interceptor.install()
     model = net = a_net()
     if dist.is_initialized():
         model = DistributedDataParallel(net, gradient_as_bucket_view=bucket_view)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(3):
         optimizer.zero_grad()
-        for w in hold.workers:
-            waits = dist.is_initialized() and w < hold.workers[-1]
+        for w in interceptor.workers:
+            waits = dist.is_initialized() and w < interceptor.workers[-1]
             with model.no_sync() if waits else contextlib.nullcontext():
                 x, y = batch(w, step)
-                (F.cross_entropy(model(x), y) / len(hold.workers)).backward()
+                (F.cross_entropy(model(x), y) / len(interceptor.workers)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    hold.check()
-    hold.uninstall()
+    interceptor.check()
+    interceptor.uninstall()
     return [p.detach() for p in net.parameters()]
 
 
@@ -219,11 +219,11 @@ def what_is_refused() -> dict[str, str]:
 
     def catch(what: str, call: Callable[[], object], *typed: str) -> None:
         with pytest.raises(UserError) as caught:
-            Hold(config(*E3M0, "nproc=2", *(typed or ("world_size=2",)))).install()
+            Interceptor(config(*E3M0, "nproc=2", *(typed or ("world_size=2",)))).install()
             call()
         said[what] = str(caught.value)
-        if Hold.current is not None:
-            Hold.current.uninstall()
+        if Interceptor.current is not None:
+            Interceptor.current.uninstall()
 
     def plain_step() -> None:
         steps_of(a_net(), range(1))
@@ -255,9 +255,9 @@ def what_is_refused() -> dict[str, str]:
     def forward_outside() -> None:
         model = DistributedDataParallel(a_net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for w in Hold.current.workers:
+        for w in Interceptor.current.workers:
             loss = model(batch(w, 0)[0]).sum()
-            with Hold.current.worker(w):
+            with Interceptor.current.worker(w):
                 loss.backward()
         optimizer.step()
 
@@ -274,7 +274,7 @@ def what_is_refused() -> dict[str, str]:
 
 
 def one_shard() -> str:
-    Hold(config(*E3M0)).install()
+    Interceptor(config(*E3M0)).install()
     with pytest.raises(UserError) as caught:
         torch.distributed.fsdp.fully_shard(a_net())
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""One process that is one worker, held to a format: the bits of the built-in sums, whatever the script calls."""
+"""One process that is one worker: gradients have the bits of the built-in sums, whatever the script calls."""
 
 import copy
 import math
@@ -8,20 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import same_bits
-from held_linear import E3M0, gradients, linear, loss_of, step_of
-from held_script import VARIANTS, batch, config, held, train
+from intercepted_script import VARIANTS, batch, config, train, train_intercepted
+from linear_script import E3M0, gradients, linear, loss_of, step_of
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cpdrun.attach.hold import Hold
+from cpdrun.attach.intercept.interceptor import Interceptor
 from cpdrun.attach.run import Outside
+from cpdrun.attach.runner import print_nonfinite
 from cpdrun.comm import AllReduceSync, emulate_all_reduce
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.errors import UserError
 
 
-def test_a_step_is_by_the_rounded_gradient(hold) -> None:
-    held_now = hold(*E3M0)
+def test_a_step_is_by_the_rounded_gradient(intercept) -> None:
+    interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -32,8 +33,8 @@ def test_a_step_is_by_the_rounded_gradient(hold) -> None:
         optimizer.step()
         for p, g in zip(model.parameters(), own, strict=True):
             assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
-    held_now.check()
-    facts = held_now.facts()["gradients"]
+    interceptor.check()
+    facts = interceptor.facts()["gradients"]
     assert facts["exchange"] == ["rounded before the optimizer's step"]
     assert facts["parameters"] == 4 and facts["values"] == sum(p.numel() for p in model.parameters())
 
@@ -47,23 +48,25 @@ def test_a_step_is_by_the_rounded_gradient(hold) -> None:
         ("fp32", "false", ""),
     ],
 )
-def test_weights_that_are_not_finite_are_named_with_what_to_do(hold, capsys, format, aps, advice) -> None:
-    held_now = hold(f"format={format}", f"aps={aps}")
+def test_weights_that_are_not_finite_are_named_with_what_to_do(
+    intercept, capsys, format, aps, advice
+) -> None:
+    interceptor = intercept(f"format={format}", f"aps={aps}")
     model = nn.Linear(3, 1, bias=False)
     optimizer = SGD(model.parameters(), lr=0.1)
-    held_now.say_not_finite()
+    print_nonfinite(interceptor)
     assert "weights were not finite" not in capsys.readouterr().err
     model(torch.full((1, 3), math.inf)).sum().backward()
     optimizer.step()
-    held_now.say_not_finite()
+    print_nonfinite(interceptor)
     assert f"cpdrun: weights were not finite (3 of 3){advice}\n" in capsys.readouterr().err
 
 
-def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(hold) -> None:
+def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(intercept) -> None:
     """By the parameters' names, and steps counted from 0; some layers in fp32."""
     knobs = {"rounding": "stochastic", "error_feedback": True}
     typed = [f"sync.{key}={str(value).lower()}" for key, value in knobs.items()]
-    held_now = hold("format=e3m1", "aps=true", "seed=3", "full_precision.layers=['2.*']", *typed)
+    interceptor = intercept("format=e3m1", "aps=true", "seed=3", "full_precision.layers=['2.*']", *typed)
     model = linear()
     names = [name for name, _ in model.named_parameters()]
     sync = AllReduceSync(
@@ -79,10 +82,10 @@ def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(hold) -> No
         optimizer.step()
         expected = sync.reduce_stacked([g[None] for g in own], step=step, epoch=0)
         assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
-    assert held_now.facts()["gradients"]["in_fp32"] == ["2.bias", "2.weight"]
-    (note,) = held_now.facts()["notes"]
+    assert interceptor.facts()["gradients"]["in_fp32"] == ["2.bias", "2.weight"]
+    (note,) = interceptor.facts()["notes"]
     assert note.startswith(
-        "the residual of error_feedback and the step that stochastic rounding draws by goes from"
+        "the run keeps the residual of error_feedback and the step that keys stochastic rounding between steps"
     )
 
 
@@ -100,8 +103,8 @@ def clipped_in_two_calls(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("clip", [clipped_by_norm, clipped_by_value, clipped_in_two_calls])
-def test_clipping_is_of_rounded_gradients(hold, clip: Callable[[nn.Module], None]) -> None:
-    hold(*E3M0)
+def test_clipping_is_of_rounded_gradients(intercept, clip: Callable[[nn.Module], None]) -> None:
+    intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     loss = loss_of(model, 0, 0)
@@ -117,20 +120,20 @@ def test_clipping_is_of_rounded_gradients(hold, clip: Callable[[nn.Module], None
     )
 
 
-def test_clipping_by_hand_comes_before_the_rounding_and_is_noted(hold, capfd) -> None:
-    held_now = hold(*E3M0)
+def test_clipping_by_hand_comes_before_the_rounding_and_is_noted(intercept, capfd) -> None:
+    interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     loss_of(model, 0, 0).backward()
     for p in model.parameters():
         p.grad.mul_(0.5)
     optimizer.step()
-    (note,) = held_now.facts()["notes"]
+    (note,) = interceptor.facts()["notes"]
     assert "changes gradients between backward and step" in note and note in capfd.readouterr().err
 
 
-def test_gradients_that_pile_up_are_rounded_once(hold) -> None:
-    hold(*E3M0)
+def test_gradients_that_pile_up_are_rounded_once(intercept) -> None:
+    intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     piled = [torch.zeros_like(p) for p in model.parameters()]
@@ -143,22 +146,22 @@ def test_gradients_that_pile_up_are_rounded_once(hold) -> None:
         assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
 
 
-def test_gradients_zeroed_before_a_step_are_noted(hold) -> None:
+def test_gradients_zeroed_before_a_step_are_noted(intercept) -> None:
     """As of a first step of SAM, or of a batch that is passed over."""
-    held_now = hold(*E3M0)
+    interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     step_of(model, optimizer)
     optimizer.zero_grad()
-    assert held_now.facts()["notes"] == []
+    assert interceptor.facts()["notes"] == []
     loss_of(model, 0, 0).backward()
     model.zero_grad()
-    assert "zeroes gradients that took no step" in held_now.facts()["notes"][0]
+    assert "zeroes gradients that took no step" in interceptor.facts()["notes"][0]
 
 
-def test_a_closure_is_followed_by_the_rounding_each_time(hold) -> None:
+def test_a_closure_is_followed_by_the_rounding_each_time(intercept) -> None:
     """As LBFGS calls it, several times a step."""
-    hold(*E3M0)
+    intercept(*E3M0)
     model = linear()
     seen = []
 
@@ -186,15 +189,15 @@ def test_a_closure_is_followed_by_the_rounding_each_time(hold) -> None:
             assert same_bits(f, emulate_all_reduce([e], "e3m0", aps=True))
 
 
-def test_lbfgs_itself_runs(hold) -> None:
-    (weights,) = held(["LBFGS"], *E3M0)[0].values()
-    (plain,) = held(["LBFGS"])[0].values()
+def test_lbfgs_itself_runs(intercept) -> None:
+    (weights,) = train_intercepted(["LBFGS"], *E3M0)[0].values()
+    (plain,) = train_intercepted(["LBFGS"])[0].values()
     assert all(torch.isfinite(w).all() for w in weights)
     assert not all(map(torch.equal, weights, plain))
 
 
-def test_a_compiled_step_is_by_the_rounded_gradient(hold) -> None:
-    hold(*E3M0)
+def test_a_compiled_step_is_by_the_rounded_gradient(intercept) -> None:
+    intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     step = torch.compile(lambda: optimizer.step(), backend="eager")
@@ -206,9 +209,9 @@ def test_a_compiled_step_is_by_the_rounded_gradient(hold) -> None:
         assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
 
 
-def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(hold) -> None:
+def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(intercept) -> None:
     """Gradients are rounded scaled, as under DDP: with a power of two and APS the same bits."""
-    hold(*E3M0)
+    intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -224,8 +227,8 @@ def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(hold) -> None:
         scaler.update()
 
 
-def test_a_layer_thawed_later_is_rounded_too(hold) -> None:
-    held_now = hold(*E3M0)
+def test_a_layer_thawed_later_is_rounded_too(intercept) -> None:
+    interceptor = intercept(*E3M0)
     model = linear()
     model[1].requires_grad_(False)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -239,12 +242,12 @@ def test_a_layer_thawed_later_is_rounded_too(hold) -> None:
         optimizer.step()
         for p, g in zip(model.parameters(), own, strict=True):
             assert g is None or same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
-    assert held_now.facts()["gradients"]["parameters"] == 4
+    assert interceptor.facts()["gradients"]["parameters"] == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_dtypes_are_rounded_in_float32(hold, dtype: torch.dtype) -> None:
-    hold(*E3M0)
+def test_other_dtypes_are_rounded_in_float32(intercept, dtype: torch.dtype) -> None:
+    intercept(*E3M0)
     model = linear().to(dtype)
     optimizer = SGD(model.parameters(), lr=0.1)
     x, y = batch(0, 0)
@@ -258,10 +261,10 @@ def test_other_dtypes_are_rounded_in_float32(hold, dtype: torch.dtype) -> None:
 # ---- fp32
 
 
-def test_fp32_is_what_the_script_computes_without_cpdrun(hold) -> None:
+def test_fp32_is_what_the_script_computes_without_cpdrun(intercept) -> None:
     names = list(VARIANTS)
     plain = {name: train(name, Outside(), ddp=False) for name in names}
-    found, facts = held(names)
+    found, facts = train_intercepted(names)
     for name in names:
         assert all(same_bits(a, b) for a, b in zip(found[name], plain[name], strict=True)), name
     assert facts["gradients"]["exchange"] == ["left alone"]
@@ -270,8 +273,8 @@ def test_fp32_is_what_the_script_computes_without_cpdrun(hold) -> None:
 # ---- what is refused, in one line that says what to do
 
 
-def test_sparse_gradients_are_refused_by_name(hold) -> None:
-    hold(*E3M0)
+def test_sparse_gradients_are_refused_by_name(intercept) -> None:
+    intercept(*E3M0)
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)
     model(torch.tensor([1, 2])).sum().backward()
@@ -279,22 +282,22 @@ def test_sparse_gradients_are_refused_by_name(hold) -> None:
         optimizer.step()
 
 
-def test_a_format_that_takes_hold_of_nothing_is_an_error(hold) -> None:
-    held_now = hold(*E3M0)
+def test_a_format_that_takes_hold_of_nothing_is_an_error(intercept) -> None:
+    interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     loss_of(model, 0, 0).backward()
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad
-    with pytest.raises(UserError, match=r"format=e3m0 with APS took hold of no gradient.*0 steps"):
-        held_now.check()
+    with pytest.raises(UserError, match=r"format=e3m0 with APS reached no gradient.*0 steps"):
+        interceptor.check()
     assert not optimizer.state
-    hold().check()
+    intercept().check()
 
 
-def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(hold) -> None:
-    hold(*E3M0, "full_precision.layers=['head.*']")
+def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(intercept) -> None:
+    intercept(*E3M0, "full_precision.layers=['head.*']")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
     step_of(model, optimizer)
@@ -306,11 +309,14 @@ def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(hold) -> None
     ("typed", "said"),
     [
         (("sync=gossip_dpsgd",), "sync=DPSGD: a script's workers share their weights"),
-        (("sync=compressed",), "take sync=all_reduce or sync=requantised"),
-        (("full_precision.first_epochs=1",), "full_precision.first_epochs: what an epoch of a script is"),
+        (("sync=compressed",), "use sync=all_reduce or sync=requantised"),
+        (
+            ("full_precision.first_epochs=1",),
+            "full_precision.first_epochs: cpdrun does not know the epochs of a script",
+        ),
         (
             ("precision.weights=e4m3",),
-            r"precision.weights=e4m3: a script keeps its weights itself; .* precision.rules=\[{modules",
+            r"precision.weights=e4m3: a script stores its weights itself. .* precision.rules=\[{modules",
         ),
         (("precision.loss_scale=8",), "precision.loss_scale=8: a script scales its own loss"),
         (("precision.update=e5m2",), "precision.update=e5m2: .* leave precision.update out"),
@@ -320,6 +326,6 @@ def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(hold) -> None
         ),
     ],
 )
-def test_what_a_script_cannot_be_held_to_is_refused_before_it_starts(typed: tuple, said: str) -> None:
+def test_what_a_script_cannot_have_is_refused_before_it_starts(typed: tuple, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Hold(config("format=e4m3", *typed))
+        Interceptor(config("format=e4m3", *typed))
