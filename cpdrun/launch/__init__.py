@@ -1,9 +1,10 @@
-"""Launching: jobs in, finished run directories out, on this machine or through a scheduler.
+"""Launch runs on this machine or through a scheduler. The results are complete run directories.
 
-The main path: a Session (session.py) hands jobs to an Executor (base.py; local.py, pull.py, slurm/) and follows its
-events (drive.py); the executor starts one agent a run (attempt/agent.py); the agent asks an engine (connection.py is
-its client, cpdrun.train.engine the program) to start the ranks. Nothing here imports torch. Names are imported on
-first use, so that an agent does not pay for the display.
+A Session (session.py) submits jobs to an Executor (base.py), of which there are several: local.py, pull.py and slurm/.
+It then follows the executor's events (drive.py). The executor starts one agent per run (attempt/agent.py). The agent
+connects to an engine (attempt/connection.py), and the engine (cpdrun.train.engine) starts the ranks.
+
+Nothing here imports torch. Names are imported on first use, so that an agent starts without importing the display.
 """
 
 from importlib import import_module

@@ -49,7 +49,13 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class Event:
-    """A job began, or ended if there is an outcome. `elsewhere` means that another launcher or worker ran it."""
+    """The start of a job or, with an outcome, its end.
+
+    Attributes:
+        job: The job.
+        outcome: How the job ended. None for a start.
+        elsewhere: Whether another launcher or worker ran the job.
+    """
 
     job: Job
     outcome: Outcome | None = None

@@ -34,7 +34,7 @@ class Elsewhere:
     def has(self, job: Job) -> bool:
         """Return True if another process has claimed the run or has run it to its end.
 
-        An agent checks this, too, after it has claimed a run. This check avoids starting an agent in vain.
+        An agent checks this, too, after it has claimed a run. This check avoids starting an agent that would only end.
         """
         run = job.run
         return run.done.exists() or is_claimed(run) or failed_since(run, self.known(job))

@@ -73,8 +73,10 @@ def advice(launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: 
 
 def schedulers() -> list[type[Executor]]:
     """Return cpdrun's executors for schedulers. They are in the packages of cpdrun.launch with an executor.py."""
-    wings = [m.name for m in pkgutil.iter_modules(cpdrun.launch.__path__, "cpdrun.launch.") if m.ispkg]
-    modules = [import_module(f"{wing}.executor") for wing in wings if find_spec(f"{wing}.executor")]
+    packages = [m.name for m in pkgutil.iter_modules(cpdrun.launch.__path__, "cpdrun.launch.") if m.ispkg]
+    modules = [
+        import_module(f"{package}.executor") for package in packages if find_spec(f"{package}.executor")
+    ]
     return [
         found
         for module in modules

@@ -91,7 +91,7 @@ class LocalExecutor(Executor):
             self._elsewhere.note(job)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        events = self._start_what_fits()
+        events = self._start_jobs()
         for key, _ in self._selector.select(0 if events else timeout_s):
             events += self._ended(self._agents.pop(key.data))
         ended, dropped = self._elsewhere.look()
@@ -126,7 +126,7 @@ class LocalExecutor(Executor):
         no_gpu = options.jobs_per_gpu is not None and not gpus()
         return super().idle(options) + ["--jobs-per-gpu has no effect: this machine has no GPU"] * no_gpu
 
-    def _start_what_fits(self) -> list[Event]:
+    def _start_jobs(self) -> list[Event]:
         events = []
         while self._queue and (places := self._slots.take(self._queue[0].nproc)) is not None:
             job = self._queue.popleft()
@@ -152,7 +152,7 @@ class LocalExecutor(Executor):
         environ = dict(os.environ)
         if places[0] != "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
-        # inherited: a stop waits for its handler
+        # The agent inherits the blocked signals. A stop then waits until the agent has installed its handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             process = subprocess.Popen(
@@ -161,7 +161,7 @@ class LocalExecutor(Executor):
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C on the terminal is the launcher's to handle
+                start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher, which handles it.
             )
         except OSError as error:
             raise LaunchError(f"cannot start a process: {error}") from error

@@ -131,8 +131,8 @@ class Session:
                 display.console.print(executor.note, soft_wrap=True)
             if options.wait:
                 with display:
-                    told = None if more is None else on_end
-                    for event in drive(executor, sweep, options, display, cancelled_before, told):
+                    callback = None if more is None else on_end
+                    for event in drive(executor, sweep, options, display, cancelled_before, callback):
                         display.event(event)
                         tally.event(event)
         finally:
@@ -154,7 +154,7 @@ def _contents(path: Path) -> bytes | None:
 def write_configs(jobs: Sequence[Job]) -> None:
     """Write config.yaml, overrides.txt and format.json of each job, unless they are there already.
 
-    Secrets are masked there; the processes of the runs inherit them in an environment variable.
+    Secrets are masked in the files. The processes of the runs inherit them in an environment variable.
     """
     for job in jobs:
         if job.is_written:

@@ -1,4 +1,4 @@
-"""How a sweep went: counts, and the share of the core-seconds that was training."""
+"""The summary of a launch: how its runs ended, and the share of the core-seconds that was spent on training."""
 
 import time
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class LeftRunning:
 
 @dataclass
 class Summary:
-    """The numbers of runs of a launch by how they ended.
+    """The number of runs of a launch that ended in each way.
 
     Attributes:
         done: The number of runs that finished.
@@ -74,7 +74,7 @@ class JoinedSweep:
 
     Attributes:
         sweep: The folder of the sweep.
-        summary: The numbers of runs by how they ended, or null if no run was left.
+        summary: The number of runs that ended in each way, or null if no run was left.
     """
 
     sweep: str

@@ -1,1 +1,1 @@
-"""One run: its agent, what starts its ranks, what watches them, and how they ended."""
+"""The attempts at one run: the agent, its connection to the engine, the watchdog, and how an attempt ended."""

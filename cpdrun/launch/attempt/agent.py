@@ -1,11 +1,11 @@
-"""The agent of one run: claims it, starts its ranks, says how they ended. One process a run, without torch.
+"""Run the agent of one run, which claims the run, starts its ranks, and reports how they ended.
 
     python -m cpdrun.launch.attempt.agent RUN_DIR [--retries R] [--known N] [--warm FD] [--parent PID]
 
-Its last line on standard output is the outcome as JSON, as in the attempt's exit.json; the launcher reads it
-there, so that a full disk is reported too. SIGTERM asks the ranks to save and stop at their next step, SIGINT
-stops them at once. The lock of the run is inherited by every process under the agent: while one of them lives, nobody
-else can claim the run.
+Each run has its own agent process, which does not import torch. The agent prints the outcome as its last line on
+standard output, in the same JSON as the attempt's exit.json. The launcher reads this line instead of the file, so that
+a full disk is reported, too. On SIGTERM, the ranks save and stop at their next step. On SIGINT, they are killed. All
+child processes of the agent inherit the run's lock. While any of them is alive, no other process can claim the run.
 """
 
 import argparse
@@ -46,19 +46,29 @@ from cpdrun.record import (
 )
 
 RANK_LOG = re.compile(r"rank(\d+)\.log")
-# what differs from run to run, so that a warm engine needs to be told
+# The environment variables that differ between runs. A warm engine was started before they were set, so the agent sends
+# them with its request.
 ENVIRON = ["CUDA_VISIBLE_DEVICES", VARIABLE]
 WATCH_S = 1.0
-MOST_RANKS = 64  # whose remaining processes are named
-OVERTIME_S = 30.0  # to save and stop, once a run's limit is over
-# Whoever starts an agent may block them until it can handle them.
+MOST_RANKS = 64  # the maximum number of ranks whose remaining processes are listed
+OVERTIME_S = 30.0  # the time that a run has to save and stop after its limit
+# The launcher blocks these signals when it starts an agent. The agent unblocks them when it can handle them.
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Agent:
-    """One run's attempts, from the claim to the last outcome."""
+    """Make the attempts at one run, from the claim to the last outcome.
 
-    scheduled: str | None = None  # the name that a scheduler has for this process
+    Args:
+        run: The run.
+        starter: The starter of its ranks.
+        retries: The number of further attempts after a failure.
+        kill_retries: The number of further attempts after a signal killed a rank. They come before `retries`.
+        known: The number of attempts that the run had when it was assigned to this agent. If a later attempt by another
+            launcher has failed, the run is not tried again. None to ignore other attempts.
+    """
+
+    scheduled: str | None = None  # the name of this process in a scheduler
 
     def __init__(
         self,
@@ -75,18 +85,18 @@ class Agent:
         self.known = known
         self.stopping = self.stopping_now = self.elastic = False
         self.overdue = ""  # why the watchdog ends the attempt
-        self.hung_rank: int | None = None  # the rank that it ends the attempt for, if that is known
-        self.naming_s = 0.0  # how long ranks that hang may look for the one that is to blame
+        self.hung_rank: int | None = None  # the rank that hangs, if it is known
+        self.naming_s = 0.0  # the time that ranks have to find out which of them hangs
         self.watchdog: Watchdog | None = None
 
     def execute(self) -> Outcome:
-        """Bring the run to its end, with up to `retries` further attempts, and return the last outcome."""
-        asked_before = _changed(self.run.preempt)
+        """Run the attempts until one succeeds or no retries are left, and return the last outcome."""
+        requested_before = _modified_ns(self.run.preempt)
         lock = claim(self.run)
         if lock is None:
             return Outcome(Ending.ELSEWHERE, reason="another launcher has this run")
-        if asked_before and asked_before == _changed(self.run.preempt):
-            self.run.preempt.unlink(missing_ok=True)  # ours, or of an attempt that was killed
+        if requested_before and requested_before == _modified_ns(self.run.preempt):
+            self.run.preempt.unlink(missing_ok=True)  # The request is older than this agent.
         self._start_watching()
         try:
             return self._attempts(lock)
@@ -94,19 +104,22 @@ class Agent:
             release(self.run, lock)
 
     def _start_watching(self) -> None:
-        # A signal that the kernel hands to another thread does not wake the one that waits for the engine.
+        # The signals must reach the main thread, because a signal in another thread does not interrupt its wait for the
+        # engine.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         threading.Thread(target=self._watch, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _watch(self) -> None:
-        beaten = -HEARTBEAT_S
+        last_heartbeat = -HEARTBEAT_S
         while True:
             now = time.monotonic()
-            if now - beaten >= HEARTBEAT_S:
-                beaten = now
+            if now - last_heartbeat >= HEARTBEAT_S:
+                last_heartbeat = now
                 with contextlib.suppress(OSError):
-                    if not heartbeat(self.run):  # this process slept for so long that it was taken for dead
+                    # Another process took over the run, because this process was suspended for so long that it seemed
+                    # dead.
+                    if not heartbeat(self.run):
                         os.kill(os.getpid(), signal.SIGINT)
                         return
             if (watchdog := self.watchdog) is not None:
@@ -125,10 +138,10 @@ class Agent:
             self.starter.kill()
 
     def _hangs(self, watchdog: Watchdog) -> bool:
-        """Return whether the attempt is to be killed because it hangs, and note why.
+        """Return whether the attempt must be killed because it hangs. If so, set `overdue` and `hung_rank`.
 
-        Ranks that another one keeps waiting can name it, which takes them a while. A rank that a signal has stopped
-        is seen from here at once.
+        If one rank hangs, the other ranks have `naming_s` seconds to find out which one it is. If a signal has stopped
+        a rank, the agent does not wait for them, because it can see the state of the process itself.
         """
         if not watchdog.hangs:
             return False
@@ -159,23 +172,23 @@ class Agent:
         before: Outcome | None = None
         while True:
             outcome = self._attempt(lock)
-            if not self._goes_on(outcome) and not self._retries(outcome, before):
+            if not self._continues(outcome) and not self._retries(outcome, before):
                 return outcome
             before = outcome
 
     def stop(self, *_: Any) -> None:
-        """Signal handler: have the ranks save and stop at their next step."""
+        """Handle a signal: ask the ranks to save and stop at their next step."""
         self.stopping = True
         self.run.preempt.touch()
 
     def stop_now(self, *_: Any) -> None:
-        """Signal handler: have the ranks killed."""
+        """Handle a signal: kill the ranks."""
         self.stopping = self.stopping_now = True
         self.starter.kill()
 
     def _attempt(self, lock: int) -> Outcome:
         config = read_config(self.run)
-        self.elastic = config.get("elastic", False)  # absent in records from before
+        self.elastic = config.get("elastic", False)  # Older records lack the key.
         attempt = self.run.new_attempt()
         started = time.time()
         write_json(attempt.where, self._where(started).as_json())
@@ -193,9 +206,9 @@ class Agent:
                 "environ": {name: os.environ[name] for name in ENVIRON if name in os.environ},
             }
             self.overdue, self.hung_rank = "", None
-            of_script = is_script(config)
-            self.naming_s = NAMING_S if config["nproc"] > 1 and not of_script else 0.0
-            signs = OF_SCRIPT if of_script else OF_TRAINING
+            is_of_script = is_script(config)
+            self.naming_s = NAMING_S if config["nproc"] > 1 and not is_of_script else 0.0
+            signs = OF_SCRIPT if is_of_script else OF_TRAINING
             self.watchdog = Watchdog(attempt.pulse, config["patience_s"], config["limit_s"], signs=signs)
             answer = self.starter.start(request, lock, log, lambda: self.stopping_now)
             self.watchdog = None
@@ -225,13 +238,13 @@ class Agent:
             with attempt.agent_log.open("a", encoding="utf-8") as log:
                 _note(log, ": ".join(filter(None, (outcome.status, outcome.reason))))
             write_json(attempt.exit, outcome.as_json())
-        except OSError:  # the disk is full, which does no harm to a run that is done
+        except OSError:  # The disk is full. If the run has its result, these files are not essential.
             if not self.run.done.exists():
                 raise
         return outcome
 
     def _left_running(self, attempt: Attempt) -> str:
-        """Return the processes that outlive the ranks, or "" if there are none."""
+        """Return the processes that are still running after the ranks have ended, or "" if there are none."""
         found = tail(attempt.left_running, MOST_RANKS)
         if self.starter.leaves_processes:
             others = [str(process) for process in holders(self.run.lock) if process.pid != os.getpid()]
@@ -243,35 +256,44 @@ class Agent:
         from_epoch = progress.epoch if progress else 0
         return Where(socket.gethostname(), os.getpid(), self.scheduled, started, from_epoch)
 
-    def _goes_on(self, outcome: Outcome) -> bool:
-        """Whether an elastic run goes on from its checkpoint, as often as it gets to a further one, since what it keeps
-        in memory could not help: its engine was killed, or its ranks are of several."""
+    def _continues(self, outcome: Outcome) -> bool:
+        """Return whether an elastic run that was killed continues from its checkpoint in another attempt.
+
+        Normally, the engine of an elastic run restarts killed ranks from a state in memory. This is impossible if the
+        engine itself was killed or if the ranks belong to several engines. To avoid an endless loop, the attempt must
+        have written a new checkpoint.
+        """
         if not self.elastic or self.stopping or outcome.status is not Ending.KILLED:
             return False
         beyond_memory = outcome.exit_code is None or self.starter.nodes > 1
         return beyond_memory and self.run.saved_at() > outcome.started
 
     def _retries(self, outcome: Outcome, before: Outcome | None) -> bool:
-        """Return whether the run is tried again, and count that attempt."""
+        """Return whether the run is tried again. If so, decrement the number of retries."""
         if self.stopping or self.overdue.startswith("took") or not outcome.status.is_failure:
             return False
         if outcome.status is Ending.KILLED and self.kill_retries > 0:
             self.kill_retries -= 1
             return True
-        if self.retries <= 0 or not self._may_end_otherwise(outcome, before):
+        if self.retries <= 0 or not self._may_succeed(outcome, before):
             return False
         self.retries -= 1
         return True
 
-    def _may_end_otherwise(self, outcome: Outcome, before: Outcome | None) -> bool:
-        # What fails twice in the same way will fail a third time; a kill has its reason outside the run.
+    def _may_succeed(self, outcome: Outcome, before: Outcome | None) -> bool:
+        # A run that has failed twice for the same reason would fail again. A killed run may succeed, because the cause
+        # lies outside of the run.
         return outcome.status is Ending.KILLED or before is None or outcome.reason != before.reason
 
 
 def stopped_ranks(engine: int | None) -> list[int]:
-    """Return the ranks of which a signal has stopped some process, as SIGSTOP does.
+    """Return the ranks with a process that a signal such as SIGSTOP has stopped.
 
-    A process belongs to the rank whose log it writes, or whose log the nearest process above it writes.
+    A process belongs to a rank if its standard output is the log of that rank. Other processes belong to the rank of
+    their parent.
+
+    Args:
+        engine: The process id of the engine that started the ranks. None if it is not running.
     """
     ranks: dict[int, int] = {}
     stopped = set()
@@ -286,8 +308,8 @@ def stopped_ranks(engine: int | None) -> list[int]:
     return sorted(stopped)
 
 
-def _changed(path: Path) -> int | None:
-    """When `path` was last touched; None where it is absent."""
+def _modified_ns(path: Path) -> int | None:
+    """Return when `path` was last modified, in nanoseconds, or None if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -295,7 +317,12 @@ def _changed(path: Path) -> int | None:
 
 
 def parser(prog: str, about: str) -> argparse.ArgumentParser:
-    """What every agent may be told."""
+    """Return a parser of the arguments that all agents have in common.
+
+    Args:
+        prog: The name of the program.
+        about: The description of the program.
+    """
     parser = argparse.ArgumentParser(prog=prog, description=about)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--retries", type=int, default=0, metavar="R")
@@ -310,7 +337,10 @@ def parser(prog: str, about: str) -> argparse.ArgumentParser:
 
 
 def run(agent: Agent) -> Outcome:
-    """Bring the agent's run to its end, which is also said on standard output; signals stop it."""
+    """Execute the agent's run, print the outcome as a line of JSON, and return it.
+
+    SIGTERM and SIGINT stop the run. An exception that prevents the run becomes an outcome, too.
+    """
     signal.signal(signal.SIGTERM, agent.stop)
     signal.signal(signal.SIGINT, agent.stop_now)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)

@@ -1,4 +1,7 @@
-"""The asking side of cpdrun.train.engine: a connection to an engine, warm or cold, and a request over it."""
+"""The client of `cpdrun.train.engine`, which connects to an engine and sends it a request.
+
+A warm engine is forked from a process that has already imported torch. A cold engine imports torch itself.
+"""
 
 import contextlib
 import json
@@ -15,19 +18,21 @@ from typing import IO, Any
 from cpdrun.config.script import is_script
 
 ENGINE = "cpdrun.train.engine"
-RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"  # what a rank of a run is: its `run_rank`
+# The modules whose function `run_rank` runs a rank, for cpdrun's own training loop and for a user's script.
+RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"
+# The modules whose function `check` checks whether runs can start, for cpdrun's own training loop and for a script.
 LOOK, SCRIPT_LOOK = (
     "cpdrun.train.preflight.check",
     "cpdrun.attach.runner",
-)  # what looks whether runs can start: its `check`
-LOOK_S = 0.25  # between two looks at whether the engine was killed
-LEAVING_S = 10.0  # for the ranks to leave memory, once they have ended
-# Tests of the launcher put a stand-in here whose "training" they control.
+)
+LOOK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
+LEAVING_S = 10.0  # the time that the processes of ranks have to exit after the ranks have ended
+# Tests of the launcher set this variable to the name of a fake engine, whose training they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
 
 class WarmEngine:
-    """A process that has torch imported and forks an engine for each connection it is given.
+    """A process that has imported torch and forks an engine for each connection that it receives.
 
     It starts on first use, or earlier with `start`, and is ready about two seconds later. Requests wait until then. If
     it was killed or closed, it is started again when it is used.
@@ -46,7 +51,7 @@ class WarmEngine:
 
     @property
     def control(self) -> int:
-        """The descriptor that an agent inherits to ask for connections."""
+        """The descriptor of the control socket. An agent inherits it and passes it to `warm_connection`."""
         self.start()
         return self._control.fileno()
 
@@ -61,8 +66,8 @@ class WarmEngine:
         problems: list[str] = []
         notes: list[str] = []
         for by, of_script in ((LOOK, False), (SCRIPT_LOOK, True)):
-            if asked := [config for config in configs if is_script(config) is of_script]:
-                found = self._look(by, asked)
+            if selected := [config for config in configs if is_script(config) is of_script]:
+                found = self._look(by, selected)
                 problems += found[0]
                 notes += found[1]
         return problems, notes
@@ -96,7 +101,7 @@ class Starter:
         warm: The descriptor of the control socket of a warm process. None for a cold start.
     """
 
-    nodes = 1  # engines that share the ranks
+    nodes = 1  # the number of engines among which the ranks are divided
 
     def __init__(self, warm: int | None = None) -> None:
         self.kind = "cold" if warm is None else "warm"
@@ -104,14 +109,23 @@ class Starter:
         self._connection: socket.socket | None = None
         self._is_killed = False
         self.engine: int | None = None  # the process that started the ranks, while they run
-        self.leaves_processes = False  # whether some process of the latest request outlives its ranks
+        self.leaves_processes = (
+            False  # whether the latest request left processes running after its ranks ended
+        )
 
     def start(
         self, request: dict[str, Any], lock: int, log: IO[str], given_up: Callable[[], bool]
     ) -> dict[str, Any] | None:
-        """Put `request`, wait until the ranks have ended, and return the answer, or None if the engine was killed.
+        """Send a request to an engine, and wait until the ranks have ended.
 
-        Nothing is started once `given_up` is true.
+        Args:
+            request: The request, as described in `cpdrun.train.engine`.
+            lock: The descriptor of the run's lock, which the ranks inherit.
+            log: The log of the attempt, to which the engine writes.
+            given_up: Called before the request is sent. If it returns true, nothing is started.
+
+        Returns:
+            The engine's answer. None if the engine was killed or nothing was started.
         """
         answer, self._is_killed, self.leaves_processes = None, False, False
         with (self._warm and warm_connection(self._warm)) or cold_connection(log) as connection:
@@ -125,21 +139,30 @@ class Starter:
         return answer
 
     def kill(self) -> None:
-        """Kill the ranks at once; `start` returns when they are gone. May be called from a signal handler."""
+        """Kill the ranks. `start` returns when they are gone. This may be called from a signal handler."""
         self._is_killed = True
         if (connection := self._connection) is not None:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)  # the engine dies of it; we read until all are gone
+                connection.shutdown(
+                    socket.SHUT_WR
+                )  # This ends the engine. `ask` reads on until all ranks are gone.
             if (engine := self.engine) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(engine, signal.SIGKILL)  # it may be stopped, and hear nothing
+                    os.kill(engine, signal.SIGKILL)  # A stopped engine does not notice the shutdown.
 
     def _started(self, pid: int) -> None:
         self.engine = pid
 
 
 def warm_connection(control: int) -> socket.socket | None:
-    """A connection to a new engine, forked from the warm process behind `control`; None where that is gone."""
+    """Return a connection to a new engine that a warm process forks.
+
+    Args:
+        control: The descriptor of the control socket of the warm process.
+
+    Returns:
+        The connection, or None if the warm process is gone.
+    """
     ours, theirs = socket.socketpair()
     with theirs, socket.socket(fileno=os.dup(control)) as channel:
         try:
@@ -151,7 +174,7 @@ def warm_connection(control: int) -> socket.socket | None:
 
 
 def cold_connection(log: IO[str]) -> socket.socket:
-    """A connection to a new engine that imports torch first; what it prints goes to `log`."""
+    """Start an engine that first has to import torch, and return a connection to it. It prints to `log`."""
     ours, theirs = socket.socketpair()
     with theirs:
         _start("--once", theirs, log)
@@ -165,18 +188,21 @@ def ask(
     on_start: Callable[[int], None] = lambda pid: None,
     is_killed: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Put `request`, and wait for the answer and then for the last process behind it to be gone.
+    """Send a request to an engine, and wait for its answer and then for the end of all its processes.
 
-    Once the answer is there, or the engine was killed, the wait lasts LEAVING_S at most: what still holds the
-    connection then is no rank, but a process that a rank left behind.
+    All processes of the request inherit the connection, so its end of file shows that they are gone. After the answer,
+    or after the engine was killed, this function waits for at most LEAVING_S seconds. A process that still exists then
+    is not a rank, but a process that a rank has left behind.
 
     Args:
-        on_start: Called with the engine's process.
-        is_killed: Whether somebody has killed the engine meanwhile.
+        connection: The connection to the engine.
+        request: The request.
+        descriptors: The file descriptors to send with the request.
+        on_start: Called with the process id of the engine.
+        is_killed: Returns whether the engine has been killed.
 
     Returns:
-        The answer, or None if there was none because the engine was killed or could not start; and whether every
-        process behind it is gone.
+        The answer, and whether all processes are gone. The answer is None if the engine was killed or could not start.
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         data = json.dumps(request).encode() + b"\n"
@@ -210,7 +236,7 @@ def engine_command() -> list[str]:
 
 def _start(how: str, theirs: socket.socket, output: IO[str] | None = None) -> subprocess.Popen:
     command = [*engine_command(), how, str(theirs.fileno()), "--parent", str(os.getpid())]
-    # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
+    # With a new session, Ctrl-C on the terminal reaches only the launcher, which handles it.
     return subprocess.Popen(
         command,
         pass_fds=[theirs.fileno()],

@@ -1,1 +1,1 @@
-"""This machine: its cores and GPUs, what it lacks, how fast it is."""
+"""Information about this machine: its cores and GPUs, missing software, and its speed."""

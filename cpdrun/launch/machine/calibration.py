@@ -49,9 +49,9 @@ def calibrate(
     except ValueError as error:
         raise LaunchError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "config.json"
-        write_json(given, config)
-        command = [sys.executable, "-m", "cpdrun.costmodel.measure", str(given), str(out)]
+        config_file = Path(folder) / "config.json"
+        write_json(config_file, config)
+        command = [sys.executable, "-m", "cpdrun.costmodel.measure", str(config_file), str(out)]
         command += ["--repeats", str(repeats)]
         if formats:
             command += ["--formats", ",".join(formats)]
@@ -70,9 +70,9 @@ def _compressors(
     methods: Mapping[str, dict[str, Any]], repeats: int, threads: int, folder: Path
 ) -> dict[str, Any]:
     """Measure the compressors in one rank, because nothing is exchanged."""
-    asked, out = folder / "methods.json", folder / "compressors.json"
-    write_json(asked, dict(methods))
-    command = [sys.executable, "-m", "cpdrun.costmodel.measure", "--compressors", str(asked), str(out)]
+    methods_file, out = folder / "methods.json", folder / "compressors.json"
+    write_json(methods_file, dict(methods))
+    command = [sys.executable, "-m", "cpdrun.costmodel.measure", "--compressors", str(methods_file), str(out)]
     _run_ranks([*command, "--repeats", str(repeats)], 1, threads, folder)
     return read_json(out) or {}
 
@@ -107,7 +107,7 @@ def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> No
             stack.callback(process.kill)
             ranks.append((rank, process, log))
         deadline = time.monotonic() + LIMIT_S
-        while not any(process.poll() for _, process, _ in ranks):  # one that fails leaves the others waiting
+        while not any(process.poll() for _, process, _ in ranks):  # If a rank fails, the others wait forever.
             if all(process.poll() == 0 for _, process, _ in ranks):
                 return
             if time.monotonic() > deadline:

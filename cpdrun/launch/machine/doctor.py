@@ -1,4 +1,4 @@
-"""What this machine has for cpdrun, what it lacks, and the commands that fix it."""
+"""Check what cpdrun needs on this machine, and suggest commands that install what is missing."""
 
 import json
 import platform
@@ -26,7 +26,7 @@ STYLES = {"ok": "green", "no": "dim", "broken": "red"}
 
 @dataclass
 class DoctorDocument:
-    """What this machine has for cpdrun, and what it lacks."""
+    """The software and hardware for cpdrun that this machine has or lacks."""
 
     findings: list[Finding]
 

@@ -1,4 +1,4 @@
-"""Reading of the log of a run, either once or continuously until the run ends."""
+"""Read the log of a run, either once or continuously until the run ends."""
 
 import os
 import time

@@ -1,1 +1,1 @@
-"""Everything that knows Slurm."""
+"""The executor for Slurm, and all other code that depends on Slurm."""

@@ -31,7 +31,11 @@ class Pace:
 
 
 def limit_seconds(limit: object) -> int | None:
-    """Return the seconds of a time limit as sbatch reads it, such as 90 (minutes), 01:30:00 or 2-12; None: no limit."""
+    """Return the seconds of a time limit, or None if there is no limit.
+
+    Args:
+        limit: The limit in a form that sbatch accepts, such as 90 (minutes), 01:30:00 or 2-12.
+    """
     text = str(limit)
     if limit is None or text.upper() in ("UNLIMITED", "INFINITE"):
         return None
@@ -41,10 +45,19 @@ def limit_seconds(limit: object) -> int | None:
 
 
 def time_advice(sweep: SweepDir, jobs: Sequence[Job], limit: object, warning_s: int) -> str | None:
-    """Return a line if runs would reach their time limit before their first checkpoint.
+    """Return a warning if runs would reach their time limit before their first checkpoint.
 
-    A run saves at the end of an epoch (checkpoint.every_epochs), and at its next step when Slurm warns it. The line
-    says whether the warning comes early enough. None if the runs' pace is unknown, or the limit is long enough.
+    A run saves every `checkpoint.every_epochs` epochs, and at its next step after Slurm has warned it of the time
+    limit. The warning says whether Slurm warns early enough.
+
+    Args:
+        sweep: The sweep.
+        jobs: Its jobs, which need the same resources.
+        limit: The time limit in a form that sbatch accepts.
+        warning_s: How long before the limit Slurm warns a run, in seconds.
+
+    Returns:
+        The warning as one line, or None if the pace of the runs is unknown or the limit is long enough.
     """
     config, limit_s = jobs[0].config, limit_seconds(limit)
     if limit_s is None or "checkpoint" not in config or (pace := _pace(sweep, config)) is None:
@@ -75,7 +88,11 @@ def time_advice(sweep: SweepDir, jobs: Sequence[Job], limit: object, warning_s: 
 
 
 def _pace(sweep: SweepDir, config: dict[str, Any]) -> Pace | None:
-    """Return the median pace of the sweep's runs so far, or else the one that was calibrated; None without either."""
+    """Return the median pace of the runs of the sweep so far.
+
+    If no run has completed an epoch, return the pace that `cpdrun doctor --calibrate` has measured. If there is no such
+    measurement, return None.
+    """
     rows = [rows[-1] for run in sweep.runs() if (rows := list(run.rows()))]
     rows = [row for row in rows if row.epoch > 0 and row.step > 0 and row.train_seconds > 0]
     if rows:

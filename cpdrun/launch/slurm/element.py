@@ -29,7 +29,7 @@ class Element(Agent):
         self.out_of_time = False
 
     def time_is_up(self, *_: Any) -> None:
-        """Signal handler: save, stop, and have Slurm run this element again."""
+        """Handle SIGUSR1: ask the ranks to save and stop. After that, the element is requeued."""
         self.out_of_time = True
         self.stop()
 
@@ -55,13 +55,13 @@ class TasksStarter(Starter):
 
     def kill(self) -> None:
         if (step := self._step) is not None:
-            step.terminate()  # srun then kills its tasks
+            step.terminate()  # srun then kills its tasks.
 
 
 def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
-    """Start srun with one engine in each of `tasks` tasks. They rendezvous at a free port of this node.
+    """Start srun with one engine in each of `tasks` tasks. The engines rendezvous at a free port of this node.
 
-    Each prints its answer, which `answer_of_tasks` reads.
+    Each engine prints its answer, which `answer_of_tasks` reads.
     """
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -93,12 +93,18 @@ def element_name() -> str | None:
 
 
 def requeue(run: RunDir, outcome: Outcome) -> int:
-    """Have Slurm run this element again, unless its time was too short to get anywhere."""
-    if outcome.started is None or run.saved_at() < outcome.started:  # without an attempt there is no start
+    """Requeue this element, unless its attempt has not saved a checkpoint.
+
+    Without a checkpoint, the next attempt would reach the time limit at the same step.
+
+    Returns:
+        The exit code of this process.
+    """
+    if outcome.started is None or run.saved_at() < outcome.started:  # `started` is None without an attempt.
         print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
         return 1
     name = element_name()
-    assert name is not None  # SIGUSR1, after which an element is requeued, is Slurm's
+    assert name is not None  # An element is requeued only after SIGUSR1, which Slurm sends.
     return subprocess.run(["scontrol", "requeue", name], check=False).returncode
 
 

@@ -1,9 +1,11 @@
-"""Runs under Slurm: one readable array script a sweep, one element, with its agent, a run.
+"""Run the jobs of a sweep under Slurm, as job arrays in which each element runs the agent of one run.
 
-`results/<sweep>/array.sbatch` is written, submitted and left to the user: edited and sent by hand, it does
-the same. Slurm copies a script when it is submitted, so that a later one does not disturb an earlier. Before
-its time limit an element is sent SIGUSR1; its agent then has the ranks save and requeues that very element.
-The launcher only watches: `--no-wait`, a closed laptop or kill -9 leave the array as it is.
+The executor writes the script `results/<sweep>/array.sbatch` and submits it. Users can edit the script and submit it
+themselves. Slurm copies a script at submission, so a later version does not affect submitted jobs.
+
+Slurm sends SIGUSR1 to an element before its time limit. The agent then asks the ranks to save, and requeues the
+element. The launcher only watches the queue, so the array continues if the launcher ends for any reason, such as
+`--no-wait` or SIGKILL.
 """
 
 import getpass
@@ -19,24 +21,31 @@ from cpdrun.launch.slurm.script import ArrayScript, by_resources
 from cpdrun.launch.slurm.squeue import elements_in_queue, examine, slurm
 from cpdrun.record import Ending, Outcome, SweepDir, write_json, write_text
 
-PATIENCE = 150  # polls without an answer, five minutes, before the launcher gives up watching
-POLL_S = 2.0  # squeue asks the controller that the whole cluster shares
+PATIENCE = 150  # The launch ends after more polls than this without an answer, which is five minutes.
+POLL_S = 2.0  # A shorter interval would burden the controller, which the whole cluster shares.
 
 
 class SlurmExecutor(Executor):
-    """Submits the runs as job arrays, one for each kind of resources they need, and watches them.
+    """An executor that submits jobs to Slurm, one job array for all jobs that need the same resources.
 
     Args:
-        partition, account, time, gres, mem: as sbatch's options of these names; None leaves them out. gres=auto asks
-            for a GPU a rank where device=cuda, mem=auto for MEM_PER_CPU_GB a core.
-        nodes, tasks_per_node: of each run. Their product divides nproc; each task is an engine of its own.
-        max_parallel: elements of an array at the same time; the command line's takes precedence.
-        warning_s: seconds before the time limit at which a run is told to save.
-        setup: shell lines before each run.
-        sbatch: further options for the script.
-        sweep: where script, job numbers and Slurm's own logs go.
-        options: the command line's.
-        warm: closed; elements start on other machines.
+        partition: The option `--partition` of sbatch. If this or one of the next four arguments is None, the script
+            does not contain the option.
+        account: The option `--account`.
+        time: The option `--time`.
+        gres: The option `--gres`. With "auto", one GPU per rank is requested if device=cuda.
+        mem: The option `--mem`. With "auto", MEM_PER_CPU_GB gigabytes per core are requested.
+        nodes: The number of nodes of a run.
+        tasks_per_node: The number of tasks per node. Each task is one engine. `nodes * tasks_per_node` must divide
+            nproc.
+        max_parallel: The number of elements of an array that run at the same time. The same field of `options` takes
+            precedence.
+        warning_s: How long before the time limit a run is asked to save, in seconds.
+        setup: Shell commands to execute before each run.
+        sbatch: Further options of sbatch, one line of the script each.
+        sweep: The sweep. Its folder contains the scripts, the job numbers, and Slurm's logs.
+        options: The options of the launch.
+        warm: A warm engine, which is closed because elements start on other machines.
     """
 
     idle_options = ("jobs", "jobs_per_gpu")
@@ -71,7 +80,7 @@ class SlurmExecutor(Executor):
             retries=options.retries,
         )
         self._sweep = sweep
-        self._jobs: dict[str, Job] = {}  # by array element
+        self._jobs: dict[str, Job] = {}  # keyed by array element
         self._begun: set[str] = set()
         self._cancelled = False
         self._polled = 0.0
@@ -125,7 +134,7 @@ class SlurmExecutor(Executor):
         self._polled = time.monotonic()
         try:
             queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
-        except LaunchError:  # a controller that restarts loses no job; neither do we
+        except LaunchError:  # The controller may be restarting. It does not lose jobs.
             self._unanswered += 1
             if self._unanswered > PATIENCE:
                 raise
@@ -152,7 +161,7 @@ class SlurmExecutor(Executor):
                 job.run.preempt.touch()
 
     def close(self) -> None:
-        """Elements are Slurm's: they go on without this process."""
+        """Do nothing, because elements continue without this process."""
 
     @property
     def running(self) -> list[Job]:
@@ -176,7 +185,7 @@ class SlurmExecutor(Executor):
 
 
 def _outcome(job: Job, element: str, *, cancelled: bool) -> Outcome:
-    """Of an element that Slurm has no longer."""
+    """Return the outcome of a job whose array element is no longer in Slurm's queue."""
     if (result := job.run.result()) is not None:
         return Outcome(result.status)
     attempt = job.run.last_attempt()

@@ -9,9 +9,10 @@ from cpdrun.record import SweepDir, read_json
 
 
 def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
-    """Return what slurm.json says about each array: its `job`, `script` and `runs`.
+    """Return the entries of slurm.json: a mapping with `job`, `script` and `runs` for each array.
 
-    Damaged entries are skipped, and so are jobs that are no numbers: they would become arguments of squeue and scancel.
+    Damaged entries are skipped. An entry is also skipped if its `job` is not a number, because the jobs become
+    arguments of squeue and scancel.
     """
     arrays = read_json(sweep.slurm)
     return [
@@ -26,7 +27,11 @@ def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
 
 
 def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
-    """Return the run's name and the state of each array element of a sweep that has not ended."""
+    """Return the array elements of a sweep that have not ended.
+
+    Returns:
+        The name of the run and the state in Slurm, such as PENDING, keyed by element (`job_index`).
+    """
     submitted = submitted_of(sweep)
     runs = {f"{array['job']}_{i}": run for array in submitted for i, run in enumerate(array["runs"])}
     queue = elements_in_queue([array["job"] for array in submitted])
@@ -34,15 +39,21 @@ def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
 
 
 def withdraw(sweep: SweepDir, name: str | None = None) -> int:
-    """Remove the waiting elements of a sweep, or that of one run, from the queue. Return their number."""
+    """Remove waiting elements of a sweep from the queue, and return their number.
+
+    Args:
+        sweep: The sweep.
+        name: The name of the only run whose element is removed. By default, all waiting elements are removed.
+    """
     waiting = [
         element
         for element, (run, state) in queued(sweep).items()
         if state == "PENDING" and name in (None, run)
     ]
     if waiting:
-        # With a filter by state, scancel takes the waiting elements of an array for one job, and cancels them all.
+        # Without a name, all waiting elements are cancelled, so a filter by state is correct. For one element, it would
+        # not be: scancel treats the waiting elements of an array as one job, and the filter would cancel all of them.
         only = ["--state=PENDING"] if name is None else []
-        with contextlib.suppress(LaunchError):  # some have begun since
+        with contextlib.suppress(LaunchError):  # Some elements may have started in the meantime.
             slurm("scancel", *only, *waiting)
     return len(waiting)

@@ -12,16 +12,30 @@ from cpdrun.launch.slurm.advice import NO_GPU, time_advice
 from cpdrun.record import SweepDir
 
 AUTO = "auto"
-# As sbatch takes it.
+# The forms of a time limit that sbatch accepts.
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-MEM_PER_CPU_GB = 2  # torch and a data loader's images, with room
+MEM_PER_CPU_GB = 2  # more than torch and the images of a data loader need
 
 
 @dataclass(frozen=True)
 class ArrayScript:
-    """What all arrays of a sweep have in common. Raises LaunchError for text that would be a command of the script.
+    """The settings that all arrays of a sweep have in common.
 
-    asked: partition, account, time, gres, mem, as sbatch takes them; None leaves one out. tasks: of all nodes.
+    Attributes:
+        sweep: The sweep.
+        asked: The options `partition`, `account`, `time`, `gres` and `mem` of sbatch. The script does not contain an
+            option whose value is None.
+        nodes: The number of nodes of a run.
+        tasks: The number of tasks of a run on all nodes.
+        max_parallel: The number of elements of an array that run at the same time. None for no limit.
+        warning_s: How long before the time limit Slurm warns a run, in seconds.
+        setup: Shell commands to execute before each run.
+        more: Further options of sbatch.
+        retries: The number of further attempts after a failure.
+
+    Raises:
+        LaunchError: The time limit is not valid, or an option contains a line break or a control character. The text
+            after a line break would be executed as a command of the script.
     """
 
     sweep: SweepDir
@@ -36,7 +50,7 @@ class ArrayScript:
 
     def __post_init__(self) -> None:
         for key, value in (*self.asked.items(), *(("sbatch", line) for line in self.more)):
-            if not str(value).isprintable():  # the rest of a line that is broken would be a command
+            if not str(value).isprintable():
                 raise LaunchError(f"launcher.{key}={value!r}: no line breaks or control characters")
         if (limit := self.asked["time"]) is not None and not TIME.fullmatch(str(limit)):
             raise LaunchError(
@@ -79,7 +93,7 @@ class ArrayScript:
         )
 
     def advice(self, jobs: list[Job]) -> list[str]:
-        """Return what a user should know about the GPUs and the time that these jobs get, a line each."""
+        """Return warnings about the GPUs and the time limit of these jobs, one line each."""
         lines = []
         asks_for_gpus = any("gpu" in line for line in self.more)
         if (
@@ -93,7 +107,10 @@ class ArrayScript:
         return lines
 
     def _resources(self, job: Job) -> dict[str, Any]:
-        """Return the cores for the threads and loaders of a task's ranks, and the resources that the yaml names."""
+        """Return the options of sbatch for the resources of a job.
+
+        A task gets one core for each thread and each data loader of its ranks.
+        """
         cpus = job.nproc // self.tasks * (job.config["threads"] + job.config.get("loaders", 0))
         asked = dict(self.asked)
         if asked["gres"] == AUTO:
@@ -119,7 +136,7 @@ cd {here}
 
 
 def by_resources(jobs: list[Job]) -> list[list[Job]]:
-    """Return lists of jobs that need the same resources."""
+    """Group jobs by the resources that they need, and return the groups."""
     groups: dict[tuple, list[Job]] = {}
     for job in jobs:
         needs = (job.nproc, *(job.config.get(key) for key in ("threads", "loaders", "device")))

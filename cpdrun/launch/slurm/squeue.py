@@ -1,4 +1,4 @@
-"""Call Slurm's commands. Of those that show the state of jobs, only squeue is needed."""
+"""Call Slurm's commands. The state of jobs is read only from squeue."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
     try:
         listing = slurm("squeue", "--noheader", "--array", "--jobs", ",".join(jobs), "--format", "%i %T")
     except LaunchError as error:
-        if "Invalid job id" in str(error):  # all of them are over, and Slurm has forgotten them
+        if "Invalid job id" in str(error):  # All jobs have ended, and Slurm no longer knows them.
             return {}
         raise
     return dict(line.split(maxsplit=1) for line in listing.splitlines() if line.strip())
