@@ -136,6 +136,6 @@ def _seconds_of_last_attempt(run: RunDir) -> float:
 
 
 def _place(config: Mapping[str, Any], run: RunDir, path: str) -> Path:
-    """Return the location of a file or folder of the script. A relative path starts at the script's working directory."""
+    """Return the location of a file or folder of the script. The path is relative to the script's working directory."""
     folder = filled(config[SCRIPT]["work_dir"], config, run.path)
     return Path(folder) / filled(path, config, run.path)
