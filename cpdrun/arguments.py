@@ -42,9 +42,13 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
 def add_names(
     parser: argparse.ArgumentParser, nargs: str, meaning: str, *, completions: str = "sweeps_and_runs"
 ) -> None:
-    """Add the positional arguments that name sweeps or runs, and complete them.
+    """Add the positional arguments that name sweeps or runs, with shell completion.
 
-    `nargs` is "*" for any number of names, or "+" for at least one. `completions` is the function for `complete_by`.
+    Args:
+        parser: The parser of the command.
+        nargs: "*" for any number of names, or "+" for at least one.
+        meaning: The help text.
+        completions: The name of the function for `complete_by`.
     """
     text = f"{meaning}; results_dir=PATH names the results directory"
     names = parser.add_argument("names", nargs=nargs, metavar="NAME", help=text)
@@ -90,8 +94,11 @@ def with_words_after_options(
 def _unknown_option(parser: argparse.ArgumentParser, word: str, others: list[str] | None) -> str:
     """Return the message about an unknown option such as `--exp` or `--exp=digits_bits`.
 
-    `others` holds the other arguments of a command that accepts overrides. One of them may be the value of the option,
-    as in `--exp digits_bits`.
+    Args:
+        parser: The parser of the command.
+        word: The option as it was typed.
+        others: The other arguments if the command accepts overrides, and otherwise None. One of them may be the value
+            of the option, as in `--exp digits_bits`.
     """
     from custom_fp.suggestions import did_you_mean
 

@@ -60,7 +60,8 @@ Start with: cpdrun search exp=digits_search --report
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that was typed, and return its exit code.
 
-    `argv` holds the arguments after `cpdrun`, by default from sys.argv.
+    Args:
+        argv: The arguments after `cpdrun`. By default, those of sys.argv.
 
     Raises:
         SystemExit: The arguments cannot be parsed, or help or the version was printed.
@@ -108,7 +109,10 @@ def print_error(error: UserError) -> None:
 
 
 def read(typed: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments. In the result, `run` is the command's function.
+    """Parse the arguments after `cpdrun`.
+
+    Returns:
+        The parsed arguments. The attribute `run` is the function of the command.
 
     Raises:
         MistypedError: The arguments cannot be parsed.

@@ -1,4 +1,4 @@
-"""Parsing of command lines that contain the command line of a script.
+"""Parse command lines that contain the command line of a script.
 
 An example is `cpdrun search train.py --lr 0.1 -- recipe=bf16,nvfp4`. The words before `--` belong to the script and are
 typed as after `python`. The words after `--` belong to cpdrun.

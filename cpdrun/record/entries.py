@@ -96,21 +96,23 @@ class Result(Entry):
 
     status: Ending  # finished, diverged or did not learn
     metrics: dict[str, float | None] = field(default_factory=dict)
-    measures: dict[str, Measure] = field(default_factory=dict)  # of each metric
-    judged_by: str | None = None  # the metric that a report asks for
+    measures: dict[str, Measure] = field(default_factory=dict)  # the direction and unit of each metric
+    judged_by: str | None = None  # the metric by which a report judges the run
     best: Best | None = None
     test_samples: int | None = None
     num_classes: int | None = None
     train_seconds: float | None = None
-    memory: dict[str, Any] = field(default_factory=dict)  # bytes
-    wire: dict[str, Any] = field(default_factory=dict)  # bytes a step
-    parameters: int | None = None  # values that are trained, of one model
-    topology: dict[str, float] | None = None  # of gossip
-    longest_chain: int | None = None  # most rounded additions in series that a gradient may pass
+    memory: dict[str, Any] = field(default_factory=dict)  # in bytes
+    wire: dict[str, Any] = field(default_factory=dict)  # in bytes per step
+    parameters: int | None = None  # the number of trained values of one model
+    topology: dict[str, float] | None = None  # properties of the gossip topology
+    longest_chain: int | None = (
+        None  # the largest number of rounded additions in series that a gradient passes
+    )
     weights_sha256: str | None = None
-    products: dict[str, Any] | None = None  # multiply-accumulates of a worker's step, by formats
+    products: dict[str, Any] | None = None  # multiply-accumulates per step of a worker, by formats
     wall_seconds: float | None = None
-    ended_after: int | None = None  # epochs, of a run that did not learn
+    ended_after: int | None = None  # the number of epochs, if the run did not learn
     record: int = version.VERSION
 
     @classmethod
@@ -119,8 +121,8 @@ class Result(Entry):
             return None
         if version.newer(value):
             return None
-        said = value["measures"].items() if isinstance(value.get("measures"), dict) else ()
-        measures = {key: measure for key, one in said if (measure := Measure.from_json(one)) is not None}
+        declared = value["measures"].items() if isinstance(value.get("measures"), dict) else ()
+        measures = {key: measure for key, one in declared if (measure := Measure.from_json(one)) is not None}
         found = super().read(
             {version.KEY: 1, **value, "measures": measures, "best": Best.read(value.get("best"))}
         )
@@ -215,7 +217,7 @@ class Lost(Entry):
 
     rank: int  # the rank that was killed last
     signal: int
-    restarts: int  # of all ranks until the lost steps were done; several if another rank died meanwhile
+    restarts: int  # how often all ranks were restarted until the lost steps were done again
     step: int  # the number of steps that the run had completed
     steps: int  # the number of steps that were trained again
     seconds: float  # from the end of the last lost step until it was done again
@@ -228,7 +230,7 @@ class Lost(Entry):
 
 @dataclass(frozen=True)
 class Outcome(Entry):
-    """How an attempt ended, in exit.json. `rank` is the first that failed. `reason` is a line, or ""."""
+    """How an attempt ended, in exit.json. `rank` is the first rank that failed. `reason` is one line, or ""."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
@@ -247,8 +249,8 @@ class Outcome(Entry):
     attempt: int | None = None
     started: float | None = None  # seconds since 1970
     ended: float | None = None
-    restarts: int | None = None  # of its ranks, after one was killed
-    lost_seconds: float | None = None  # of work that was, or has to be, done again
+    restarts: int | None = None  # how often the ranks were restarted after one was killed
+    lost_seconds: float | None = None  # the seconds of work that was done again or must be done again
     left_running: str | None = None  # processes that outlive the ranks: "712 (wandb-core), 713 (...)"
 
 

@@ -54,7 +54,7 @@ class ExampleOutcomes:
 
 
 def write_example_outcomes(run: RunDir, outcomes: ExampleOutcomes) -> None:
-    """Write the outcomes of a run's final evaluation in one step. Raises OSError as `write_bytes` does."""
+    """Write the outcomes of a run's final evaluation in one step. Raises OSError if the file cannot be written."""
     header = {
         KEY: VERSION,
         "metric": outcomes.metric,

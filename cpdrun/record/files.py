@@ -1,8 +1,9 @@
-"""Reading and writing the files of a record.
+"""Read and write the files of a record.
 
-A record may come from anyone, so `open_record` is the only function that opens a file of it for reading: it accepts
-regular files and refuses everything else. Files are replaced in one step (temporary file, fsync, rename), and JSON
-lines survive a kill. JSON is strict: NaN and infinities, which JSON lacks, are written as null.
+A record may come from an untrusted source. Therefore all files of a record are opened for reading by `open_record`,
+which accepts only regular files. Files are replaced in one step: a temporary file is written, synced to the disk, and
+renamed. JSON lines that are complete survive if the process is killed. Since JSON has no NaN and no infinities, they
+are written as null.
 """
 
 import contextlib
@@ -22,19 +23,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_JSON_BYTES = 16 << 20
-MAX_LINE_BYTES = 4 << 20  # of JSON lines and of logs
-MAX_LINES_BYTES = 256 << 20  # of a whole file of JSON lines
-MAX_ARRAYS_BYTES = 512 << 20  # of observed.npz, unpacked
-STALE_S = 60  # a temporary file this old was left behind by a killed process: writing one takes milliseconds
-_SUFFIX = ".partial"  # of temporary files
+MAX_LINE_BYTES = 4 << 20  # the limit for a line of a JSON-lines file or of a log
+MAX_LINES_BYTES = 256 << 20  # the limit for a JSON-lines file
+MAX_ARRAYS_BYTES = 512 << 20  # the limit for the unpacked contents of an .npz file
+STALE_S = 60  # A temporary file of this age belonged to a process that was killed, because writing takes milliseconds.
+_SUFFIX = ".partial"  # the suffix of temporary files
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
-_LINE = json.JSONEncoder(allow_nan=False).encode  # one for all lines: json.dumps makes one each time
-_UMASK = os.umask(0)  # it can be read only by setting it
+_LINE = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create a new encoder for each line.
+_UMASK = os.umask(0)  # The umask can be read only by setting it.
 os.umask(_UMASK)
 
 
 class NotRegularError(OSError):
-    """A file of a record that is none: a link, a pipe, a device, a folder, or larger than any that cpdrun writes."""
+    """A path in a record is not a regular file, or the file is larger than any file that cpdrun writes.
+
+    For example, it may be a link, a pipe, a device, or a folder.
+    """
 
 
 NOT_REGULAR = "is not a regular file"
@@ -42,14 +46,15 @@ _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permission
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text`, encoded as UTF-8, in one step (see `write_bytes`)."""
+    """Replace the contents of `path` by `text` in UTF-8, in one step like `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step: a reader sees the old file or the new one, never a part.
+    """Replace the contents of `path` in one step, so that a reader sees either the old contents or the new ones.
 
-    Raises OSError where the file system refuses (disk full, read-only); the old file is then untouched.
+    Raises:
+        OSError: The file cannot be written, for example because the disk is full. The old file is unchanged.
     """
     try:
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SUFFIX)
@@ -60,7 +65,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             file.flush()
-            # mkstemp keeps files to their owner; records are shared
+            # mkstemp makes the file private to its owner, but records are shared.
             os.fchmod(file.fileno(), 0o666 & ~_UMASK)
             os.fsync(file.fileno())
         Path(temporary).replace(path)
@@ -71,12 +76,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def json_text(value: Any) -> str:
-    """`value` as every command prints JSON for programs: strict, non-finite floats become null, in UTF-8."""
+    """Return `value` as the JSON that commands print for other programs.
+
+    Floats that are not finite become null. Characters outside ASCII are not escaped.
+    """
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON in one step (see write_text); non-finite floats become null."""
+    """Write `value` as JSON, in one step like `write_bytes`. Floats that are not finite become null."""
     write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -85,7 +93,7 @@ def open_record(path: Path) -> BinaryIO:
 
     Raises:
         NotRegularError: `path` is a link, a pipe, a socket, a device or a folder.
-        OSError: the file is absent or cannot be read.
+        OSError: The file does not exist or cannot be read.
     """
     try:
         fd = os.open(path, _OPEN)
@@ -107,7 +115,12 @@ def open_record(path: Path) -> BinaryIO:
 
 
 def read_record(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Return the contents of a file of a record. Raises as `open_record`, and NotRegularError for a larger file."""
+    """Return the contents of a file of a record.
+
+    Raises:
+        NotRegularError: `path` is not a regular file, or it is larger than `max_bytes`.
+        OSError: The file does not exist or cannot be read.
+    """
     with open_record(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -116,7 +129,7 @@ def read_record(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of an open file, each with its end. A line longer than MAX_LINE_BYTES is cut there."""
+    """Yield the lines of an open file, each with its newline. Lines longer than MAX_LINE_BYTES are cut."""
     while line := file.readline(MAX_LINE_BYTES):
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
@@ -127,7 +140,7 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
 def check_inside(root: Path, path: Path) -> None:
     """Raise NotRegularError if any component of `path` below `root` is a symbolic link.
 
-    Files that are written to a received folder must not land outside of it.
+    This prevents a link in a folder from an untrusted source from redirecting a write to another folder.
     """
     for part in (path, *path.parents):
         if part == root:
@@ -139,9 +152,10 @@ def check_inside(root: Path, path: Path) -> None:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Return the JSON value in `path`, or None if there is none.
+    """Return the JSON value in a file.
 
-    A file that is absent, may not be read, is no regular file, is too large or holds no valid JSON has no value.
+    Return None if the file does not exist, cannot be read, is not a regular file, is larger than `max_bytes`, or does
+    not contain valid JSON.
     """
     try:
         return json.loads(read_record(path, max_bytes))
@@ -150,14 +164,22 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """Return the JSON object in `path`, or None if the file is absent or holds anything else."""
+    """Return the JSON object in a file. Return None if `read_json` returns None or another value."""
     value = read_json(path, max_bytes)
     return value if isinstance(value, dict) else None
 
 
 def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -> None:
-    """Add `row` as one line of JSON and hand it to the disk; a line that a kill cut short is ended first.
-    Not `to_disk`, it survives its process and not its machine, and costs microseconds."""
+    """Append a line of JSON to a file.
+
+    If the last line of the file is incomplete because its writer was killed, a newline is added to it first.
+
+    Args:
+        path: The file. It is created if it does not exist.
+        row: The JSON object of the line. Floats that are not finite become null.
+        to_disk: Whether to sync the file to the disk. If not, the call takes only microseconds, but the line is lost if
+            the machine crashes. It is not lost if the process is killed.
+    """
     line = _LINE(finite(row)).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     try:
@@ -173,15 +195,15 @@ def append_json_line(path: Path, row: dict[str, Any], *, to_disk: bool = True) -
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write all `rows` in one step, a line each; as `write_json`."""
+    """Write a JSON-lines file with the given rows, in one step like `write_bytes`."""
     write_text(path, "".join(_LINE(finite(row)) + "\n" for row in rows))
 
 
 def read_json_lines(path: Path, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a JSON-lines file.
+    """Yield the JSON objects of a JSON-lines file. Yield nothing if the file cannot be read.
 
-    Lines that a kill cut short, that are damaged or longer than MAX_LINE_BYTES are skipped, and so is everything after
-    the first MAX_LINES_BYTES. Of a file with more than `max_rows` lines, evenly spaced ones are read, and the last.
+    Lines that are incomplete, damaged, or longer than MAX_LINE_BYTES are skipped. Only the first MAX_LINES_BYTES of the
+    file are read. If the file has more than `max_rows` lines, only evenly spaced lines and the last line are read.
     """
     try:
         file = open_record(path)
@@ -208,11 +230,11 @@ def _bounded_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_arrays(path: Path) -> dict[str, "np.ndarray"]:
-    """Return the arrays of an .npz file. Nothing in it is unpickled.
+    """Return the arrays of an .npz file, keyed by name. Nothing is unpickled.
 
     Raises:
-        OSError: the file is absent, cannot be read or is no regular file.
-        ValueError: it is damaged, holds objects, or unpacks to more than MAX_ARRAYS_BYTES.
+        OSError: The file does not exist, cannot be read, or is not a regular file.
+        ValueError: The file is damaged, contains Python objects, or is larger than MAX_ARRAYS_BYTES when unpacked.
     """
     import zipfile
     import zlib
@@ -232,7 +254,10 @@ def read_arrays(path: Path) -> dict[str, "np.ndarray"]:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in `folder`. Younger ones may be in use and stay."""
+    """Remove the temporary files that killed processes left in `folder`.
+
+    Files younger than STALE_S are not removed, because they may be in use.
+    """
     for path in folder.glob(f".*{_SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > STALE_S:
@@ -240,7 +265,7 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Take `path` away, or the folder that somebody put in its place; nothing where it is absent."""
+    """Remove a file or folder with its contents. Do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -248,7 +273,7 @@ def remove(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return JSON data with None in place of every float that is not finite."""
+    """Return JSON data in which None replaces every float that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

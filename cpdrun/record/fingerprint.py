@@ -77,10 +77,17 @@ def code_digest(code: dict[str, dict[str, str]]) -> str:
 
 
 def changes_since(env: Any, config: Mapping[str, Any]) -> list[str]:
-    """Return what differs from when env.json was written: names of modules, `cpdrun`, `data`.
+    """Return the parts of code and data that have changed since env.json was written.
 
-    What is no longer where it was cannot be compared and is left out. Data is compared only if `config`, the run's
-    configuration as typed now, names its folder: env.json may come from anyone and could name `/`.
+    Files that no longer exist cannot be compared and are left out.
+
+    Args:
+        env: The contents of env.json.
+        config: The run's current config. Data is compared only if the config names its folder. The path in env.json
+            alone is not sufficient, because env.json may come from an untrusted source and could name `/`.
+
+    Returns:
+        The names of changed modules, `cpdrun` if its own code has changed, and `data`.
     """
     if not isinstance(env, dict):
         return []
@@ -114,9 +121,9 @@ def data_folders(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _data_path(env: Mapping[str, Any], config: Mapping[str, Any]) -> Path | None:
-    """Return where the data is now, or None if `config` names no folder or file that holds it.
+    """Return the current path of the data, or None if `config` does not name a folder or file that contains it.
 
-    If the configuration names another folder than the recorded run did, the data is looked for there.
+    If the config names another folder than the recorded run did, the path in that folder is returned.
     """
     path, before = env.get("data_path"), env.get("data_folders")
     if not isinstance(path, str):
@@ -153,6 +160,6 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _read_regular(path: Path, size: int) -> bytes:
-    """Return the first `size` bytes of a regular file or of what a link leads to; b"" for a device or a pipe."""
+    """Return the first `size` bytes of a regular file. Links are followed. Return b"" for a device or a pipe."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""

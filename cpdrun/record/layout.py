@@ -288,7 +288,7 @@ class SweepDir:
         return SweepDir(self.path / "predict")
 
     def effects(self, digest: str) -> Path:
-        """The cached effects of formats on the tensors of the observation with this digest."""
+        """Return the path of the cached effects of formats on the observed tensors with this digest."""
         return self.prediction.path / f"effects-{digest}.json"
 
     @property

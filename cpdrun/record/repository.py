@@ -1,4 +1,4 @@
-"""The repository in whose folder a command was typed."""
+"""Query the Git repository of the current folder."""
 
 import subprocess
 from collections.abc import Iterable
@@ -8,7 +8,10 @@ GIT_TIMEOUT_S = 10
 
 
 def git(*command: str) -> str | None:
-    """What git prints about the current folder; None where it fails: no repository, no commit yet, no git."""
+    """Return the output of a git command in the current folder.
+
+    Return None if the command fails, for example because there is no repository, no commit, or no git.
+    """
     try:
         done = subprocess.run(["git", *command], capture_output=True, timeout=GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -17,9 +20,10 @@ def git(*command: str) -> str | None:
 
 
 def changes_of(files: Iterable[Path]) -> tuple[str | None, list[str]]:
-    """Return how these files differ from the last commit, as a diff, and the names of those that are not tracked.
+    """Return how files differ from the last commit. Files outside of the repository and ignored files are left out.
 
-    Files outside the repository and ignored files are left out. The diff is None without a repository or a commit.
+    Returns:
+        The diff, and the names of the files that are not tracked. The diff is None if there is no repository or commit.
     """
     root = git("rev-parse", "--show-toplevel")
     if root is None or git_commit() is None:

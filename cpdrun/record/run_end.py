@@ -1,4 +1,4 @@
-"""Whether a run failed by itself, and how long it is: what `cpdrun.stats.failures` needs to know of a record."""
+"""Read from a record why a run failed and how long it was, for `cpdrun.stats.failures`."""
 
 import errno
 import os
@@ -16,17 +16,23 @@ DISK_FULL = os.strerror(errno.ENOSPC)
 
 
 def failure_of(run: RunDir) -> Failure | None:
-    """Return why the run failed; None if it has a result, is under way, was stopped on request, or never began."""
+    """Return why a run failed, or None if it did not fail.
+
+    A run that has a result, is in progress, was stopped on request, or has not begun did not fail.
+    """
     if state_of(run) in (State.DONE, State.RUNNING, State.PENDING) or (last := run.last_attempt()) is None:
         return None
     return failure_in(last.outcome())
 
 
 def failure_in(outcome: Outcome | None) -> Failure | None:
-    """Return the failure that the end of an attempt is; None for a result or a stop on request.
+    """Return why an attempt failed, or None if it has a result or was stopped on request.
 
-    Without an outcome the attempt was killed together with its agent. Only an exit code above 0 is an error of the
-    run's own: a signal, a hang, a time limit, a full disk and a lack of memory may have their cause outside of it.
+    Only an exit code above 0 counts as an error of the run itself. A signal, a hang, a time limit, a full disk, and a
+    lack of memory may have a cause outside of the run.
+
+    Args:
+        outcome: The outcome of the attempt. None if the attempt was killed together with its agent.
     """
     if outcome is None:
         return Failure.UNKNOWN
@@ -42,10 +48,13 @@ def failure_in(outcome: Outcome | None) -> Failure | None:
 
 
 def fingerprint_of(result: Result) -> str | None:
-    """Return what is equal only for runs that are equal bit for bit: the weights' digest, or else all metrics.
+    """Return a text that is equal only for runs that are equal bit for bit.
 
-    None for a run that diverged, and for one that recorded nothing but shares of counted samples, which may well agree
-    by chance.
+    The text is the digest of the weights. If the result has none, the text contains all metrics.
+
+    Returns:
+        The text. None if the run diverged, or if it has no digest and all metrics are shares of counted samples, which
+        may be equal by chance.
     """
     if result.status is Ending.DIVERGED:
         return None
@@ -58,9 +67,13 @@ def fingerprint_of(result: Result) -> str | None:
 
 
 def length_of(run: RunDir, config: Mapping[str, Any]) -> int | None:
-    """Return how far a finished run got, in epochs, or else in steps, or else in logged rows.
+    """Return the length of a script's finished run: the last epoch that it logged.
 
-    None for a run of our own training loop, which finishes only when it is complete, and for a run that logged nothing.
+    If the script logged no epochs, return the last step. If it logged no steps either, return the number of rows.
+
+    Returns:
+        The length. None if the script logged nothing, or for cpdrun's own training loop, whose finished runs are always
+        complete.
     """
     if not is_script(config) and "epochs" in config:
         return None

@@ -1,4 +1,4 @@
-"""A run's state is derived from its files, never stored."""
+"""Determine the state of a run from its files. The state itself is not stored."""
 
 import contextlib
 import os
@@ -13,15 +13,17 @@ from cpdrun.record.version import newer
 
 
 class State(StrEnum):
-    DONE = "done"
-    RUNNING = "running"
-    FAILED = "failed"
-    PREEMPTED = "preempted"
-    PENDING = "pending"
+    """The state of a run."""
+
+    DONE = "done"  # done.json exists.
+    RUNNING = "running"  # A process has claimed the run.
+    FAILED = "failed"  # The last attempt failed.
+    PREEMPTED = "preempted"  # The last attempt was stopped on request, or was killed together with its agent.
+    PENDING = "pending"  # The run has not begun, or done.json was removed.
 
 
 def state_of(run: RunDir) -> State:
-    """done (done.json is there) > running (lock held) > failed or preempted (last exit.json) > pending."""
+    """Return the state of a run."""
     if run.done.exists():
         return State.DONE
     if is_claimed(run):
@@ -30,28 +32,31 @@ def state_of(run: RunDir) -> State:
     if last is None:
         return State.PENDING
     outcome = last.outcome()
-    if outcome is None or outcome.status is Ending.PREEMPTED:  # None: killed with its agent
+    if outcome is None or outcome.status is Ending.PREEMPTED:  # None if the agent was killed, too.
         return State.PREEMPTED
-    if outcome.status.has_result:  # and done.json was taken away: to be run again
+    if outcome.status.has_result:  # The user has removed done.json, so that the run is trained again.
         return State.PENDING
     return State.FAILED
 
 
 def failed_since(run: RunDir, attempts: int) -> bool:
-    """Whether an attempt after the first so many has failed, the last that there was."""
+    """Return whether the last attempt of a run failed and came after the first `attempts` attempts."""
     last = run.last_attempt()
     outcome = last.outcome() if last is not None and last.number > attempts else None
     return outcome is not None and outcome.status.is_failure
 
 
 def garbage(run: RunDir) -> str:
-    """What to say of a done.json that is there and cannot be read."""
+    """Return a message about a done.json that exists but cannot be read."""
     problem = newer(read_json(run.done))
     return f"{run.done} {problem or 'holds no record; remove it and run again'}"
 
 
 def forget(run: RunDir) -> None:
-    """Make the run pending again from its first step, unless some process works on it. Its logs are kept."""
+    """Make a run pending again, so that it starts from its first step. Its logs are not removed.
+
+    Do nothing if a process has claimed the run.
+    """
     if not run.path.exists() or (fd := claim(run)) is None:
         return
     saved = list(run.checkpoint.parent.iterdir()) if run.checkpoint.parent.is_dir() else []
@@ -71,7 +76,8 @@ def cancellation(sweep: SweepDir) -> int | None:
 def cancellation_before(sweep: SweepDir, elapsed_s: float) -> int | None:
     """Return a value that `cancellation` differs from if the sweep was cancelled in the last `elapsed_s` seconds.
 
-    The folder's file system stamps both files that are compared, so that its clock need not agree with this machine's.
+    The two times that are compared are set by the file system of the folder, so its clock may differ from the clock of
+    this machine.
     """
     latest, now = cancellation(sweep), time.time_ns()
     if latest is None:

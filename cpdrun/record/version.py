@@ -1,9 +1,10 @@
-"""Which version of the record a file is of: the key `record` of done.json and sweep.yaml.
+"""Define the version of the record, which done.json and sweep.yaml contain under the key `record`.
 
-It rises only when what stood there before means something else, or is gone: a new key that may be absent is no new
-version. A file that says nothing is of version 1, and what an older version means now is settled where it is read
-(entries.py), so that a finished run stays finished. A newer one is not guessed at: that run, or what that sweep.yaml
-says, is left out with one line, and the others count, as with anything else that cannot be read.
+The version increases only if the meaning of a key changes or a required key is removed. A new optional key does not
+change the version. A file without the key has version 1.
+
+Older versions are converted when they are read (entries.py), so a finished run stays finished. A file with a newer
+version is not read. The run or the sweep.yaml is left out with a message, like any other file that cannot be read.
 """
 
 from collections.abc import Mapping
@@ -14,12 +15,15 @@ KEY = "record"
 
 
 class NewerRecordError(ValueError):
-    """What the file says may mean something else than it did; the line says which version it is of."""
+    """A file has a newer version, in which its contents may have another meaning. The message names the version."""
 
 
 def newer(value: Any) -> str:
-    """What is wrong with the version of what a file holds, to be said after the file's name; "" where nothing is."""
-    said = value.get(KEY, 1) if isinstance(value, Mapping) else 1
-    if isinstance(said, int) and not isinstance(said, bool) and 1 <= said <= VERSION:
+    """Return the problem with the version of a file's contents, or "" if this version can be read.
+
+    The problem is a part of a sentence that follows the name of the file.
+    """
+    version = value.get(KEY, 1) if isinstance(value, Mapping) else 1
+    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= VERSION:
         return ""
-    return f"is of record version {str(said)[:20]!r}, and this cpdrun reads versions up to {VERSION}: update cpdrun"
+    return f"is of record version {str(version)[:20]!r}, and this cpdrun reads versions up to {VERSION}: update cpdrun"

@@ -1,4 +1,7 @@
-"""Reading of the yaml and text files of a record. A run directory may come from anyone, so sizes are limited."""
+"""Read the yaml and text files of a record.
+
+A run directory may come from an untrusted source, so the sizes of the files are limited.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +61,7 @@ def read_expected_runs(sweep: SweepDir) -> int:
 
 
 def read_overrides(run: RunDir) -> list[str]:
-    """Return the lines of overrides.txt: the settings that were typed. Empty if the file cannot be read."""
+    """Return the settings that were typed, which are the lines of overrides.txt. Empty if it cannot be read."""
     try:
         return read_record(run.overrides, MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:

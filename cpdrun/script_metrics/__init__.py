@@ -1,1 +1,1 @@
-"""Read the metrics of a user's script: in what it prints, in files that it writes, and again in stored output."""
+"""Read the metrics of a user's script from its output and from the files that it writes."""

@@ -17,11 +17,13 @@ Parser = Callable[[bytes], LoggedRow | None]  # takes one line and returns its m
 
 
 class GrowingFile:
-    """A line-based file to which a script appends rows. It need not exist yet; a rewritten file is read again.
+    """A line-based file to which a script appends rows.
+
+    If the file becomes shorter, the script has rewritten it, and it is read again from its first line.
 
     Args:
-        path: The file.
-        make_parser: Returns a parser for the lines of the file from its first line on.
+        path: The file. It need not exist yet.
+        make_parser: Returns a parser of the lines of the file, to be called from the first line on.
         from_start: Also return the rows that the file contains already.
     """
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-LINE_BYTES = 64 << 10  # a longer line is cut
+LINE_BYTES = 64 << 10  # longer lines are cut
 COLORS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # escape sequences of terminals
 
 

@@ -1,7 +1,7 @@
-"""Everything that a script left behind: what it printed, the files that it wrote, and what was attached to it.
+"""Read the metrics of a script's run from all sources: its output, the files that it wrote, and its record.
 
-`read_again` computes the result of a run again from its stored output after its metric settings have changed. Nothing
-is trained for that.
+If the metric settings of a finished run change, `read_again` computes the result again from the stored output, without
+training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ def tensorboard_events(config: Mapping[str, Any], run: RunDir, since: float) -> 
 
 
 def printed_rows(run: RunDir, script: Mapping[str, Any]) -> Iterator[LoggedRow]:
-    """Yield the metrics that rank 0 printed in all attempts."""
+    """Yield the metrics that rank 0 printed, from the logs of all attempts."""
     patterns = Patterns(script)
     for attempt in run.attempts():
         lines = Lines()
@@ -71,14 +71,14 @@ def printed_rows(run: RunDir, script: Mapping[str, Any]) -> Iterator[LoggedRow]:
 
 
 def attached_gradients(run: RunDir) -> dict[str, Any]:
-    """Return what env.json says of the exchange of gradients; {} if nothing was attached."""
+    """Return the facts about the exchange of gradients in env.json, or {} if cpdrun did not control the exchange."""
     attached = (read_object(run.env) or {}).get("attached")
     gradients = attached.get("gradients") if isinstance(attached, dict) else None
     return gradients if isinstance(gradients, dict) else {}
 
 
 def has_other_settings(run: RunDir, config: Mapping[str, Any]) -> bool:
-    """Return whether a script's run ended well under metric settings other than those of `config`."""
+    """Return whether a script's run ended without an error, but with other metric settings than `config`."""
     if not run.config.is_file() or is_claimed(run):
         return False
     before = read_config(run).get(SCRIPT)
@@ -103,11 +103,11 @@ def read_again(run: RunDir, config: Mapping[str, Any]) -> Result:
     names = {name for row in printed for name in row.metrics} | set(old["metrics"])
     if not old["metrics"] and reads_output(old):
         names |= {name for row in printed_rows(run, old) for name in row.metrics}
-    kept = [
+    remaining = [
         LoggedRow(row.epoch, row.step, {name: v for name, v in row.metrics.items() if name not in names})
         for row in run.logged()
     ]
-    rows = [*(row for row in kept if row.metrics), *printed]
+    rows = [*(row for row in remaining if row.metrics), *printed]
     tally = Tally()
     for row in rows:
         tally.add(row)
@@ -136,6 +136,6 @@ def _seconds_of_last_attempt(run: RunDir) -> float:
 
 
 def _place(config: Mapping[str, Any], run: RunDir, path: str) -> Path:
-    """Return a path of the script's, which it writes from the folder in which it starts."""
+    """Return the location of a file or folder of the script. The path is relative to the script's working directory."""
     folder = filled(config[SCRIPT]["work_dir"], config, run.path)
     return Path(folder) / filled(path, config, run.path)

@@ -32,7 +32,7 @@ PLACE_NAMES = {"epoch": "epoch", "step": "step", "global_step": "step", "iter": 
 
 
 class Patterns:
-    """The metrics to look for in a script's output. Remembers the last epoch and step that were printed.
+    """Finds metrics in a script's output, and remembers the last epoch and step that were printed.
 
     Args:
         script: The section `script` of a run's config.

@@ -1,4 +1,7 @@
-"""From the metrics that a script logged to the result of its run: which value counts, and which way is better."""
+"""Compute the result of a script's run from the metrics that it logged.
+
+This includes the choice of the deciding metric, its direction, and the value that counts.
+"""
 
 import json
 import math
@@ -16,7 +19,7 @@ TEST_NAMES = ("val", "test", "eval", "dev")
 
 
 class NoResultError(UserError):
-    """The script ended well, but its deciding metric was not found."""
+    """The script ended without an error, but its deciding metric was not found."""
 
     exit_code = FAILED
 
@@ -85,7 +88,11 @@ class Tally:
             self.metrics.setdefault(name, Values(None)).add(value, where)
 
     def judge(self, script: Mapping[str, Any]) -> str | None:
-        """Return the deciding metric: the one that was named, else the first one of a test set, else the first one."""
+        """Return the name of the deciding metric, or None if no metric was logged.
+
+        This is the metric that the settings name. If they name none, it is the first metric of a test set, or else the
+        first metric. Metrics with a known direction take precedence.
+        """
         named = judged_by(script)
         if named is not None:
             return named
@@ -105,14 +112,14 @@ class Tally:
 
 
 def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: Mapping[str, Any]) -> Result:
-    """Return the content of done.json for a script that ended well.
+    """Return the content of done.json for a script that ended without an error.
 
     Args:
         tally: Everything that the script logged.
         config: The run's config.
         seconds: The wall time of the script.
-        gradients: What was recorded of its gradient exchange: the bytes sent, the number of values and the longest
-            chain of rounded additions.
+        gradients: The recorded facts about the exchange of gradients (`attached_gradients`): the bytes sent, the number
+            of values, and the longest chain of rounded additions.
 
     Raises:
         NoResultError: The deciding metric was not logged.
@@ -121,9 +128,9 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
     judge = tally.judge(script)
     if judge not in tally.metrics:
         raise NoResultError(_no_metric(judge, tally, script))
-    ways = {name: direction_of(name, script["direction"]) for name in tally.metrics}
+    directions = {name: direction_of(name, script["direction"]) for name in tally.metrics}
     metrics = {name: values.last for name, values in tally.metrics.items()}
-    best = _best(tally.metrics[judge], ways[judge])
+    best = _best(tally.metrics[judge], directions[judge])
     diverged = metrics[judge] is None
     if script["value"] == "best" and best is not None and not diverged:
         metrics[judge] = best[0]
@@ -131,7 +138,9 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
     return Result(
         status=Ending.DIVERGED if diverged else Ending.FINISHED,
         metrics=metrics,
-        measures={name: MEASURES[way] for name, way in ways.items() if way is not None},
+        measures={
+            name: MEASURES[direction] for name, direction in directions.items() if direction is not None
+        },
         judged_by=judge,
         best=None if best is None else Best(judge, *best),
         train_seconds=seconds,
@@ -142,8 +151,8 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
     )
 
 
-def _best(values: Values, way: str | None) -> tuple[float, int] | None:
-    return None if way is None else values.least if way == "min" else values.greatest
+def _best(values: Values, direction: str | None) -> tuple[float, int] | None:
+    return None if direction is None else values.least if direction == "min" else values.greatest
 
 
 def _no_metric(judge: str | None, tally: Tally, script: Mapping[str, Any]) -> str:
