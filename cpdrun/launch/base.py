@@ -26,7 +26,7 @@ class Job:
     run: RunDir
     config: dict[str, Any]
     overrides: list[str]
-    is_written: bool = False  # Whether config.yaml exists already. It is then kept.
+    is_written: bool = False  # Whether config.yaml exists already. If so, it is not written again.
 
     @property
     def nproc(self) -> int:

@@ -12,8 +12,8 @@ LOOK_S = 1.0  # how often to look
 class Elsewhere:
     """The jobs whose runs another launcher or worker has claimed, or has run to their end.
 
-    It knows the number of attempts that each run had when its job was submitted. A later attempt that failed is the
-    other process's failure, so the run is not tried again here.
+    The number of attempts that each run had when its job was submitted is recorded. If a later attempt fails, it is an
+    attempt of the other process, and the run is not tried again here.
 
     Attributes:
         jobs: The jobs whose end is awaited.

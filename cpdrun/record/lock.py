@@ -66,7 +66,7 @@ def claim(run: RunDir) -> int | None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` exclusively, after waiting for other holders. Without flock, nobody waits.
 
-    Temporary files that a killed holder left beside it are removed.
+    Temporary files that a killed holder left in the same folder are removed.
     """
     fd = _open_lock(path)
     try:
