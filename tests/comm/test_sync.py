@@ -23,7 +23,7 @@ from cpdrun.train.duration import Duration
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
 GIVEN_BY_THE_RUN = {
-    "given",  # as keywords, to another Sum of AllReduceSync
+    "run_settings",  # the keyword arguments of a class that passes them on
     "format",
     "scaling",
     "world_size",

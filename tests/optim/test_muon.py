@@ -95,7 +95,7 @@ def test_a_parameter_group_goes_before_what_the_optimizer_says():
             r"optim: Muon moves the matrices of hidden layers.*optim=adamw",
         ),
         (("parameter_groups=[{parameters:['*'],update:adam}]",), "update=adam must be muon or adamw"),
-        (("sync=gossip_dpsgd", "sync.quasi_global_momentum=0.9"), "knows one lr, and optim=muon has two"),
+        (("sync=gossip_dpsgd", "sync.quasi_global_momentum=0.9"), "supports one lr, but optim=muon has two"),
     ],
 )
 def test_what_it_cannot_do_in_a_run_is_named(typed, message):

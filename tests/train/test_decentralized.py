@@ -224,7 +224,7 @@ def test_a_topology_a_compressor_and_a_rule_of_one_s_own(tmp_path, train_here, m
     [
         (
             ("sync.quasi_global_momentum=0.9", "sync.nesterov=true", "optim=adamw"),
-            "looks ahead by one SGD step: type optim=sgd",
+            "looks ahead by one SGD step; type optim=sgd",
         ),
         (("sync.quasi_global_momentum=0.9",), "replaces optim.momentum; type optim.momentum=0"),
         (("precision.weights=bf16",), "workers that gossip keep float32 weights"),
@@ -250,7 +250,7 @@ def test_what_makes_no_sense_with_weights_of_one_s_own_is_named(make_run, train_
             ("precision=int8", "precision.activation_range=all"),
             "activation_range must be one of tensor, samples",
         ),
-        (("precision=int8", "precision.error_bits=40"), "precision: precision.error_bits must lie between"),
+        (("precision=int8", "precision.error_bits=40"), "precision: precision.error_bits must be between"),
     ],
 )
 def test_bad_settings_are_named_before_the_run(typed, message):
