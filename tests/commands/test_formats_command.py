@@ -106,10 +106,7 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
     [
         (["e4m33"], "error: unknown format 'e4m33' (did you mean 'e4m3'?)"),
         (["E4M3"], "error: unknown format 'E4M3' (did you mean 'e4m3fn'?)"),
-        (
-            ["fp8"],
-            "error: unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)",
-        ),
+        (["fp8"], "error: unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)"),
         (["nvfp5"], "error: unknown format 'nvfp5' (did you mean 'nvfp4'?)"),
         (["fp32", "--values"], "error: --values: fp32 has 32 bits; tables of values stop at 16 bits"),
         (["--values"], "error: --values needs the name of a format: cpdrun formats NAME --values"),

@@ -6,16 +6,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from cpdrun.costmodel import (
-    Calibration,
-    Codec,
-    Network,
-    Setup,
-    Workload,
-    forecast,
-    network,
-    speedup,
-)
+from cpdrun.costmodel import Calibration, Codec, Network, Setup, Workload, forecast, network, speedup
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report import ReportOptions, ReportUsageError, write_report
 from cpdrun.report.cost import forecast_table
@@ -64,12 +55,7 @@ def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_netwo
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"),
-    [
-        (None, "cpdrun doctor --calibrate"),
-        ("{", "not JSON"),
-        ("{}", "measure again"),
-    ],
+    ("written", "reason"), [(None, "cpdrun doctor --calibrate"), ("{", "not JSON"), ("{}", "measure again")]
 )
 def test_without_a_whole_calibration_it_says_what_to_do(sweep, written, reason):
     if written is not None:

@@ -8,12 +8,7 @@ from made_up_world import World
 from cpdrun.launch.base import Event, Executor
 from cpdrun.record import Ending, Outcome, append_json_line, write_json
 
-GAPS = {
-    ("e3m0", True): -0.002,
-    ("e3m2", False): -0.6,
-    ("e2m0", True): -0.88,
-    ("e4m1", False): math.nan,
-}
+GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
 WORLD = World({}, noise=0.0035)
 OFF = {}  # by format and learning rate: how much worse than with the best; NaN diverges
 

@@ -202,10 +202,7 @@ def test_what_was_settled_stays_so():
 def test_at_one_level_the_verdict_is_the_side_on_which_the_interval_lies(degrees):
     for found in judged(-0.7, 60, 1.0, confidence=0.9, prior=SpreadPrior(1.0, degrees)):
         certified, refuted = found.low >= -1.0, found.high <= -1.0
-        assert (certified, refuted) == (
-            found.verdict is Verdict.CERTIFIED,
-            found.verdict is Verdict.REFUTED,
-        )
+        assert (certified, refuted) == (found.verdict is Verdict.CERTIFIED, found.verdict is Verdict.REFUTED)
 
 
 @pytest.mark.parametrize("degrees", [0, 4])
