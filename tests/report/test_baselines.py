@@ -61,17 +61,6 @@ def test_a_rate_of_the_baseline_alone_makes_no_facet(fill, report, pictures):
     assert any("No answer: there is no finished fp32 run" in line for line in without.answers)
 
 
-def test_scaling_is_compared_with_no_scaling_of_the_same_format(fill, report):
-    cells = {
-        (f, aps, 0.1): 0.98 - 0.5 * (f == "e3m0" and not aps)
-        for f in ("e4m3", "e3m0")
-        for aps in (False, True)
-    }
-    made = report(fill(cells, {"scaling": "none"}, baseline_values={"aps": False}))
-    assert differences(made, "format", "aps") == {("e4m3", True): 0.0, ("e3m0", True): 0.5}
-    assert sorted(facets(made)) == [(f"format {f}", f"{f} with APS") for f in ("e3m0", "e4m3")]
-
-
 def test_a_baseline_may_be_scaled(fill, report):
     cells = {("e4m3", True, 0.1): 0.98, ("e4m3", False, 0.1): 0.5, ("e3m0", True, 0.1): 0.97}
     made = report(fill(cells, {"format": "e4m3", "aps": True}))

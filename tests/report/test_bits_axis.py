@@ -1,6 +1,4 @@
-"""Axes of bits other than `format`: what a report compares, and with which baseline."""
-
-import pytest
+"""Axes of bits other than `format` in tables, sentences and pictures. tests/search/test_agreement.py has more."""
 
 SCATTER = (-0.001, 0.0, 0.001, 0.0005)
 
@@ -36,31 +34,6 @@ def test_without_fp32_the_widest_format_is_the_baseline(new_sweep, report):
         "No value of precision.weights is fp32, so the others are compared with the widest, bf16."
         in made.printed
     )
-
-
-def two_roles(sweep):
-    fill(sweep, {(w, e): 0.98 for w in ("fp32", "e4m3", "e3m2") for e in ("fp32", "e5m2")})
-
-
-def weights_and_gradients(sweep):
-    for format in ("fp32", "e4m3"):
-        fill(sweep, {"fp32": 0.98, "e5m2": 0.98}, format=format)
-
-
-@pytest.mark.parametrize(
-    ("make", "held", "scaling"),
-    [
-        (two_roles, "precision.errors", "of weights"),
-        (weights_and_gradients, "precision.weights", "without APS"),
-    ],
-)
-def test_with_two_axes_of_formats_one_is_compared_at_each_value_of_the_other(
-    new_sweep, report, make, held, scaling
-):
-    sweep = new_sweep()
-    make(sweep)
-    found = [(each["facet"], each["scaling"]) for each in report(sweep).verdicts]
-    assert found == [(f"{held} e5m2", scaling), (f"{held} fp32", scaling)]
 
 
 def test_an_axis_of_bits_is_drawn(new_sweep, report, pictures):

@@ -2,7 +2,6 @@
 
 import pandas as pd
 import pytest
-import yaml
 
 from cpdrun.record import write_text
 from cpdrun.report.tables import _whole_if_possible
@@ -98,12 +97,6 @@ def test_each_choice_has_a_row_with_its_bits_and_its_verdict(new_sweep, report):
         assert "against fp32" in (made.folder / file).read_text(encoding="utf-8")
 
 
-def test_pictures_name_the_choices(new_sweep, report, pictures):
-    made = report(fill(new_sweep(), {"fp32": 0.98, "mixed_fp16": 0.979, "pure_fp8": 0.97}), formats=["svg"])
-    drawn = {file.stem: file.read_text(encoding="utf-8") for file in made.files if file.suffix == ".svg"}
-    assert "pure_fp8" in drawn["accuracy_vs_bits"] and "mixed_fp16" in drawn["evidence_vs_pairs"]
-
-
 def test_a_default_choice_that_nobody_typed_is_found_by_its_formats(new_sweep, report):
     means = {"fp32": 0.98, "pure_fp8": 0.979}
     assert list(report(fill(new_sweep(), means, typed=("pure_fp8",))).table["precision"]) == list(means)
@@ -120,13 +113,6 @@ def test_a_choice_with_the_name_of_a_format_has_the_bits_of_its_own_formats(new_
     assert list(report(sweep).table["bits"]) == [32, 8]
 
 
-def test_without_fp32_the_widest_choice_is_the_baseline(new_sweep, report):
-    sweep = fill(new_sweep(), {"pure_fp16": 0.98, "mixed_fp16": 0.981, "pure_fp8": 0.979})
-    said = "No value of precision is fp32, so the others are compared with the widest, mixed_fp16."
-    assert said in report(sweep).printed
-    assert "0.5 points worse than pure_fp16" in report(sweep, baseline={"precision": "pure_fp16"}).answers[0]
-
-
 def test_a_key_of_the_group_that_varies_too_is_its_own_axis(new_sweep, report):
     sweep = new_sweep()
     for name in ("fp32", "pure_fp8"):
@@ -141,16 +127,6 @@ def test_a_key_of_the_group_that_varies_too_is_its_own_axis(new_sweep, report):
     assert "precision.activations names formats too, but only runs with the same" in made.printed
     other = report(sweep, baseline={"precision.activations": "fp32"})
     assert facets(other) == [(f"precision {name}", "of activations") for name in ("fp32", "pure_fp8")]
-
-
-def test_numbers_of_bits_are_an_axis_of_bits(new_sweep, report):
-    sweep = new_sweep()
-    for bits, mean in ((None, 0.98), (8, 0.981), (4, 0.5)):
-        for seed, shift in enumerate(SCATTER):
-            sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION["int8"] | {"weight_bits": bits})
-    made = report(sweep)
-    assert list(made.table["bits"]) == [32, 8, 4]
-    assert (made.verdicts[0]["candidate"], made.verdicts[0]["bits"]) == ("8 of weight bits", 8)
 
 
 def test_without_a_case_called_fp32_cases_are_facets(new_sweep, report):
@@ -171,14 +147,3 @@ def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report):
         fill(sweep, {name: 0.98}, case=case, format=format)
     table = report(sweep).table.set_index("case")
     assert table["bits"].to_dict() == {"fp32": 32, "pure": 16, "sent": 4}
-
-
-def test_the_report_of_a_search_compares_along_its_axis(new_sweep, report):
-    sweep = fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, format="e5m2")
-    fill(sweep, {"fp32": 0.981}, format="fp32")
-    search = {"tolerance": 1, "axis": "precision", "baseline": {"precision": "fp32", "format": "fp32"}}
-    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
-    made = report(sweep)
-    assert "at most 1 point worse than fp32 with format fp32" in made.answers[0]
-    assert made.verdicts[0]["candidate"] == "pure_fp8 of precision"
-    assert "The baseline is fp32 with format fp32." in made.printed

@@ -33,33 +33,22 @@ def test_a_result_has_its_interval_the_interval_of_its_own_spread_and_its_failur
     assert alone.endswith(". 1 of 3 runs failed (with 95 % confidence at most 86 % fail)")
 
 
-@pytest.mark.parametrize(
-    ("more", "figures", "expected"),
-    [
-        ((4, 3, 8), {}, "about 4 more pairs (3 to 8)"),
-        ((1, 1, 2), {}, "about 1 more pair (1 to 2)"),
-        (None, {}, "too noisy to say yet how many more pairs it needs"),
-        (None, {"deviation": 0.0}, "equal in every pair, so that the spread is unknown"),
-        (
-            (591, 296, 1182),
-            {},
-            "it would take more than 100 pairs, because the runs are too noisy for this margin",
-        ),
-        (
-            (591, 296, 1182),
-            {"mean": -0.0094},
-            "the test set of 360 samples cannot decide it, because the mean lies 0.2 samples from the margin",
-        ),
-    ],
-)
-def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not(more, figures, expected):
-    ends = (-math.inf, math.inf) * 2
-    figures = {"mean": 0.0, "deviation": 0.01} | figures
-    open_ = Judgement(
-        Verdict.OPEN, 3, None, figures["mean"], *ends, 0.0, 0.0, figures["deviation"],
-        more=None if more is None else PairsRange(*more),
-    )  # fmt: skip
-    assert more_text(open_, margin=0.01, samples=360) == expected
+def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not():
+    def shown(more, mean=0.0, deviation=0.01):
+        more = None if more is None else PairsRange(*more)
+        ends = (-math.inf, math.inf) * 2
+        found = Judgement(Verdict.OPEN, 3, None, mean, *ends, 0.0, 0.0, deviation, more=more)
+        return more_text(found, margin=0.01, samples=360)
+
+    assert shown((4, 3, 8)) == "about 4 more pairs (3 to 8)"
+    assert shown((1, 1, 2)) == "about 1 more pair (1 to 2)"
+    assert shown(None) == "too noisy to say yet how many more pairs it needs"
+    assert shown(None, deviation=0.0) == "equal in every pair, so that the spread is unknown"
+    noisy = "it would take more than 100 pairs, because the runs are too noisy for this margin"
+    assert shown((591, 296, 1182)) == noisy
+    assert shown((591, 296, 1182), mean=-0.0094) == (
+        "the test set of 360 samples cannot decide it, because the mean lies 0.2 samples from the margin"
+    )
 
 
 def test_verdicts_are_in_the_table_and_the_first_sentence(new_sweep, report):

@@ -1,7 +1,6 @@
 """Methods of exchange: bits per parameter and step, loss against bytes, and the fastest method by network."""
 
 import json
-import math
 import xml.etree.ElementTree as ElementTree
 
 import pandas as pd
@@ -118,38 +117,7 @@ def test_each_family_of_methods_has_its_own_marker():
     assert looks["another"].marker != looks["somebody's"].marker
 
 
-ALL_REDUCE = {"sync._target_": "cpdrun.comm.AllReduceSync", "sync.order": "hierarchical"}
-POWER_SGD = '{"_target_": "x.PowerSGD"}'
-QSGD = {"sync.compressor._target_": "cpdrun.comm.compressors.qsgd.QSGD", "sync.compressor.levels": 7}
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"format": "e8m23"} | ALL_REDUCE, Method("without APS", "direct", "fp32")),
-        ({"format": "e3m0", "aps": True} | ALL_REDUCE, Method("with APS", "direct", "e3m0", aps=True)),
-        ({"format": "fp32"}, Method("without APS")),  # somebody else's: nobody knows how
-        (
-            {"format": "fp32", "sync._target_": "x.CompressedSync"} | QSGD,
-            Method("QSGD", "messages", compressor='{"_target_": "cpdrun.comm.compressors.qsgd.QSGD", "levels": "7"}'),
-        ),
-        ({"format": "fp32", "sync._target_": "x.L", "sync.inner_steps": 16}, Method("local steps", "direct", every=16)),
-        (
-            {"format": "e4m3", "sync._target_": "x.S", "sync.gather": "bf16"},
-            Method("sharded", "sharded", "e4m3", gather="bf16"),
-        ),
-        (
-            {"format": "fp32", "sync._target_": "x.DPSGD", "sync.topology._target_": "x.R", "sync.gather": math.nan},
-            Method("gossip", "neighbours"),
-        ),
-        ({"format": "fp32", "sync._target_": "x.PowerSGD"}, Method("PowerSGD", "factors", compressor=POWER_SGD)),
-    ],
-)  # fmt: skip
-def test_the_method_of_exchange_follows_from_the_config(config, expected):
-    assert method_of(config) == expected
-
-
-OURS = {  # what conf/sync and conf/compressor make: family, pattern, steps between exchanges
+OURS = {  # family, pattern, and steps between exchanges of the choices in conf/
     "sync=all_reduce": ("without APS", "direct", 1),
     "sync=requantised format=int2_affine_b128": ("without APS", "direct", 1),
     "sync=compressed compressor=top_k": ("top-k", "messages", 1),
@@ -174,6 +142,12 @@ def test_every_sync_and_compressor_has_a_family_a_marker_and_a_cost():
         assert (method.compressor is None) == (method.pattern in ("direct", "sharded")), typed
         if method.pattern == "sharded":
             assert method.gather == config["sync"]["gather"]
+    assert method_of({"format": "fp32"}) == Method("without APS")  # an unknown exchange
+    exchange = {"sync._target_": "cpdrun.comm.AllReduceSync", "sync.order": "hierarchical"}
+    assert method_of({"format": "e8m23"} | exchange) == Method("without APS", "direct", "fp32")
+    assert method_of({"format": "e3m0", "aps": True} | exchange) == Method(
+        "with APS", "direct", "e3m0", aps=True
+    )
 
 
 @pytest.fixture

@@ -115,47 +115,21 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     )
 
 
-EQUAL = "For a candidate exactly as good as the baseline"
-POINTS, LOSS = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
-POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
-ENOUGH = f"{EQUAL}, 3 seeds are enough for a margin of"
-
-
-@pytest.mark.parametrize(
-    ("changed", "metric", "said"),
-    [
-        ({}, POINTS, f"{ENOUGH} 4.6 points; 1 point takes about 15 seeds."),
-        (
-            {"margin": 0.005, "pairs_needed": 50},
-            POINTS,
-            f"{ENOUGH} 4.6 points; 0.5 points take about 50 seeds.",
-        ),
-        (
-            {"margin": 0.001, "pairs_needed": None},
-            POINTS,
-            f"{ENOUGH} 4.6 points; 0.1 points take more than 1,000 seeds.",
-        ),
-        (
-            {"pairs": 2, "settles": math.inf},
-            POINTS,
-            f"{EQUAL}, 2 seeds are not enough for any margin; 1 point takes about 15 seeds.",
-        ),
-        ({"settles": 0.004}, POINTS, f"{ENOUGH} 0.4 points; the margin is 1 point."),
-        (
-            {"test_set_settles": 0.0123},
-            POINTS,
-            "360 test samples cannot settle 1 point with any number of seeds, only differences of about 1.2 points.",
-        ),
-        (
-            {"settles": 0.0537, "margin": 0.02, "pairs_needed": 7},
-            LOSS,
-            f"{ENOUGH} 0.054; 0.02 takes about 7 seeds.",
-        ),
-        ({"margin": math.nan, "pairs_needed": None}, LOSS, f"{ENOUGH} 0.046."),
-    ],
-)
-def test_the_sentence(changed, metric, said):
-    assert seed_power_text(replace(POWER, **changed), metric) == said
+def test_the_sentences(snapshot):
+    points, loss = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
+    power = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
+    cases = [
+        ({}, points),
+        ({"margin": 0.005, "pairs_needed": 50}, points),
+        ({"margin": 0.001, "pairs_needed": None}, points),
+        ({"pairs": 2, "settles": math.inf}, points),
+        ({"settles": 0.004}, points),
+        ({"test_set_settles": 0.0123}, points),
+        ({"settles": 0.0537, "margin": 0.02, "pairs_needed": 7}, loss),
+        ({"margin": math.nan, "pairs_needed": None}, loss),
+    ]
+    lines = [f"{changed}: {seed_power_text(replace(power, **changed), metric)}" for changed, metric in cases]
+    snapshot("seed_power", "\n".join(lines) + "\n")
 
 
 def test_a_sweep_prints_and_returns_its_power(tmp_path, capsys):
@@ -174,7 +148,9 @@ def test_a_sweep_prints_and_returns_its_power(tmp_path, capsys):
     counts, nothing, verdict, *_, said, last = capsys.readouterr().out.splitlines()
     assert counts.endswith("6 done, 0 to run") and nothing == "Nothing to do."
     assert verdict.startswith("OPEN: no format without APS is certified")
-    assert said.startswith(f"{EQUAL}, 3 seeds are enough for a margin of ")
+    assert said.startswith(
+        "For a candidate exactly as good as the baseline, 3 seeds are enough for a margin of "
+    )
     assert last == f"For the report: cpdrun report {sweep.directory.path}"
     assert main(["sweep", *typed, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Searches that end at once: planned once, run in a folder of the test's own."""
+"""Searches that end at once: planned once, and run in the folder of the test."""
 
 import io
 import math
