@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from cpdrun.record import write_text
-from cpdrun.report.tables import _whole_if_possible
 from cpdrun.study import formats
 from cpdrun.study.choices import bits_choice, choice, of_rows
 from cpdrun.study.collect import other_axes
@@ -73,8 +72,6 @@ def test_bits_and_order_of_formats_count_their_scales():
     assert sorted(names[:5], key=formats.order) == ordered
     assert formats.is_baseline("fp32") and not formats.is_baseline("linear")
     assert not formats.is_floating("linear") and formats.is_floating("e4m3")
-    assert _whole_if_possible(pd.Series([8, 32, None])).dtype == "Int64"
-    assert _whole_if_possible(pd.Series([8.25, 32, None])).tolist()[:2] == [8.25, 32.0]
 
 
 def test_a_key_that_repeats_the_format_is_no_axis():

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 import yaml
 from made_up_world import BASELINE, RULES, World, ladder
+from verdicts import reported, told
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.report.search_text import describe_results
@@ -26,7 +27,6 @@ from cpdrun.study.reader import read_study
 TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=true", "search.tolerance=1", "name=found"]
 LADDER = ladder("with APS", ["e4m3"], ["e3m2"], ["e3m1"], ["e3m0"], ["e2m0"])
 GAPS = {"e2m0": -88.0}
-CHANCES = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
 
 
 def of(standing):
@@ -125,36 +125,9 @@ def test_the_predicted_width_is_the_narrowest_that_probably_suffices():
     assert predicted([0.6], [0.7]) == predicted([0.1], [None, 0.1]) == 0
 
 
-@pytest.fixture
-def predictions(monkeypatch):
-    """Chances by format, in place of those of an observed run; tests change them."""
-    chances = dict(CHANCES)
-
-    def with_chances(question, ladder, run, strict):
-        def of(candidate):
-            return replace(candidate, chance=chances[candidate.label.split()[0]])
-
-        return replace(ladder, widths=tuple(tuple(map(of, width)) for width in ladder.widths))
-
-    monkeypatch.setattr("cpdrun.search.results.with_chances", with_chances)
-    return chances
-
-
 def formats_run(results):
     runs = [run.name for run in results.question.directory.runs() if run.done.exists()]
     return {name.split("-")[1] for name in runs}
-
-
-def told(results):
-    rows = [row for standing in results.states() for row in standing]
-    return {c.label: (w.verdict_of(j), j.pairs, round(j.low, 9)) for c, j, w in rows if j.pairs}
-
-
-def reported(results):
-    study = read_study([results.question.directory])
-    judged = {f"{g.name} {g.strategy}": j for g, j in study.judged.items()}
-    found = {k: (j.verdict, j.judgement.pairs, round(j.judgement.low, 9)) for k, j in judged.items()}
-    return found, study
 
 
 def test_a_search_starts_at_the_predicted_width_and_its_report_agrees(predictions, go):
@@ -164,10 +137,10 @@ def test_a_search_starts_at_the_predicted_width_and_its_report_agrees(prediction
     assert said.startswith("CERTIFIED: e3m0 (4 bits)") and "Refuted: 3 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
     assert [ladder.started_at for ladder in search_result(results).chains].count(4)
-    theirs, study = reported(results)
-    assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
-    assert "with APS: the search started at 4 bits, as predicted" in " ".join(question_notes(study))
-    assert "Seed 0 is in no pair, because the prediction used its run." in " ".join(question_notes(study))
+    assert reported(results) == told(results)
+    notes = " ".join(question_notes(read_study([results.question.directory])))
+    assert "with APS: the search started at 4 bits, as predicted" in notes
+    assert "Seed 0 is in no pair, because the prediction used its run." in notes
 
 
 def test_a_search_without_a_prediction_says_so_once(go):
@@ -183,8 +156,7 @@ def test_a_wrong_prediction_costs_only_runs(predictions, go, monkeypatch):
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m2 (6 bits)") and "Refuted: 4 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 bits were not tested.")
-    theirs, _ = reported(results)
-    assert theirs == told(results)
+    assert reported(results) == told(results)
 
 
 def test_the_start_does_not_change_with_later_predictions(predictions, go):

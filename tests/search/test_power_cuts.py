@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from instant_executor import Instant, PowerCutError
@@ -20,21 +19,6 @@ SEARCHES = {
 
 def done(results):
     return [run.name for run in results.question.directory.runs() if run.done.exists()]
-
-
-@pytest.fixture
-def predictions(monkeypatch):
-    """Predict that e3m0 and wider formats are good enough."""
-    chances = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
-
-    def with_chances(question, ladder, run, strict):
-        widths = (
-            tuple(replace(one, chance=chances[one.label.split()[0]]) for one in width)
-            for width in ladder.widths
-        )
-        return replace(ladder, widths=tuple(widths))
-
-    monkeypatch.setattr("cpdrun.search.results.with_chances", with_chances)
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -168,6 +168,7 @@ def test_allocations_over_levels_are_the_cheapest_of_all_combinations():
         found = allocate(costs, steps, 1.0, 95)
         assert found.price.cost == pytest.approx(min(allowed), rel=1e-12) and found.bound <= 1.0
         assert found.price.cost == costs.price(found.levels).cost
+        assert allocate(costs, steps, 1e-9, 95) is None
 
 
 @pytest.mark.parametrize(

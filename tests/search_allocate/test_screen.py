@@ -23,13 +23,12 @@ from cpdrun.errors import UserError
 from cpdrun.record import write_json
 from cpdrun.report.allocation_text import describe_effects
 from cpdrun.search.allocate import question as question_module
-from cpdrun.search.allocate.allocation import Costs, Step, allocate
+from cpdrun.search.allocate.allocation import Costs
 from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, ask_layers, factors_of, groups_of
 from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read, write_rows
 from cpdrun.search.settings import screen_settings
 from cpdrun.stats.means import FIRST_SEED
-from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch
@@ -227,30 +226,6 @@ def test_settings_of_a_screen_are_no_part_of_a_runs_name():
 def four_or_eight_bits(roles):
     high = {role: "e4m3" for role in roles if role in PRODUCTS}
     return asked(roles=list(roles), low=dict.fromkeys(roles, "e2m1"), high=high)
-
-
-def made_up(groups, roles, rng):
-    sizes = rng.integers(1, 99, (groups, 2)).tolist()
-    layers = [Layer(str(i), "Linear", {str(i): n}, True, macs, i > 0) for i, (n, macs) in enumerate(sizes)]
-    factors = [Factor(i, role, f"{i} {role}") for i in range(groups) for role in roles]
-    return Costs(four_or_eight_bits(roles), [LayerGroup(x.name, (x,)) for x in layers], factors, layers)
-
-
-@pytest.mark.parametrize(("groups", "roles"), [(8, ("gradient",)), (3, PRODUCTS)])
-def test_allocations_are_the_cheapest_of_all_subsets(groups, roles):
-    rng = np.random.default_rng(groups)
-    for _ in range(3):
-        costs = made_up(groups, roles, rng)
-        means = rng.normal(0.3, 0.5, len(costs.factors))
-        told = Effects(tuple(Effect(m, m, m, 1, 1, Sensitivity.OPEN) for m in means.tolist()), 0.1, 9, "")
-        every = range(len(means))
-        subsets = [low for n in range(1, len(means) + 1) for low in itertools.combinations(every, n)]
-        allowed = [low for low in subsets if told.bound(low, 95) <= 1.0]
-        found = allocate(costs, [Step(tuple(every), told)], 1.0, 95)
-        least = min(costs.price(dict.fromkeys(low, 1)).cost for low in allowed)
-        assert found.price.cost == pytest.approx(least, rel=1e-12)
-        assert found.bound <= 1.0 and found.price.cost < found.all_high.cost
-    assert allocate(costs, [Step(tuple(every), told)], 1e-9, 95) is None
 
 
 def test_prices_by_hand():
