@@ -35,7 +35,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self._initialise(layers)
+        self._initialize(layers)
 
     def forward(self, symbol_BxT: Tensor) -> Tensor:
         T = symbol_BxT.shape[1]
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         x_BxTxD = self.blocks(self.dropout(self.symbols(symbol_BxT) + positions_TxD))
         return F.linear(self.norm(x_BxTxD), self.symbols.weight).transpose(1, 2)
 
-    def _initialise(self, layers: int) -> None:
+    def _initialize(self, layers: int) -> None:
         """Initialize the weights as GPT-2 does.
 
         Matrices are drawn from a normal distribution with standard deviation 0.02. For matrices whose output is added

@@ -77,7 +77,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, num_classes, bias=False)
         if tied:
             self.head.weight = self.symbols.weight
-        self._initialise(layers)
+        self._initialize(layers)
 
     def forward(self, symbol_BxT: Tensor) -> Tensor:
         T = symbol_BxT.shape[1]
@@ -92,7 +92,7 @@ class Llama(nn.Module):
             x_BxTxD = block(x_BxTxD, *rotation)
         return self.head(self.norm(x_BxTxD)).transpose(1, 2)
 
-    def _initialise(self, layers: int) -> None:
+    def _initialize(self, layers: int) -> None:
         """Draw the matrices from a normal distribution with standard deviation 0.02.
 
         Norms keep their weight of 1. The value 0.02 is the initializer_range of LlamaConfig in Hugging Face's

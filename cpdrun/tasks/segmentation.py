@@ -41,7 +41,10 @@ class Segmentation(Classification):
 
 
 def confusion(predicted: Tensor, y: Tensor, K: int) -> Tensor:
-    """Return the confusion matrix, (K, K) int64: element [i, j] counts elements of class i with the predicted class j."""
+    """Return the confusion matrix, (K, K) int64.
+
+    Element [i, j] is the number of elements of class i whose prediction is class j.
+    """
     counted = y != IGNORED
     return torch.bincount(y[counted] * K + predicted[counted], minlength=K * K).view(K, K)
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from cpdrun.data.base import DataError
 from cpdrun.data.images.augment import randint
-from cpdrun.data.images.image_folder import normalised, on_images
+from cpdrun.data.images.image_folder import normalize, on_images
 
 if TYPE_CHECKING:
     from torchvision import datasets
@@ -61,7 +61,7 @@ class Scenes(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return a whole image and its classes, for evaluation."""
         image, labels = self.found[index]
-        return normalised(image), _train_ids(on_images().pil_to_tensor(labels)[0])
+        return normalize(image), _train_ids(on_images().pil_to_tensor(labels)[0])
 
     def fetch_augmented(
         self, indices: Sequence[int] | Tensor, draws: torch.Generator
@@ -78,7 +78,7 @@ class Scenes(Dataset):
         image, labels = self.found[index]
         factor = math.exp2(2 * float(torch.rand((), generator=draws)) - 1)
         size = [max(1, round(image.height * factor)), max(1, round(image.width * factor))]
-        x = normalised(tv.resize(image, size, antialias=True))
+        x = normalize(tv.resize(image, size, antialias=True))
         y = _train_ids(tv.pil_to_tensor(tv.resize(labels, size, InterpolationMode.NEAREST))[0])
         below, right = max(0, self.crop - size[0]), max(0, self.crop - size[1])
         x, y = F.pad(x, (0, right, 0, below)), F.pad(y, (0, right, 0, below), value=IGNORED)

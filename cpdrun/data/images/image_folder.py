@@ -95,7 +95,7 @@ class Decoded(Dataset):
         tv = on_images()
         image, label = self.found[index]
         image = tv.resize(image, [self.size * 8 // 7], antialias=True)
-        return normalised(tv.center_crop(image, [self.size, self.size]), self.mean, self.std), label
+        return normalize(tv.center_crop(image, [self.size, self.size]), self.mean, self.std), label
 
     def fetch_augmented(
         self, indices: Sequence[int] | Tensor, draws: torch.Generator
@@ -111,7 +111,7 @@ class Decoded(Dataset):
             image = tv.resized_crop(image, top, left, height, width, [self.size, self.size], antialias=True)
             if self.mirror and randint(2, draws):
                 image = tv.horizontal_flip(image)
-            images.append(normalised(image, self.mean, self.std))
+            images.append(normalize(image, self.mean, self.std))
             labels.append(label)
         return torch.stack(images), torch.tensor(labels)
 
@@ -126,7 +126,7 @@ def on_images() -> ModuleType:
     return functional
 
 
-def normalised(image: object, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+def normalize(image: object, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
     """Return (pixel / 255 - mean) / std of a PIL image, (3, H, W) float32.
 
     The default mean and standard deviation are those of ImageNet.

@@ -14,7 +14,7 @@ from cpdrun.data.images.cityscapes import Cityscapes
 
 # The label ids of Cityscapes, and the color of each class.
 SKY, ROAD, HOUSE, TREE, CAR, PERSON = 23, 7, 11, 21, 26, 24
-COLOUR = {
+COLOR = {
     SKY: (130, 170, 210),
     ROAD: (110, 100, 110),
     HOUSE: (120, 110, 100),
@@ -82,8 +82,8 @@ def _scene(H: int, W: int, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
         bottom, left = round(rng.uniform(horizon + 0.05 * H, H)), round(rng.uniform(0, W))
         labels[max(0, bottom - round(tall * H)) : bottom, left : left + max(2, round(wide * W))] = kind
     palette = np.zeros((256, 3))
-    for label, colour in COLOUR.items():
-        palette[label] = colour
+    for label, color in COLOR.items():
+        palette[label] = color
     light = rng.uniform(0.7, 1.2)
     image = palette[labels] * light + rng.normal(0, NOISE, (H, W, 3))
     return image.clip(0, 255).astype(np.uint8), labels
