@@ -186,11 +186,12 @@ def entered(model: nn.Module) -> Iterator[Place]:
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
         torch.nn.modules.module.register_module_forward_hook(leave),
     ]
-    Arithmetic.multiply = tracked  # type: ignore[method-assign]
+    patched: Any = Arithmetic
+    patched.multiply = tracked
     try:
         yield place
     finally:
-        Arithmetic.multiply = multiply  # type: ignore[method-assign]
+        patched.multiply = multiply
         for hook in hooks:
             hook.remove()
 
