@@ -14,8 +14,8 @@ from typing import Any
 from cpdrun.launch.attempt.agent import HELD_BACK
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.elsewhere import Elsewhere
 from cpdrun.launch.machine.resources import Slots, cores, gpus
+from cpdrun.launch.other_launchers import Elsewhere
 from cpdrun.record import Ending, Outcome, SweepDir
 
 

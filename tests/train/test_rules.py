@@ -12,7 +12,7 @@ from torch import nn
 from cpdrun.config.identity import identity_hash
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 from cpdrun.train.preflight.check import check
 
 ALL = {"modules": "*", "format": "e4m3"}

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.optimizer_steps import WeightUpdate
+from cpdrun.train.precision.run_formats import Formats
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),

@@ -1,8 +1,8 @@
 """Learners whose workers share one set of weights: data parallelism, with the weights replicated or sharded.
 
-With sharding (`cpdrun.comm.sync.sharded`), the optimizer of each worker updates one part of the weights. The model uses
-the weights in the format in which they are gathered. A rank stores only its part of their float32 masters and of the
-optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and
+With sharding (`cpdrun.comm.sync.sharded_sync`), the optimizer of each worker updates one part of the weights. The model
+uses the weights in the format in which they are gathered. A rank stores only its part of their float32 masters and of
+the optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and
 must not depend on whole layers. clip_norm uses the norm of all parts, added in float64 in the order of the workers.
 Checkpoints contain whole layers and do not depend on the number of ranks that wrote them.
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cpdrun.comm.model_parallel import model_workers_of
 from cpdrun.comm.sync.base import GradientSync
-from cpdrun.comm.sync.sharded import ShardedSync
+from cpdrun.comm.sync.sharded_sync import ShardedSync
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts

@@ -79,7 +79,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled.py defines each rule.
+    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled_format.py defines each rule.
 
     Attributes:
         number: `ScaleRule` in csrc/tiles/tiles.h: 0 for 2**(exponent of amax - emax), 1 for amax / target as a power of
@@ -130,8 +130,8 @@ class Scale:
         format: The format of the scales, or its name.
         block: The elements that share a scale: a number of them along an axis, (rows, columns) of a tile, "row",
             "column" or "tensor" (layout.py).
-        rule: How a scale is chosen (formats/scaled.py). None means "floor" for e8m0 and "amax" for other formats.
-        has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of its blocks.
+        rule: How a scale is chosen (formats/scaled_format.py). None means "floor" for e8m0 and "amax" for other
+        formats. has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of its blocks.
         margin: The rules amax and 4over6 scale the largest magnitude to the largest element divided by 2**margin.
 
     Raises:

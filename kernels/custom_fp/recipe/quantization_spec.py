@@ -32,7 +32,7 @@ class QuantizationSpec:
         rounding_mode: As `rounding` of `custom_fp.quantize`. Stochastic modes draw from torch's default generator in
             training, and are replaced by nearest_even in evaluation.
         hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
-        history: The number of steps whose largest magnitudes give the scale (delayed.py).
+        history: The number of steps whose largest magnitudes give the scale (delayed_scaling.py).
         has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
         has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
         nearest: The same with nearest_even, for evaluation.

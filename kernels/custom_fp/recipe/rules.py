@@ -23,8 +23,8 @@ A rule in a recipe has these keys:
               the step and the worker. In evaluation, it rounds to nearest.
     hadamard  The size of the random Hadamard transform, a power of two, along the dimension that the product sums over.
               Both operands of a product must be transformed, and all transforms have the same signs.
-    history   Delayed scaling: the number of previous steps whose largest magnitude gives the scale (delayed.py). It
-              needs a format with one scale for the tensor, such as fp8_tensor.
+    history   Delayed scaling: the number of previous steps whose largest magnitude gives the scale
+              (delayed_scaling.py). It needs a format with one scale for the tensor, such as fp8_tensor.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: it is no error if the rule never applies, as in recipes that are written for many models.

@@ -1,4 +1,4 @@
-"""The reference of scaled formats, in PyTorch on any device. formats/scaled.py defines what is computed.
+"""The reference of scaled formats, in PyTorch on any device. formats/scaled_format.py defines what is computed.
 
 Elements are rounded by compiled code if there is any (elements.py), so formats without a kernel of their own are fast.
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators.checks import scale_shapes
 from custom_fp.reference import write
 from custom_fp.rounding import Rule
@@ -216,7 +216,7 @@ def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Ro
 
 
 def _squared_error(x_BxK: Tensor, rounded: Rounded) -> Tensor:
-    """Return the sum of the squared errors of each block, added in the order that formats/scaled.py defines."""
+    """Return the sum of the squared errors of each block, added in the order that formats/scaled_format.py defines."""
     squares = (rounded.elements * rounded.factors[:, None] - x_BxK).double().square()
     squares = pad(squares, (0, -squares.shape[1] % 8)).unflatten(1, (-1, 8))
     sums_Bx8 = torch.zeros_like(squares[:, 0])

@@ -1,4 +1,4 @@
-"""Elements under scales: step 5 of formats/scaled.py, and their codes. Values are float32 in blocks, (B, K).
+"""Elements under scales: step 5 of formats/scaled_format.py, and their codes. Values are float32 in blocks, (B, K).
 
 Elements are rounded, encoded and decoded by the operators of formats without scales, so by compiled code if there is
 any for the device.

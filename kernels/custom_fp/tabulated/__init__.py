@@ -1,1 +1,1 @@
-"""Formats that are a table (formats/tabulated.py): how they are rounded, in torch, compiled and on CUDA."""
+"""Formats that are a table (formats/tabulated_format.py): how they are rounded, in torch, compiled and on CUDA."""

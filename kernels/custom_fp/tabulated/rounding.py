@@ -1,9 +1,9 @@
 """Rounding to a table in PyTorch and float64, and the rounding modes of all formats, which reference.py uses.
 
-All elements are rounded to the `Half` of each sign (formats/tabulated.py), and the result with the sign of the element
-is taken. low is the largest magnitude of the half that is at most |x|, and high is the next one. `goes_up` defines
-when x becomes high. Past the largest magnitude, high is `beyond`, and becoming high is an overflow. -0 is kept if the
-format has it. NaN becomes infinity or the largest value if the format has no NaN.
+All elements are rounded to the `Half` of each sign (formats/tabulated_format.py), and the result with the sign of the
+element is taken. low is the largest magnitude of the half that is at most |x|, and high is the next one. `goes_up`
+defines when x becomes high. Past the largest magnitude, high is `beyond`, and becoming high is an overflow. -0 is kept
+if the format has it. NaN becomes infinity or the largest value if the format has no NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 from custom_fp.rounding import Form, Rounding, Rule
 
 

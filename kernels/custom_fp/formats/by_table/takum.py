@@ -5,7 +5,7 @@ c = 2**r - 1 + C or -2**(r + 1) + 1 + C, from -255 to 254. In formats of fewer t
 Negative values, NaR and rounding to nearest are the same as in posits (`by_table/posit.py`).
 
 Half of the range is outside float32: values from 2**-126 to 2**128 are those of takums, and beyond they stop
-(formats/tabulated.py).
+(formats/tabulated_format.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"takum([1-9]\d?)")
 

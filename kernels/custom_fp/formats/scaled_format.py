@@ -80,7 +80,7 @@ Sources and differences:
 - minmax is what torch's min-max observers, quantize_per_tensor and quantize_per_channel with torch.quint8, and
   fake_quantize_*_affine compute, except that torch's observers keep a scale at 2**-23 and above, which would make
   zeros of small gradients.
-- Delayed scaling takes scales from a history. That state belongs to recipe/delayed.py and not to a format.
+- Delayed scaling takes scales from a history. That state belongs to recipe/delayed_scaling.py and not to a format.
 """
 
 from __future__ import annotations
