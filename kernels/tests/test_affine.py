@@ -202,7 +202,7 @@ def test_names():
         (lambda: parse("int8_affine_b0"), "int8_affine_b0"),
         (lambda: custom_fp.quantize(torch.ones(3), "int8_affine_column"), "shape"),
         (lambda: custom_fp.decode(custom_fp.encode(torch.ones(3), "int8_affine")[:2], "int8_affine"),
-         "decode takes codes, scales and zero points of int8_affine; got 2 tensors"),
+         "decode requires codes, scales and zero points of int8_affine; got 2 tensors"),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(make, message):

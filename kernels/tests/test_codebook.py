@@ -234,8 +234,8 @@ def test_names_cost_no_torch():
         (lambda: parse("nowhere.at_all.nf4"), "unknown format 'nowhere.at_all.nf4'"),
         (lambda: parse("math.pi"), "math.pi is a float, not a format"),
         (lambda: custom_fp.quantize(torch.ones(2), "linear", rounding="stochastic"), "rounds to nearest only"),
-        (lambda: custom_fp.pack(torch.ones(2), "linear", shift=1), "has scales of its own"),
-        (lambda: custom_fp.unpack(torch.zeros(3, dtype=torch.uint8), "linear", (8,)), "linear are 12 bytes"),
+        (lambda: custom_fp.pack(torch.ones(2), "linear", shift=1), "has its own scales"),
+        (lambda: custom_fp.unpack(torch.zeros(3, dtype=torch.uint8), "linear", (8,)), "requires 12 bytes for 8 values"),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(make, message):

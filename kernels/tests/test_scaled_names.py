@@ -123,7 +123,8 @@ def test_decode_says_what_it_needs():
     with pytest.raises(ValueError, match="codes, scales and the tensor's scale of nvfp4; got 2 tensors"):
         custom_fp.decode((codes, scales), "nvfp4", axis=1)
     with pytest.raises(
-        ValueError, match=r"128 values of nvfp4 have 8 scales of torch.uint8 of shape \[4, 2\]"
+        ValueError,
+        match=r"for 128 values of nvfp4, decode requires 8 scales of torch.uint8 of shape \[4, 2\]",
     ):
         custom_fp.decode((codes, scales.view(-1), t), "nvfp4", axis=1)
     with pytest.raises(ValueError, match=r"one tensor's scale of torch\.float32"):

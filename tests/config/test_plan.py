@@ -213,7 +213,7 @@ def test_a_plan_without_imports_executes_no_user_module(tmp_path, monkeypatch):
     names = [run.name for run in plan(typed, imports=False).runs]
     assert len(names) == 3 and sum("evil.F" in name for name in names) == 2
     assert sys.path == before
-    with pytest.raises(ConfigError, match=r"format=evil.F: .*its module ends with SystemExit: ran"):
+    with pytest.raises(ConfigError, match=r"format=evil.F: .*importing its module raised SystemExit: ran"):
         plan(typed)
 
 
