@@ -268,10 +268,10 @@ def test_a_layer_whose_operands_are_others_is_not_built():
         ({"operands": "mxfp8_e5m2", "gradients": "mxfp8_e4m3"}, "mxfp8_e5m2"),
     ):
         with pytest.raises(
-            ValueError, match=f"forward product takes the input in mxfp8_e4m3, and it is in {says}"
+            ValueError, match=f"forward product requires the input in mxfp8_e4m3, but it is in {says}"
         ):
             custom_fp.QuantLinear(64, 8, accumulator="b200_mxfp8", **given)
-    with pytest.raises(ValueError, match="input_gradient product takes the output_gradient in mxfp8_e5m2"):
+    with pytest.raises(ValueError, match="input_gradient product requires the output_gradient in mxfp8_e5m2"):
         custom_fp.QuantLinear(
             *(64, 8),
             accumulator="b200_mxfp8",
