@@ -124,7 +124,7 @@ def mode_name(rule: Rule, fmt: Format | None = None) -> str:
 
 
 def rule_args(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
-    """Return a rule as kernel arguments: seed, offset and mask after a `RoundingMode` (csrc/custom_fp.cu)."""
+    """Return the kernel arguments of a rule: `RoundingMode` (csrc/custom_fp.cu), seed, offset and mask."""
     mode, overflow, seed, offset, mask = rule.flat
     return np.int32(mode << 8 | overflow), np.uint64(seed), np.uint64(offset), np.uint32(mask)
 

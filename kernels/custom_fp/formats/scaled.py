@@ -116,7 +116,10 @@ _AFFINE = Scale(SCALES["fp32"], "tensor", "minmax")
 
 @dataclass(frozen=True)
 class _Base:
-    """What the beginning of a name stands for. `needs_block` says whether the name must also include the block."""
+    """The element and scales that the beginning of a name stands for.
+
+    `needs_block` says whether the name must also include the block, as in fp8_b128.
+    """
 
     element: Element
     scale: Scale

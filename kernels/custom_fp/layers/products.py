@@ -368,7 +368,7 @@ class Conv:
             return rounded(x, 0)
         if role != "weight":  # each group is summed separately
             return rounded(x.unflatten(1, (self.groups, -1)), 2).flatten(1, 2)
-        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # so that tiles can be cut
+        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # can be cut into tiles
         matrices = rounded(matrices, -1 if product == FORWARD else -2)
         return matrices.movedim((-2, -1), (1, 2)).flatten(0, 1)
 

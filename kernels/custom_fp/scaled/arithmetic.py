@@ -167,7 +167,7 @@ class ScaledReference:
         layout = fmt.layout(out.shape, axis)
         *parts, body = _parts(data, fmt, layout)
         shapes = scale_shapes(fmt, out.shape, axis)
-        # clone(), because the start of a view with another dtype must be aligned
+        # Clone the bytes, because a view with another dtype must start at an aligned address.
         stored = [
             part.clone().view(dtype).view(shape) for part, (shape, dtype) in zip(parts, shapes, strict=True)
         ]

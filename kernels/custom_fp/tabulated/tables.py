@@ -154,7 +154,10 @@ def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.n
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells that contain at most one threshold each: thresholds (2, half), places (2, half, 2)."""
+    """The cells into which the magnitudes of both signs are divided. Each contains at most one threshold.
+
+    `half` is the number of cells of each sign. Shapes: thresholds (2, half), places (2, half, 2).
+    """
 
     by_octave: bool
     shift: int

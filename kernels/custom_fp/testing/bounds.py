@@ -109,7 +109,7 @@ class _Elements:
 
     def __init__(self, problem: Problem, place: Place, exponents: tuple | None, grids: tuple):
         self.problem, self.place = problem, place
-        how: Any = problem.how  # Any, since its constructor has already converted names to formats
+        how: Any = problem.how  # typed as Any, because its constructor has replaced names by formats
         self.how, depth = how, problem.depth
         z, row, column = place
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()
@@ -269,7 +269,7 @@ class _Elements:
 
 
 def bounds_of_parts(problem: Problem, sums: list[Tensor], z: Tensor, row: Tensor, column: Tensor) -> Bounds:
-    """Return the intervals for known float32 sums of the parts of K, which may be added in any order."""
+    """Return the intervals of elements for which the float32 sums of parts are known and may be added in any order."""
     parts = torch.stack([x[z, row, column] for x in sums], -1).double()
     plain = parts.sum(-1)
     special = ~parts.isfinite().all(-1)

@@ -76,7 +76,10 @@ class Problem:
         return Format.parse(OUTPUT_FORMATS[self.dtype])
 
     def submatrix(self, elements: int, generator: torch.Generator | None = None) -> Problem:
-        """Return the problem of about `elements` elements, with one random row and column from each of equal strips."""
+        """Return a smaller problem of about `elements` elements.
+
+        Its rows and columns are chosen at random, one from each of equally wide strips.
+        """
         z, m, n = self.got.shape
         if z * m * n <= elements:
             return self
