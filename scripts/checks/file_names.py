@@ -27,7 +27,9 @@ IN_ANY_FOLDERS = {
 }
 
 ENDINGS = ("ed", "ing")  # of participles, and of these nouns
-NOUNS = "batching embedding ending grouping launching lightning parsing rounding scaling screening feed seed speed string"
+NOUNS = (
+    "batching embedding ending grouping launching lightning parsing rounding scaling screening speed string"
+)
 WORDS = """
 about above across after again ahead alone along also among another apart around aside away back before behind below
 beneath beside besides between beyond both built by chosen done down drawn each either elsewhere except felt few for
