@@ -84,7 +84,7 @@ def test_mxfp8_is_trained_by_the_machine_that_multiplies_it(make_run, train_here
     assert done["metrics"]["test_loss"] == pytest.approx(of_other["metrics"]["test_loss"], rel=1e-3)
     (rounded_up,) = runs("recipe=mxfp8", "+recipe.accumulator=b200_mxfp8")
     (problem,) = check([rounded_up.config])["problems"]
-    assert "takes the input in mxfp8_e4m3, and it is in mxfp8_e4m3_rceil" in problem
+    assert "requires the input in mxfp8_e4m3, but it is in mxfp8_e4m3_rceil" in problem
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8_delayed"])

@@ -108,7 +108,7 @@ def test_layers_and_weights_of_a_model_are_shifted():
     [
         (
             {"activations": "mxfp8_e4m3"},
-            r"precision\.activations=mxfp8_e4m3 has scales of its own.*aps=false",
+            r"precision\.activations=mxfp8_e4m3 has its own scales.*aps=false",
         ),
         (
             {"weights": "e4m3", "master_weights": False},
