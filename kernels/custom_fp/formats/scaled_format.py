@@ -467,6 +467,12 @@ def _named(name: str) -> ScaledFormat | None:
     return replace(fmt, name=_canonical(base_name, base, fmt.scale))
 
 
+def base_name(name: str) -> str:
+    """Return the base of a format's name without its options: nvfp4_2d becomes nvfp4, and e5m2 stays e5m2."""
+    split = _split(ALIASES.get(name, name))
+    return split[0] if split and split[2] else name
+
+
 def _split(name: str) -> tuple[str, _Base, list[str]] | None:
     """Return the base with which a name begins, and the options after it."""
     words = name.split("_")

@@ -49,6 +49,9 @@ from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 
+STORED = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
+"""The role of the tensor that an operand is read from."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -153,6 +156,19 @@ class Rules:
         """Return the rounding of the deciding rule, or None if the tensor is not rounded."""
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
+
+    def operand_rounding(
+        self, layer: Layer, role: str, product: str, step: int = 0
+    ) -> QuantizationSpec | None:
+        """Return the rounding of an operand of a product.
+
+        Without a rule for the operand, this is the rounding of the activation, parameter or error that it is read from.
+        """
+        for of, of_product in ((role, product), (STORED[role], None)):
+            takes = layer.takes(of) and (of_product is None or of_product in layer.products(of))
+            if takes and (rounding := self.rounding_for(layer, of, of_product, step)):
+                return rounding
+        return None
 
     def typed_for(self, roles: Sequence[str]) -> str:
         """Return text for an error message that names the rules by which one of these roles is rounded."""
