@@ -18,7 +18,6 @@ from cpdrun.tasks.next_token import NextToken
 from cpdrun.tasks.regression import Regression
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.duration import Duration, EarlyStopping
-from cpdrun.train.rank import EXIT_PREEMPTED
 
 BROKEN = ("format=e2m0", "aps=false", "epochs=5", "give_up_after=0.4")
 
@@ -38,19 +37,6 @@ def test_a_run_that_never_learns_ends_early_with_the_figures_it_has(make_run, tr
     status = run_status(run)
     assert status.did_not_learn and (status.epoch, status.epochs) == (2, 5)
     assert "did not learn" in shown(run)
-
-
-def test_every_split_and_a_run_that_was_stopped_end_at_the_same_epoch(make_run, train_here, in_ranks):
-    straight, stopped = make_run(*BROKEN), make_run(*BROKEN)
-    train_here(straight)
-    stopped.preempt.touch()
-    assert in_ranks(stopped, 2).returncode == EXIT_PREEMPTED
-    assert train_here(stopped) == EXIT_PREEMPTED and not stopped.done.exists()
-    stopped.preempt.unlink()
-    assert train_here(stopped) == 0
-    one, other = straight.result(), stopped.result()
-    assert one.weights_sha256 == other.weights_sha256 and one.metrics == other.metrics
-    assert (one.status, one.ended_after) == (other.status, other.ended_after) == (Ending.DID_NOT_LEARN, 2)
 
 
 def test_a_run_that_learns_goes_on_to_its_end(make_run, train_here):

@@ -86,21 +86,12 @@ def lazy(num_classes):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (
-            ("data=custom", "Streamed"),
-            "data: train does not report its length; type max_steps=N",
-        ),
+        (("data=custom", "Streamed"), "data: train does not report its length; type max_steps=N"),
         (("data=custom", "Untested"), "data: Untested has no test: a data class has train and test"),
         (("data=custom", "EmptyTest"), "data: test of EmptyTest is empty"),
         (("data=custom", "WithoutLength"), "data: train of WithoutLength has no length"),
-        (
-            ("model=custom", "Leaves"),
-            "ends the process (sys.exit(enough)) (test_preflight.py, line ",
-        ),
-        (
-            ("model=custom", "LeavesLater"),
-            "ends the process (sys.exit(3)) (test_preflight.py, line ",
-        ),
+        (("model=custom", "Leaves"), "ends the process (sys.exit(enough)) (test_preflight.py, line "),
+        (("model=custom", "LeavesLater"), "ends the process (sys.exit(3)) (test_preflight.py, line "),
         (("model=custom", "Hungry"), "MemoryError"),
         (("model=custom", "Raises"), "model: KeyError: 'width' (test_preflight.py, line "),
         (("model=custom", "lazy"), "model: 1.weight has no shape before the first batch (a lazy layer)"),

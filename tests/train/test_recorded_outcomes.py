@@ -16,7 +16,7 @@ from cpdrun.tasks.segmentation import Segmentation
 from cpdrun.tasks.top5 import Top5
 from cpdrun.train.build import build
 from cpdrun.train.evaluate import evaluate
-from cpdrun.train.rank import EXIT_PREEMPTED, read_config
+from cpdrun.train.rank import read_config
 
 
 def outcomes_of(run):
@@ -35,16 +35,6 @@ def test_a_run_records_what_its_final_model_answers(make_run, train_here):
     assert found.metric == "test_accuracy" and found.unpack().tolist() == right.int().tolist()
     assert found.labels_sha256 == hashlib.sha256(y.numpy().astype("<i8").tobytes()).hexdigest()
     assert len(run.example_outcomes.read_bytes()) < 200, "45 bytes and a line"
-
-
-def test_every_split_and_a_run_that_was_stopped_record_the_same_bytes(make_run, train_here, in_ranks):
-    alone, stopped = make_run("eval_batch=50"), make_run("eval_batch=50")
-    train_here(alone)
-    stopped.preempt.touch()
-    assert in_ranks(stopped, 2).returncode == EXIT_PREEMPTED and not stopped.example_outcomes.exists()
-    stopped.preempt.unlink()
-    assert in_ranks(stopped, 4).returncode == 0
-    assert stopped.example_outcomes.read_bytes() == alone.example_outcomes.read_bytes()
 
 
 def test_a_run_killed_after_its_last_checkpoint_keeps_its_outcomes(make_run, train_here):

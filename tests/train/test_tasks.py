@@ -152,10 +152,7 @@ def test_a_task_of_ones_own_is_recorded_with_its_directions(trained):
             (*TEXT, "task=regression"),
             "the targets of Sentences are int64 of shape (1, 6); the loss is a squared",
         ),
-        (
-            ("model=convnet", "data=digits", "task=model_loss"),
-            "model: ConvNet gives no `loss`",
-        ),
+        (("model=convnet", "data=digits", "task=model_loss"), "model: ConvNet gives no `loss`"),
     ],
 )
 def test_a_task_that_does_not_fit_is_refused_before_the_start(typed, said):

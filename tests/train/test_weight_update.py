@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.record import read_json
 from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.optimizer_steps import WeightUpdate
 
@@ -20,15 +19,6 @@ PURE = {
     "fp32_norms": False,
     "aps": False,
 }
-TYPED = (
-    "precision=pure_fp16",
-    "precision.update_rounding=stochastic",
-    "precision.kahan_weights=true",
-    "format=fp16",
-    "aps=false",
-    "precision.accumulator=fp32",  # emulated ones take most of the time, and no part in what is tested
-    "world_size=4",
-)
 
 
 def is_fp16(x):
@@ -138,19 +128,3 @@ def test_combinations_that_mean_nothing_are_named():
         ValueError, match=r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"
     ):
         Formats(**PURE).check(adam)
-
-
-def test_a_run_in_one_format_resumes_and_splits_bit_for_bit(make_run, train_here, in_ranks):
-    straight, stopped, split = (make_run(*TYPED, "epochs=1") for _ in range(3))
-    assert train_here(straight) == 0
-    stopped.preempt.touch()
-    train_here(stopped)
-    stopped.preempt.unlink()
-    train_here(stopped)
-    result = in_ranks(split, 4)
-    assert result.returncode == 0, result.stderr
-    done = [read_json(run.done) for run in (straight, stopped, split)]
-    assert len({d["weights_sha256"] for d in done}) == 1
-    assert done[0]["memory"]["model_bytes"] * 2 == done[0]["memory"]["optimizer_bytes"] + 2 * 2 * 2 * (
-        4 + 8 + 16
-    )
