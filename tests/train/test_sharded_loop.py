@@ -1,28 +1,24 @@
-"""sync=sharded: the bits of sync=all_reduce in fp32, the same for any split and after a resume; bytes; refusals."""
+"""sync=sharded: the bits of sync=all_reduce if weights are gathered in fp32, its bytes and memory, and its errors."""
 
 import pytest
 import torch
-import yaml
 
 from cpdrun.record import read_json
-
-SHARDED = ("sync=sharded", "world_size=4", "checkpoint.every_epochs=1")
-
-
-def sha(run):
-    return read_json(run.done)["weights_sha256"]
+from cpdrun.sweep import plan
+from cpdrun.train.build import build
+from cpdrun.train.instantiate import BuildError
 
 
 @pytest.mark.parametrize(
     "typed", [("optim=sgd", "format=fp32", "aps=false"), ("optim=adamw", "format=e4m3")], ids=["fp32", "e4m3"]
 )
-def test_weights_in_fp32_are_those_of_all_reduce(make_run, train_here, typed):
-    """Whose optimizer has every parameter whole."""
-    whole, sharded = make_run("world_size=4", *typed), make_run(*SHARDED, *typed)
+def test_the_weights_are_those_of_all_reduce(make_run, train_here, typed):
+    typed = ("world_size=4", "data.test_fraction=0.9", *typed)
+    whole, sharded = make_run(*typed), make_run("sync=sharded", *typed)
     train_here(whole)
     train_here(sharded)
-    assert sha(whole) == sha(sharded)
     of_whole, of_sharded = (read_json(run.done) for run in (whole, sharded))
+    assert of_whole["weights_sha256"] == of_sharded["weights_sha256"]
     assert of_whole["metrics"] == of_sharded["metrics"]
     assert of_sharded["memory"]["optimizer_bytes"] * 3.9 < of_whole["memory"]["optimizer_bytes"]
     values = sum(m.numel() for m in torch.load(sharded.checkpoint, weights_only=True)["masters"])
@@ -41,9 +37,7 @@ def test_weights_in_fp32_are_those_of_all_reduce(make_run, train_here, typed):
         ("sync.gather=e44", "e44"),
     ],
 )
-def test_what_cannot_be_sharded_gets_one_line(make_run, typed, said):
-    from cpdrun.train.build import build
-    from cpdrun.train.instantiate import BuildError
-
+def test_settings_that_cannot_be_sharded_are_errors(typed, said):
+    (planned,) = plan(["exp=digits_bits", "seed=0", "format=e4m3", "aps=true", "sync=sharded", typed]).runs
     with pytest.raises(BuildError, match=said):
-        build(yaml.safe_load(make_run(*SHARDED, typed).config.read_text()), torch.device("cpu"))
+        build(planned.config, torch.device("cpu"))

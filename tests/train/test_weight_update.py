@@ -1,4 +1,4 @@
-"""Laws of updates without a float32 copy, and of a whole run in one format."""
+"""Weight updates without a float32 copy, and everything that is stored between steps in one format."""
 
 import custom_fp
 import pytest
@@ -53,11 +53,8 @@ def test_stochastic_draws_depend_on_seed_update_and_parameter():
 def test_kahan_weights_recover_updates_below_half_a_unit():
     """A thousand updates of 2^-15 each, a 32nd of the unit at 1: in the end within a unit of the exact sum."""
     torch.manual_seed(0)
-    rule, w, exact = (
-        WeightUpdate(["fp16"], "nearest_even", True, seed=0),
-        torch.ones(100),
-        torch.ones(100).double(),
-    )
+    rule = WeightUpdate(["fp16"], "nearest_even", True, seed=0)
+    w, exact = torch.ones(100), torch.ones(100).double()
     for _ in range(1000):
         change = 2.0**-15 * (1 + torch.randint(0, 2, (100,))).double()
         rule.apply_([w], [change])
@@ -74,7 +71,7 @@ def small_model():
 
 
 @pytest.mark.parametrize("rule", [{}, {"kahan_weights": True}, {"update_rounding": "stochastic"}])
-def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
+def test_all_state_between_steps_is_in_the_format(rule):
     model, precision = small_model(), Formats(**PURE | rule)
     model = precision.prepare(model)
     parameters = list(model.parameters())
@@ -97,7 +94,7 @@ def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
     assert precision.memory(optimizer, parameters) == expected
 
 
-def test_normalisation_layers_stay_in_fp32_where_asked():
+def test_fp32_norms_keeps_normalization_layers_in_fp32():
     model, precision = small_model(), Formats(**PURE | {"fp32_norms": True, "accumulator": "fp32"})
     model = precision.prepare(model)
     parameters = list(model.parameters())
@@ -114,17 +111,17 @@ def test_normalisation_layers_stay_in_fp32_where_asked():
     assert memory["model_bytes"] == 2 * (6 * 8 + 8 + 8 * 3 + 3) + 4 * (16 + 16)
 
 
-def test_combinations_that_mean_nothing_are_named():
-    with pytest.raises(
-        ValueError, match=r"without a float32 copy; set precision\.weights and precision\.master"
-    ):
-        Formats(**PURE | {"kahan_weights": True, "master_weights": True})
-    with pytest.raises(
-        ValueError, match=r"precision\.update_order=last: choose one of unscale_first, rate_first"
-    ):
-        Formats(**PURE | {"update_order": "last"})
-    adam = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
-    with pytest.raises(
-        ValueError, match=r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"
-    ):
-        Formats(**PURE).check(adam)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"kahan_weights": True, "master_weights": True},
+            r"without a float32 copy; set precision\.weights and",
+        ),
+        ({"update_order": "last"}, r"precision\.update_order=last: choose one of unscale_first, rate_first"),
+        ({}, r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"),
+    ],
+)
+def test_meaningless_combinations_are_errors(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Formats(**PURE | changes).check(torch.optim.AdamW([nn.Parameter(torch.zeros(2))]))
