@@ -35,11 +35,15 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("key", "role"),
-    [(key, key.removesuffix("s")) for key in ("activations", "errors", "accumulator")]
-    + [("weights", "parameter")],
-)
+SHORT_FORMS = {
+    "weights": "parameter",
+    "activations": "activation",
+    "errors": "error",
+    "accumulator": "accumulator",
+}
+
+
+@pytest.mark.parametrize(("key", "role"), SHORT_FORMS.items())
 def test_a_short_form_is_a_rule_for_all_modules(key, role):
     short = after_a_step(Formats(**FP32 | {key: "e4m3"}))
     assert equal(short, after_a_step(Formats(**FP32, rules=[ALL | {"role": role}])))
