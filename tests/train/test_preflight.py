@@ -162,11 +162,11 @@ def test_unusable_data_is_named(data, message):
         ),
         ("Line", "int32", "the targets of Points are int32 of shape (1,)"),
         ("Line", "beyond", "for targets int64 of shape (1,): Target 12 is out of bounds"),
-        ("OneOutput", "classes", "OneOutput has one output, of which every cross-entropy is 0"),
+        ("OneOutput", "classes", "OneOutput has one output, for which the cross-entropy is always 0"),
         (
             "Aside",
             "classes",
-            "Aside gives float32 of shape (1, 1, 10) for targets int64 of shape (1,): classes are counted",
+            "Aside gives float32 of shape (1, 1, 10) for targets int64 of shape (1,): dimension 1 must",
         ),
         ("Thousand", "classes", "Thousand has 1000 outputs for the 10 classes of the data"),
         ("Pair", "classes", "Pair gives a tuple; the loss takes one tensor"),

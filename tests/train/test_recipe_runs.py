@@ -84,7 +84,7 @@ def test_the_accumulator_of_a_machine_changes_the_weights_slightly(make_run, tra
     assert done["metrics"]["test_loss"] == pytest.approx(of_other["metrics"]["test_loss"], rel=1e-3)
     (rounded_up,) = runs("recipe=mxfp8", "+recipe.accumulator=b200_mxfp8")
     (problem,) = check([rounded_up.config])["problems"]
-    assert "takes the input in mxfp8_e4m3, and it is in mxfp8_e4m3_rceil" in problem
+    assert "requires the input in mxfp8_e4m3, but it is in mxfp8_e4m3_rceil" in problem
 
 
 def test_workers_that_gossip_support_recipes_of_products_only(make_run, train_here):

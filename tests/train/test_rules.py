@@ -108,9 +108,9 @@ def test_all_outputs_of_layers_that_return_tuples_are_rounded():
         (ALL | {"role": "weights"}, "precision.rules[0].role=weights: choose one of input, weight,"),
         (
             ALL | {"role": "weight", "product": "weight_gradient"},
-            "precision.rules[0].product=weight_gradient: weight takes part in forward, input_gradient",
+            "precision.rules[0].product=weight_gradient: allowed for role weight: forward, input_gradient",
         ),
-        (ALL | {"role": "error", "product": "forward"}, "error takes part in none: leave product out"),
+        (ALL | {"role": "error", "product": "forward"}, "allowed for role error: none, so remove product"),
         (ALL | {"role": "weight", "steps": [5, 5]}, "precision.rules[0].steps=[5, 5]: must be [first, end]"),
         (
             ALL | {"role": "parameter", "steps": [0, 5]},
@@ -121,20 +121,17 @@ def test_all_outputs_of_layers_that_return_tuples_are_rounded():
             ALL | {"role": "accumulator", "format": "mxfp4"},
             "precision.rules[0].format=mxfp4: a format with scales",
         ),
-        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan needs the role accumulator"),
-        (
-            ALL | {"role": "weight", "aps": True, "format": "mxfp4"},
-            "has scales of its own: it takes aps=false",
-        ),
+        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan requires the role accumulator"),
+        (ALL | {"role": "weight", "aps": True, "format": "mxfp4"}, "has its own scales; use aps=false"),
         (ALL | {"role": "weight", "aps": 1}, "precision.rules[0].aps=1: must be true or false"),
         (ALL | {"role": "weight", "modules": []}, "precision.rules[0].modules=[]: must be a pattern"),
         (
             ALL | {"role": "weight", "modules": "head"},
-            "precision.rules[0]: 'head' matches no layer (weight needs",
+            "precision.rules[0]: 'head' matches no layer (role weight requires",
         ),
         (
             ALL | {"role": "weight", "modules": "ReLU"},
-            "exactly Linear, Conv1d, Conv2d, Conv3d); the first ones are 0",
+            "exactly Linear, Conv1d, Conv2d, Conv3d); the first suitable layers are 0",
         ),
         (ALL | {"role": "weight", "steps": [7, 9], "format": "fp32"}, None),
     ],
@@ -189,7 +186,7 @@ def test_a_rule_for_frozen_weights_only_is_an_error():
     model = net()
     model[0].requires_grad_(False)
     rule = {"modules": "0", "role": "parameter", "format": "e4m3"}
-    with pytest.raises(ValueError, match="'0' matches no layer; the first ones are 1, 3"):
+    with pytest.raises(ValueError, match="'0' matches no layer; the first suitable layers are 1, 3"):
         Formats(**FP32, rules=[rule]).prepare(model)
 
 

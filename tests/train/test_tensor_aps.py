@@ -103,7 +103,7 @@ def test_layers_and_weights_of_a_model_are_shifted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activations": "mxfp8_e4m3"}, r"activations=mxfp8_e4m3 has scales of its own.*aps=false"),
+        ({"activations": "mxfp8_e4m3"}, r"activations=mxfp8_e4m3 has its own scales.*aps=false"),
         (
             {"weights": "e4m3", "master_weights": False},
             r"precision\.aps=true .*precision\.master_weights=true",

@@ -229,7 +229,7 @@ def test_a_scaled_sign_keeps_what_its_paper_says() -> None:
         (lambda: MinMax(0, "nearest_even"), "compressor.bits must be a whole number between 1 and 16"),
         (
             lambda: MinMax(8, "up"),
-            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 .. stochastic_31, not up",
+            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 to stochastic_31, not up",
         ),
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
         (lambda: Sign(2), "compressor.bits must be 1, not 2"),
