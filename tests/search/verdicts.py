@@ -19,6 +19,7 @@ def reported(results):
     for facet in study.facets:
         for group in facet.groups:
             if judged := study.judged.get(group):
-                label = ", ".join(filter(None, [f"{group.name} {group.strategy}", facet.label]))
+                facet_label = "" if "format" in facet.keys else facet.label  # the name has the format
+                label = ", ".join(filter(None, [f"{group.name} {group.strategy}", facet_label]))
                 found[label] = figures(judged.verdict, judged.judgement)
     return {label: each for label, each in found.items() if each[1]}
