@@ -43,7 +43,7 @@ def test_lines_cross_where_their_ratio_is_one(bench):
 
 
 def test_the_measured_crossover_is_the_predicted_one_if_the_model_is_right(bench):
-    rates = [10 ** (7 + i / 5) for i in range(21)]
+    rates = [10 ** (7 + i / 10) for i in range(41)]
     by_rate = {f"{rate:.3g}": found(bench, rate, 1e-9) for rate in rates}
     lines = dict(line.removeprefix("- ").split(": ", 1) for line in bench.crossovers(RANKS, VALUES, by_rate))
     assert set(lines) == set(bench.METHODS) - {bench.REFERENCE}
