@@ -200,7 +200,7 @@ class _Rank:
 
     def _stop(self, process: ScriptProcess) -> None:
         """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() ends by itself."""
-        if self.attempt.asks.exists():
+        if self.attempt.polls_stop.exists():
             return
         if not self.stop_sent:
             self.stop_sent = time.monotonic()
@@ -211,7 +211,7 @@ class _Rank:
 
     def _exit_code(self, code: int) -> int:
         """Return the exit code of this rank, and print why a script failed."""
-        if self.stop_sent or (self.attempt.told.exists() and code in (OK, os.EX_TEMPFAIL)):
+        if self.stop_sent or (self.attempt.stop_delivered.exists() and code in (OK, os.EX_TEMPFAIL)):
             return os.EX_TEMPFAIL
         if code == OK:
             return OK

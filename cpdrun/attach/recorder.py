@@ -79,10 +79,10 @@ class Recorder:
         heartbeat.beat()
         if not self._has_asked and self.attempt is not None:
             self._has_asked = True
-            self.attempt.asks.touch()
+            self.attempt.polls_stop.touch()
         stop = self._agree(self.run.preempt.exists())
         if stop and self.attempt is not None:
-            self.attempt.told.touch()
+            self.attempt.stop_delivered.touch()
         return stop
 
     def _agree(self, mine: bool) -> bool:

@@ -55,7 +55,7 @@ class ModelWorkers:
     """
 
     def __init__(self, workers: Workers) -> None:
-        self.workers, self.mine = workers, workers.mine
+        self.workers, self.local = workers, workers.local
         self.reset()
 
     @property
@@ -95,7 +95,7 @@ class ModelWorkers:
             return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
         ranks = self.workers.ranks
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
-        sizes = [sum(packed[m] for m in self.workers.played_by(r)) for r in range(ranks)]
+        sizes = [sum(packed[m] for m in self.workers.emulated_by(r)) for r in range(ranks)]
         received = Communicator(self.workers.group).swap([own] * ranks, sizes, Tag.PARTS)
         self.sent_bytes += (ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
@@ -158,7 +158,7 @@ class ParallelLinear(nn.Module):
         self.activations, self.errors = parse(activations), parse(errors)
         whole = nn.Linear(in_features, out_features)
         self.slices = workers.slices(out_features if split == "columns" else in_features)
-        for m in workers.mine:
+        for m in workers.local:
             part = self.slices[m]
             weight = whole.weight[part] if split == "columns" else whole.weight[:, part]
             self.register_parameter(f"weight_{m}", nn.Parameter(weight.detach().clone()))
@@ -169,9 +169,9 @@ class ParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BxI = x.reshape(-1, self.in_features)
-        weights = [getattr(self, f"weight_{m}") for m in self.workers.mine]
+        weights = [getattr(self, f"weight_{m}") for m in self.workers.local]
         if self.split == "columns":
-            biases = [getattr(self, f"bias_{m}") for m in self.workers.mine]
+            biases = [getattr(self, f"bias_{m}") for m in self.workers.local]
             y_BxO = _Columns.apply(self, x_BxI, *weights, *biases)
         else:
             y_BxO = _Rows.apply(self, x_BxI, *weights) + self.bias
@@ -197,7 +197,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_BxO: Tensor):
         layer, (x_BxI, *weights) = ctx.layer, ctx.saved_tensors
-        of_worker = [grad_BxO[:, layer.slices[m]] for m in layer.workers.mine]
+        of_worker = [grad_BxO[:, layer.slices[m]] for m in layer.workers.local]
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = layer.workers.sum([g @ w for g, w in zip(of_worker, weights, strict=True)], layer.errors)
@@ -209,7 +209,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, layer: ParallelLinear, x_BxI: Tensor, *weights: Tensor) -> Tensor:
         ctx.layer = layer
         ctx.save_for_backward(x_BxI, *weights)
-        slices = [layer.slices[m] for m in layer.workers.mine]
+        slices = [layer.slices[m] for m in layer.workers.local]
         parts = [F.linear(x_BxI[:, part], w) for part, w in zip(slices, weights, strict=True)]
         return layer.workers.sum(parts, layer.activations)
 
@@ -219,7 +219,7 @@ class _Rows(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = layer.workers.gather([grad_BxO @ w for w in weights], layer.in_features, layer.errors)
-        slices = [layer.slices[m] for m in layer.workers.mine]
+        slices = [layer.slices[m] for m in layer.workers.local]
         return None, grad_x, *(grad_BxO.t() @ x_BxI[:, part] for part in slices)
 
 
@@ -246,7 +246,7 @@ class GatherBatch(torch.autograd.Function):
     def forward(
         ctx: Any, workers: ModelWorkers, fmt: NumberFormat, samples: int, *features: Tensor
     ) -> Tensor:
-        ctx.rows = [workers.slices(samples)[m] for m in workers.mine]
+        ctx.rows = [workers.slices(samples)[m] for m in workers.local]
         return workers.gather(features, samples, fmt, dim=0)
 
     @staticmethod

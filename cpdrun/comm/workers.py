@@ -69,11 +69,11 @@ class Workers:
         return self.world_size // self.ranks
 
     @property
-    def mine(self) -> range:
+    def local(self) -> range:
         """The workers of this rank."""
-        return self.played_by(self.rank)
+        return self.emulated_by(self.rank)
 
-    def played_by(self, rank: int) -> range:
+    def emulated_by(self, rank: int) -> range:
         """Return the workers of a rank."""
         return range(rank * self.share, (rank + 1) * self.share)
 

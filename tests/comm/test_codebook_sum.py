@@ -62,7 +62,7 @@ def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **
 def two_steps(fmt, world_size: int, requantise: str, ranks: int, feedback: bool) -> tuple:
     """In a rank: what two steps give, and the bytes."""
     sync = make(fmt, world_size, requantise, feedback)
-    found = [reduce(sync, [gradients(w, step) for w in sync.workers.mine], step=step) for step in range(2)]
+    found = [reduce(sync, [gradients(w, step) for w in sync.workers.local], step=step) for step in range(2)]
     return found, sync.wire_bytes()
 
 

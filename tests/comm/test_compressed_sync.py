@@ -123,7 +123,7 @@ def test_full_precision_layers_travel_as_they_are():
 def three_steps(name: str) -> tuple:
     """In a rank, or in the one process: what three steps give, and the bytes."""
     sync = make(COMPRESSORS[name], seed=3)
-    mine = sync.workers.mine
+    mine = sync.workers.local
     found = []
     for step in range(3):
         found.append(reduce(sync, [gradients(w, step) for w in mine], step=step, epoch=0))

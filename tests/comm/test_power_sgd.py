@@ -213,7 +213,7 @@ def test_orthonormal_columns_whatever_is_given():
 def three_steps(settings: dict[str, Any]) -> tuple:
     """In a rank, or in the one process; the checkpoint of the second step is what the third begins with."""
     sync = make(seed=3, **settings)
-    found, mine = [], sync.workers.mine
+    found, mine = [], sync.workers.local
     for step in range(3):
         if step == 2:
             kept = [sync.state_dict()]

@@ -79,7 +79,7 @@ class Script:
     @property
     def local_workers(self) -> range:
         """The workers of this process."""
-        return self.workers.mine
+        return self.workers.local
 
     @property
     def workers(self) -> Workers:

@@ -196,7 +196,7 @@ class Gossip(ABC):
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
         self.workers = Workers.of_group(world_size, group)
-        self.mine = self.workers.mine
+        self.mine = self.workers.local
         self.rounds = [Round.of(matrix, self.workers) for matrix in self.matrices(topology, world_size)]
         self.round = self.rounds[0]  # the latest round
         self.closing_rounds, self.worker_test_samples = closing_rounds, worker_test_samples

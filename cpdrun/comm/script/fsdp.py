@@ -97,7 +97,7 @@ class Mesh:
             "error_feedback=true": isinstance(sync.feedback, ErrorFeedback),
             "compat=cpd": sync.sum.compat is not None,
             "a scaling rule that remembers": isinstance(sync.shifts.magnitudes, PreviousStep),
-            f"format {sync.sum.fmt}, which is decoded to be added": sync.sum.again is not None,
+            f"format {sync.sum.fmt}, which is decoded to be added": sync.sum.requantization is not None,
             f"order={sync.sum.order}": not sync.sum.ordering.is_defined,
         }
         for what, found in refused.items():

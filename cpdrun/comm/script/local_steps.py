@@ -164,7 +164,7 @@ class LocalSteps:
         different on each rank and are not included. The state contains only tensors, numbers, strings, lists and
         dictionaries, so `torch.load(weights_only=True)` can read it.
         """
-        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in self.workers.mine}
+        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in self.workers.local}
         return {"step": self.step, "weights": self.workers.gather(mine), "outer": self.outer.state_dict()}
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class LocalSteps:
                 f"the state is of {len(state['weights'])} ranks, these are {self.world_size}: each has its own weights"
             )
         self.step = state["step"]
-        (worker,) = self.workers.mine
+        (worker,) = self.workers.local
         for p, kept in zip(self.parameters, state["weights"][worker], strict=True):
             p.copy_(kept)
         self.outer.load_state_dict(state["outer"])

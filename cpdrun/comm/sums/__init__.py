@@ -22,7 +22,7 @@ def summation_of(
     Raises:
         ValueError: The settings do not fit together.
     """
-    if what.again:
+    if what.requantization:
         kind: type[Summation] = RequantizedSum
     else:
         kind = RoundedSum if what.ordering.is_defined else NativeSum

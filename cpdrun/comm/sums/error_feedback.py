@@ -49,7 +49,7 @@ class ErrorFeedback:
         mine = {
             f"{worker}/{layer}": residuals_Lxn[i].clone()
             for layer, residuals_Lxn in self._residuals.items()
-            for i, worker in enumerate(workers.mine)
+            for i, worker in enumerate(workers.local)
         }
         return workers.gather(mine)
 
@@ -57,5 +57,5 @@ class ErrorFeedback:
         """Load the residuals of this rank's workers."""
         layers = dict.fromkeys(key.split("/", 1)[1] for key in state)
         self._residuals = {
-            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers.mine]) for layer in layers
+            layer: torch.stack([state[f"{worker}/{layer}"] for worker in workers.local]) for layer in layers
         }

@@ -149,7 +149,7 @@ class Exchange:
         if self.prefetched:
             self.prefetched.settle(t)
         for owner in range(self.workers.ranks):
-            for i, worker in enumerate(self.workers.mine):
+            for i, worker in enumerate(self.workers.local):
                 shifts = self.shifts[self.summation.group_of(worker)]
                 message = self.transport.outgoing(t, owner, i)
                 for piece in self.layout.pieces[owner][t]:
@@ -253,7 +253,7 @@ class LevelsExchange(Exchange):
     """A running sum in an order of several levels."""
 
     def _agree_first(self) -> None:
-        self.prefetched, mine = None, self.workers.mine
+        self.prefetched, mine = None, self.workers.local
         self.shifts = self._agree(
             self.first,
             lambda group, p: [

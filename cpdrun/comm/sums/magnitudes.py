@@ -92,7 +92,7 @@ class Agreement:
 class Magnitudes(ABC):
     """The magnitudes that a scaling rule uses, with the state that they need between steps."""
 
-    asks: ClassVar[bool] = True  # whether ranks exchange any magnitudes
+    needs_agreement: ClassVar[bool] = True  # whether ranks exchange any magnitudes
 
     @abstractmethod
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
@@ -117,7 +117,7 @@ class Magnitudes(ABC):
 class NoMagnitudes(Magnitudes):
     """Magnitudes for rules that need none. They are 0, and nothing is exchanged."""
 
-    asks = False
+    needs_agreement = False
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return [0.0] * len(labels)

@@ -55,7 +55,7 @@ class RequantizedSum(Summation):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        sum, why = self.sum, f"requantise={self.sum.again} adds in float32"
+        sum, why = self.sum, f"requantise={self.sum.requantization} adds in float32"
         if sum.fmt.has_scales:
             why = f"format {sum.fmt} has scales of its own"
         if self.shifts.scale:
@@ -71,7 +71,7 @@ class RequantizedSum(Summation):
     @property
     def longest_chain(self) -> int:
         """The largest number of rounded additions. requantise=once rounds to the format once, after all additions."""
-        return self.n_workers - 1 if self.sum.again == "hop" else min(1, self.n_workers - 1)
+        return self.n_workers - 1 if self.sum.requantization == "hop" else min(1, self.n_workers - 1)
 
     def emulate(self, layers: Layers) -> SumReport:
         fmt = self.sum.fmt
@@ -90,7 +90,7 @@ class RequantizedSum(Summation):
         """Return s_{N-1} of the definition from the decoded q_w in worker order, as a new float32 tensor."""
         total = rows[0] + 0.0
         for row in rows[1:]:
-            if self.sum.again == "hop":
+            if self.sum.requantization == "hop":
                 total = custom_fp.quantize(total, self.sum.fmt)
             total = total + row
         return total

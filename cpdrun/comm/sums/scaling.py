@@ -101,9 +101,9 @@ class Shifts:
         return not isinstance(self.rule, NoScaling)
 
     @property
-    def asks(self) -> bool:
+    def needs_agreement(self) -> bool:
         """Whether ranks exchange magnitudes."""
-        return self.magnitudes.asks
+        return self.magnitudes.needs_agreement
 
     def of_level(
         self,
@@ -207,7 +207,7 @@ class PrefetchedShifts:
         if self._under_way is None and self._settled < len(self.ends):
             part = range(self._first(self._settled), self.ends[self._settled])
             self._under_way = Agreement(lambda: [self.local(p) for p in part], self.workers)
-            if self.rule.asks:
+            if self.rule.needs_agreement:
                 self._under_way.start()
 
     def _first(self, part: int) -> int:

@@ -121,7 +121,7 @@ class Sum:
         return order_named(self.order, self.group_size)
 
     @property
-    def again(self) -> str | None:
+    def requantization(self) -> str | None:
         """How often values added in float32 are quantized again, "hop" or "once"; None if they are not."""
         return "hop" if self.requantise is None and self.fmt.has_scales else self.requantise
 
@@ -155,7 +155,7 @@ class Sum:
                 )
         if self.error_feedback:
             raise ValueError(f"error_feedback=true with compat={self.compat}: its code has none")
-        if self.again:
+        if self.requantization:
             raise ValueError(f"compat={self.compat}: its code has no formats with scales such as {self.fmt}")
 
 

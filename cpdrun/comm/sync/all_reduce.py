@@ -155,7 +155,7 @@ class AllReduceSync(GradientSync):
 
     def _sent(self, name: str, i: int, gradient_n: Tensor, key: tuple) -> Tensor:
         summation, shifts = self._latest[name]
-        worker = self.workers.mine[i]
+        worker = self.workers.local[i]
         return summation.sent_by(worker, gradient_n, name, shifts[summation.group_of(worker)], key)
 
     def statistics(
@@ -164,7 +164,7 @@ class AllReduceSync(GradientSync):
         rows = []
         for p, name in enumerate(self.names):
             summation, shifts = self._latest.get(name, (self.summation, [0] * self.workers.world_size))
-            own_shifts = [shifts[summation.group_of(worker)] for worker in self.workers.mine]
+            own_shifts = [shifts[summation.group_of(worker)] for worker in self.workers.local]
             gradients, how = stacks[p].detach(), summation.sum
             row = layer_statistics(gradients, mean_gradient[p], own_shifts, how, self.workers)
             rows.append({"layer": name, "format": how.fmt.name, "shift": max(shifts), **row})

@@ -104,11 +104,11 @@ class CompressedSync(GradientSync):
         if not message.length:
             return
         self._message_bytes += message.length
-        mine_LxM = message.compress(flat, (self.seed, step), self.workers.mine)
+        mine_LxM = message.compress(flat, (self.seed, step), self.workers.local)
         _, data_NxM = self.messages.exchange(mine_LxM)
         for k, decoded_Nxn in message.decompress(data_NxM):
             self._account_for(
-                names[k], flat[k], decoded_Nxn[self.workers.mine.start : self.workers.mine.stop]
+                names[k], flat[k], decoded_Nxn[self.workers.local.start : self.workers.local.stop]
             )
             total_n = torch.zeros_like(decoded_Nxn[0])
             for decoded_n in decoded_Nxn:

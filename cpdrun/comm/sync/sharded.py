@@ -234,7 +234,7 @@ class ShardedSync(GradientSync):
     @property
     def shards_of_mine(self) -> list[list[slice]]:
         """For each worker of this rank, the slice of each layer that it owns."""
-        return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.mine]
+        return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.local]
 
     def scatter(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         """Reduce gradients to their owners. Collective.

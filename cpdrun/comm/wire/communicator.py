@@ -130,10 +130,10 @@ class MessageExchange:
     """
 
     def __init__(self, neighbours: Sequence[Sequence[int]], workers: Workers):
-        self.workers, self.mine = workers, workers.mine
+        self.workers, self.mine = workers, workers.local
         self.communicator = Communicator(workers.group) if workers.ranks > 1 else None
         ranks = range(workers.ranks)
-        needs = [{j for i in workers.played_by(rank) for j in neighbours[i]} for rank in ranks]
+        needs = [{j for i in workers.emulated_by(rank) for j in neighbours[i]} for rank in ranks]
         self.needed = sorted({*self.mine, *needs[workers.rank]})
         self._place = {worker: x for x, worker in enumerate(self.needed)}
         self.receives = [(j, workers.owner(j)) for j in self.needed if j not in self.mine]
