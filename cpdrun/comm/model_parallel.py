@@ -1,24 +1,26 @@
 """Model parallelism: layers that M workers share, with communication in a number format.
 
-Workers exchange data in two ways. Both give the same bits in one process that emulates all workers and between ranks.
+Workers exchange data in two ways. Both compute the same bits in one process that emulates all workers as between ranks.
 
-    gather   Every worker's part is encoded separately and sent to all others. All workers, including the owner, use the
-             decoded values, so all continue with the same values. Each worker sends (M-1) parts.
-    sum      The parts are encoded, decoded, added in float32 in worker order and encoded once more, as in
-             `sums/requantized.py` with requantise=once. Each worker sends 2 (M-1)/M of a part on average.
+    gather   Each worker encodes its part of a tensor and sends it to all others. All workers, including the owner, use
+             the decoded values, so all continue with the same values. Each worker sends (M-1) times the bytes of its
+             part.
+    sum      Each worker has a tensor of the same shape. The tensors are encoded, decoded, added in float32 in worker
+             order and encoded once more, as in `sums/requantized.py` with requantise=once. Each worker sends 2 (M-1)/M
+             times the bytes of its tensor on average.
 
 A single worker sends and rounds nothing. A codebook without a block size has one scale for each worker's part.
 
 The split of fully connected layers follows Dettmers, "8-Bit Approximations for Parallelism in Deep Learning"
 (arXiv:1511.04561), and Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997).
-All workers see the same samples, and each has a part of the weights:
+All workers process the same samples, and each has a part of the weights:
 
     split     worker m has         forward                               backward
     columns   outputs O_m          y = gather(x W_m^T + b_m)             dx = sum(dy_m W_m)
     rows      inputs I_m           y = sum(x_m W_m^T) + b                dx = gather(dy W_m)
 
-Activations y and errors dx have separate formats. dW_m is computed where W_m is stored and is not sent. dx is exchanged
-only if it is needed (not for the samples).
+Activations y and errors dx have separate formats. dW_m is computed where W_m is stored and is not sent. dx is not
+exchanged if x does not require a gradient, as in the first layer.
 
 `GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
 `models/parallel/convnet.py`).
@@ -50,8 +52,8 @@ class ModelWorkers:
 
     Attributes:
         sent_bytes: The bytes that this rank sent to others since the last `reset`.
-        real_worker_bytes: The bytes that each of M machines would send: the largest number in a gather, the average in
-            a sum.
+        real_worker_bytes: The bytes that a worker on its own machine would send. A gather counts the worker that sends
+            the most, and a sum counts the average over workers.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -68,7 +70,7 @@ class ModelWorkers:
         self.sent_bytes = self.real_worker_bytes = 0
 
     def slices(self, size: int) -> list[slice]:
-        """Return the part of a dimension that each worker has. The sizes differ by at most one."""
+        """Return the slice of a dimension of this size that each worker owns. The lengths differ by at most one."""
         ends = [size * m // self.number for m in range(self.number + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
@@ -76,7 +78,7 @@ class ModelWorkers:
         """Concatenate the parts of all workers. Collective.
 
         Args:
-            parts: For each worker of this rank, its slice (B, n_m), float32. With dim=0, a slice of rows (n_m, F).
+            parts: For each worker of this rank, its slice of the tensor, float32: (B, n_m), or (n_m, F) with dim=0.
             size: The size of the whole dimension.
             fmt: The format of the exchange.
             dim: The dimension that is split.
@@ -103,7 +105,7 @@ class ModelWorkers:
         return torch.cat(decoded, dim=dim)
 
     def sum(self, parts: Sequence[Tensor], fmt: NumberFormat) -> Tensor:
-        """Add one tensor of each worker. Collective.
+        """Return the sum of one tensor per worker. Collective.
 
         Args:
             parts: For each worker of this rank, a float32 tensor. All have the same shape.
@@ -130,11 +132,11 @@ SPLITS = ("columns", "rows")
 
 
 class ParallelLinear(nn.Module):
-    """torch.nn.Linear over several workers.
+    """A version of torch.nn.Linear whose weights are divided among several workers.
 
-    The parameters are weight_<m> of this rank's workers, and bias_<m> (split into columns) or bias (split into rows).
-    The initial weights are those of torch.nn.Linear, generated as a whole and then split, so they do not depend on the
-    assignment of workers to ranks. With one worker, nothing is exchanged or rounded.
+    The parameters are weight_<m> for each worker m of this rank, and bias_<m> (split into columns) or bias (split into
+    rows). The initial weights are generated as in torch.nn.Linear for the whole layer and then split, so they do not
+    depend on the assignment of workers to ranks. With one worker, nothing is exchanged or rounded.
 
     Raises:
         ValueError: The split or a format is unknown.
@@ -224,7 +226,10 @@ class _Rows(torch.autograd.Function):
 
 
 class ReplicatedWeight(torch.autograd.Function):
-    """Copies of a weight for each of this rank's workers. Their gradients are added over all workers in a format."""
+    """Copy a weight for each of this rank's workers.
+
+    The backward pass sums the gradients of all workers' copies in a number format.
+    """
 
     @staticmethod
     def forward(ctx: Any, workers: ModelWorkers, fmt: NumberFormat, mine: int, weight: Tensor):
@@ -237,9 +242,10 @@ class ReplicatedWeight(torch.autograd.Function):
 
 
 class GatherBatch(torch.autograd.Function):
-    """Each worker's features (B_m, F) are gathered to the whole batch (B, F). Each part is encoded separately.
+    """Gather the features (B_m, F) of all workers to the whole batch (B, F).
 
-    The gradient is already equal on all workers, and each worker takes its own rows.
+    Each worker's part is encoded separately. In the backward pass, the gradient of the whole batch is already equal on
+    all workers, so each worker uses the rows of its own samples, and nothing is exchanged.
     """
 
     @staticmethod

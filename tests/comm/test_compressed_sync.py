@@ -169,7 +169,7 @@ def test_a_resumed_sync_continues_bit_for_bit():
         ({"compressor": QSGD(7, True), "scaling": APS()}, "aps=true: QSGD has its own scale"),
         (
             {"compressor": COMPRESSORS["e3m0 aps"], "scaling": DelayedAPS(1)},
-            "DelayedAPS is for sums of gradients",
+            "the rule DelayedAPS cannot be combined with a compressor",
         ),
     ],
 )
