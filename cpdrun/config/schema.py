@@ -503,7 +503,7 @@ def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config["aps"] and fmt.has_scales:
-        raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
+        raise ConfigError(f"format={config['format']} has its own scales. Set aps=false")
     if not is_script(config):
         _check_training(config)
     world_size, nproc = config["world_size"], config["nproc"]

@@ -179,7 +179,9 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 
 
 def test_a_wrong_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="1 workers on a rank that plays 4"):
+    with pytest.raises(
+        ValueError, match="this rank emulates 4 workers, but gradients of 1 workers were passed"
+    ):
         reduce(make(), [gradients(0)], step=0, epoch=0)
 
 

@@ -59,5 +59,5 @@ def refused() -> list[str]:
 
 
 def test_ranks_that_cannot_share_the_workers_are_refused_in_one_way():
-    text = "nproc=2 does not divide world_size=3: each process plays the same number of workers"
+    text = "nproc=2 does not divide world_size=3: each process must emulate the same number of workers"
     assert run_ranks(2, refused) == [[text] * 2] * 2

@@ -83,7 +83,7 @@ def test_any_split_and_a_resume_have_the_same_bits_and_checkpoints(make_run, tra
         ("optim=lars", "optim: LARS needs whole layers"),
         ("optim=lamb", "LAMB needs whole layers"),
         ("precision.weights=bf16", "sync.gather sets the format in which they are used"),
-        ("sync.gather=mxfp8_e4m3", "weights are gathered in a format without scales"),
+        ("sync.gather=mxfp8_e4m3", "the format of gathered weights must not have its own scales"),
         ("sync.gather=e44", "e44"),
     ],
 )
