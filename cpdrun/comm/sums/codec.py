@@ -66,9 +66,8 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
 
         shift > 0   The product overflows. It would overflow in the format, too. (With overflow=propagate, the result
                     would differ, because the product counts as infinity.)
-        shift < 0   The product is below 2^-126 and loses bits below 2^-149. If the smallest value of the format is
-        above
-                    2^-120, the product is rounded to zero in any case.
+        shift < 0   The product is below 2^-126 and loses bits below 2^-149. It is rounded to zero in any case if the
+                    smallest value of the format is above 2^-120.
 
     In all other cases, float64 is used, which represents the product of any float32 value and any shift exactly.
     Formats that are not binary floating-point formats, such as posits, always use float64, because they may round large
