@@ -136,7 +136,7 @@ def test_a_run_is_named_by_the_files_contents(tmp_path):
         ConfigError, match=r"init_sha256=0{64} does not match: .* has the digest [0-9a-f]{64}"
     ):
         name(one, f"init_sha256={'0' * 64}")
-    with pytest.raises(ConfigError, match=r"init_into=net belongs to init_from=PATH"):
+    with pytest.raises(ConfigError, match=r"init_into=net has no effect without init_from=PATH"):
         plan([*SMALL, "init_into=net"])
 
 
@@ -173,7 +173,7 @@ def test_no_epochs_evaluate_a_runs_own_checkpoint_to_the_same_figures(make_run, 
 
 
 def test_no_epochs_compare_no_formats():
-    with pytest.raises(ConfigError, match=r"epochs=0 trains nothing, .* type format=fp32 aps=false"):
+    with pytest.raises(ConfigError, match=r"epochs=0 trains nothing, .* Type format=fp32 aps=false"):
         plan(["exp=digits_bits", "epochs=0"])
     formats = [r.config["format"] for r in plan(["exp=mlp_model_parallel_bits", "epochs=0", "seed=0"]).runs]
     assert len(set(formats)) > 3, "activations within the model have the run's format"
