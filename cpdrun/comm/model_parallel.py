@@ -6,8 +6,8 @@ Workers exchange data in two ways. Both compute the same bits in one process tha
              the decoded values, so all continue with the same values. Each worker sends (M-1) times the bytes of its
              part.
     sum      Each worker has a tensor of the same shape. The tensors are encoded, decoded, added in float32 in worker
-             order and encoded once more, as in `sums/requantized.py` with requantise=once. Each worker sends 2 (M-1)/M
-             times the bytes of its tensor on average.
+             order and encoded once more, as in `sums/requantized_sum.py` with requantise=once. Each worker sends 2
+             (M-1)/M times the bytes of its tensor on average.
 
 A single worker sends and rounds nothing. A codebook without a block size has one scale for each worker's part.
 
@@ -23,7 +23,7 @@ Activations y and errors dx have separate formats. dW_m is computed where W_m is
 exchanged if x does not require a gradient, as in the first layer.
 
 `GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
-`models/parallel/convnet.py`).
+`models/parallel/parallel_convnet.py`).
 
 Legend: B samples, I inputs, O outputs, F features, M workers.
 """

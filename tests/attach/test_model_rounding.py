@@ -160,7 +160,7 @@ def test_attention_of_a_script_is_rounded_and_listed(intercept) -> None:
     net = Net()
     SGD(net.parameters(), lr=0.1)
     net(batch(0, 0)[0])
-    with pytest.raises(UserError, match="no module that it selects calls scaled_dot_product_attention"):
+    with pytest.raises(UserError, match="no module that the rule selects calls scaled_dot_product_attention"):
         interceptor.check()
 
 
@@ -200,7 +200,7 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(intercept, cap
     assert "left in float32 (0)" in capsys.readouterr().err
     for given, why in (
         ((Net(),), "cpdrun.attach: unknown recipe 'mxpf8' (did you mean 'mxfp8'?)"),
-        ((), "needs the mod"),
+        ((), "needs a model"),
     ):
         with pytest.raises(UserError, match=re.escape(why)):
             cpdrun.attach(*given, recipe="mxpf8")

@@ -2,10 +2,10 @@
 
 The setting `order=tree` selects the class `Tree`. To add an order, write a subclass of `Order` in this file.
 
-Between two levels, a sum is scaled back to float32 (step 4 of the definition in `rounded.py`). The next level treats it
-like the gradient of one worker. With a scaling rule, each group of each level has its own shift, which depends only on
-the layer's largest magnitude in that group. A worker may be alone in its group of the first level (the last worker of
-an odd number). Its gradient is then rounded with its own shift before it is passed to the next level.
+Between two levels, a sum is scaled back to float32 (step 4 of the definition in `rounded_sum.py`). The next level
+treats it like the gradient of one worker. With a scaling rule, each group of each level has its own shift, which
+depends only on the layer's largest magnitude in that group. A worker may be alone in its group of the first level (the
+last worker of an odd number). Its gradient is then rounded with its own shift before it is passed to the next level.
 
 The longest chain of rounded additions determines how much of a small value is lost. In a format with m mantissa bits,
 adding a value changes nothing if the partial sum is 2^(m+2) times as large as the value.
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from custom_fp.accumulator import MOST_DIGITS
 
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.message_layout import ceil_div
 
 AUTO = "auto"
 FLAT_UP_TO = 8  # With group_size=auto, up to this many workers are added in one chain.

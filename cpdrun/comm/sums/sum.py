@@ -65,9 +65,9 @@ class Sum:
         overflow: The treatment of overflow, as in `custom_fp.quantize`.
         error_feedback: Whether the rounding error of a worker's gradient is added to its next gradient (see
             `error_feedback.py`).
-        requantise: With None, every partial sum is rounded to the format (see `rounded.py`). With "hop" or "once",
+        requantise: With None, every partial sum is rounded to the format (see `rounded_sum.py`). With "hop" or "once",
             values are decoded, added in float32, and quantized again after each addition or once at the end (see
-            `requantized.py`). In formats with scales, None means "hop".
+            `requantized_sum.py`). In formats with scales, None means "hop".
         compat: With "cpd", the sum is computed as in the code of the authors of APS (see `codec.py`).
 
     Raises:

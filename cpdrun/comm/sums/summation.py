@@ -1,8 +1,8 @@
 """The common interface of sums of N workers' gradients.
 
-    rounded.py       Sums that round every partial sum to the format, and sums that the platform computes.
-    requantized.py   Sums that decode values, add them in float32, and quantize the result again, for formats with
-                     scales.
+    rounded_sum.py       Sums that round every partial sum to the format, and sums that the platform computes.
+    requantized_sum.py   Sums that decode values, add them in float32, and quantize the result again, for formats with
+                         scales.
 
 Legend: N workers, L of them on this rank, n elements of a layer, P ranks.
 """
@@ -20,7 +20,7 @@ from cpdrun.comm.sums.codec import accumulate, add_unrounded, quantize_scaled, s
 from cpdrun.comm.sums.magnitudes import agreement_bytes
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import RandomStream, Sum
-from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding
+from cpdrun.comm.wire.message_layout import Layout, PackedSlice, Sharding
 from cpdrun.comm.workers import Workers
 
 

@@ -14,8 +14,8 @@ So all ranks get the same bits, which equal those of one process that emulates a
 rank adds the gradients of the others to its own exact gradient, so each rank ends with different weights.
 
 The same formulas apply to formats without scales (any `Format`). With up to 10 mantissa bits, requantise=hop then
-equals order=rank of `rounded.py`, bit for bit. In formats with scales, a block or tensor that contains inf or NaN
-becomes NaN in the result (see custom_fp.scaled).
+equals order=rank of `rounded_sum.py`, bit for bit. In formats with scales, a block or tensor that contains inf or NaN
+becomes NaN in the result (see custom_fp.formats.scaled_format).
 
 Between ranks, a layer whose format has one scale for the whole layer is sent to one owner. Other layers are divided
 into slices of whole blocks, which are distributed over the owners by size. On average over N machines, each machine
@@ -42,7 +42,7 @@ from torch import Tensor
 from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
 from cpdrun.comm.wire import Tag
 from cpdrun.comm.wire.communicator import Communicator
-from cpdrun.comm.wire.layout import PackedSlice, Slice, assign_to_owners, ceil_div
+from cpdrun.comm.wire.message_layout import PackedSlice, Slice, assign_to_owners, ceil_div
 
 PIECE_VALUES = 1 << 16  # the values per slice of a divided layer. Smaller slices are distributed more evenly.
 
