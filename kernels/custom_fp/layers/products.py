@@ -57,11 +57,15 @@ FACTORS = {  # product -> the roles of its operands, in the order in which `Sums
     WEIGHT_GRADIENT: ("input", "output_gradient"),
 }
 
+observer: Callable[[Arithmetic, Any], Any] | None = None
+"""If this is set, each product passes its arithmetic and its kernel to it and uses the kernel that it returns."""
+
 Round = Callable[[Tensor], Tensor]
 """A function that rounds a tensor of any shape and passes the gradient straight through. It may have these attributes:
 
 has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
 has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is rounded without an axis.
+format: The name of the format, for reports.
 nearest: The function that replaces this function in evaluation.
 """
 
@@ -177,6 +181,8 @@ class Arithmetic:
         Returns:
             The product as float32.
         """
+        if observer is not None:
+            kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
         return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.recipe.coverage import Coverage, measure
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.parsing import SHORT_FORMS, read_rules, short_form
@@ -73,6 +74,22 @@ class Applied:
         """Switch the model to the rules of this step, counted from 0. `apply_recipe` starts with step 0."""
         if self.placement is not None:
             self.placement.at(step)
+
+    def coverage(self, model: nn.Module, *args: Any, **kwargs: Any) -> Coverage:
+        """Run a forward and a backward pass, and return the share of multiply-accumulates that read each format.
+
+        The model keeps its mode. Its gradients, buffers and delayed scales, and the random state, are restored.
+
+        Args:
+            model: The model, or a wrapper of it, such as DistributedDataParallel.
+            *args: The arguments of the model.
+            **kwargs: The keyword arguments of the model.
+
+        Returns:
+            A mapping such as {"nvfp4": 0.86, "bf16": 0.14, "float32": 0.0}. Print it to see what stayed in float32, and
+            which layers the rules name but the model never called.
+        """
+        return measure(model, self.placement, args, kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the histories of delayed scales. A checkpoint must store them in addition to the model's state."""

@@ -26,8 +26,8 @@ A rule in a recipe has these keys:
               step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
               Both operands of a product must be transformed. All transforms use the same signs.
-    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale (delayed.py).
-              The format must have a single scale for the whole tensor, such as fp8_tensor.
+    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
+              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.
@@ -48,6 +48,9 @@ from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
 from custom_fp.recipe.quantization_spec import QuantizationSpec
+
+STORED = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
+"""The role of the tensor that an operand is read from."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,19 @@ class Rules:
         """Return the rounding of the deciding rule, or None if the tensor is not rounded."""
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
+
+    def operand_rounding(
+        self, layer: Layer, role: str, product: str, step: int = 0
+    ) -> QuantizationSpec | None:
+        """Return the rounding of an operand of a product.
+
+        Without a rule for the operand, this is the rounding of the activation, parameter or error that it is read from.
+        """
+        for of, of_product in ((role, product), (STORED[role], None)):
+            takes = layer.takes(of) and (of_product is None or of_product in layer.products(of))
+            if takes and (rounding := self.rounding_for(layer, of, of_product, step)):
+                return rounding
+        return None
 
     def typed_for(self, roles: Sequence[str]) -> str:
         """Return text for an error message that names the rules by which one of these roles is rounded."""

@@ -1,4 +1,4 @@
-// Integers with a scale and a zero point, as formats/scaled.py defines them (rule minmax).
+// Integers with a scale and a zero point, as formats/scaled_format.py defines them (rule minmax).
 #pragma once
 
 #include "custom_fp.h"

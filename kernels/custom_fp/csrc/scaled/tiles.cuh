@@ -1,5 +1,5 @@
-// Assigns the blocks of formats with scales to the threads of a GPU. scaled.cuh and tiles/tiles.cuh define how blocks
-// are processed. Part of custom_fp.cu.
+// Assigns the blocks of formats with scales to the threads of a GPU. scaled_kernels.cuh and tiles/tiles.cuh define how
+// blocks are processed. Part of custom_fp.cu.
 //
 // A tensor consists of `planes` matrices of rows x columns. Each matrix is cut into tiles of height x width
 // (formats/layout.py), and tiles are numbered in this order. A warp processes a tile. If tiles are one column wide, a

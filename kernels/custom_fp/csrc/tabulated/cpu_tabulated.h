@@ -1,6 +1,7 @@
 // CPU kernels for formats that are tables of values. See cpu/kernels.h for the interface.
 //
-// `Exact` is the type of exact numbers (tabulated.h): float, or double if rounding needs the distance to a value.
+// `Exact` is the type of exact numbers (tabulated_rounding.h): float, or double if rounding needs the distance to a
+// value.
 #pragma once
 
 #include <cstring>

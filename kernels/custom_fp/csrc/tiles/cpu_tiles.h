@@ -1,6 +1,6 @@
-// CPU kernels for blocks and tiles of values that share a scale. formats/scaled.py defines the results, and tiles.h has
-// the arithmetic of scales. Single values are rounded and packed as in formats without scales. See kernels.h for the
-// interface.
+// CPU kernels for blocks and tiles of values that share a scale. formats/scaled_format.py defines the results, and
+// tiles.h has the arithmetic of scales. Single values are rounded and packed as in formats without scales. See
+// kernels.h for the interface.
 #pragma once
 
 #include "tiles/cpu_units.h"

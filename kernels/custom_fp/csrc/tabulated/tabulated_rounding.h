@@ -1,4 +1,4 @@
-// Rounding to tables of values, as formats/tabulated.py and tabulated/rounding.py define it.
+// Rounding to tables of values, as formats/tabulated_format.py and tabulated/rounding.py define it.
 //
 // Rounding without random bits is a step function of a number's bits. For each sign, there are ascending thresholds t_j
 // of the magnitude (as an integer), and a result above each threshold. Overflow, infinity and NaN are also steps. The
@@ -13,8 +13,8 @@
 // not change the result, because thresholds and values have at least one digit fewer than float32. Stochastic rounding
 // needs the distance of a double from the value below it. Rounding to odd needs to know whether this distance is zero.
 //
-// A table is one array of 32-bit words, which tabulated/tables.py computes. It starts with a header (open_table) that
-// contains the offsets of the parts.
+// A table is one array of 32-bit words, which tabulated/step_arrays.py computes. It starts with a header (open_table)
+// that contains the offsets of the parts.
 #pragma once
 
 #include "custom_fp.h"

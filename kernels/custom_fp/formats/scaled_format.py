@@ -86,7 +86,7 @@ Sources and differences:
 - minmax gives the same results as torch's min-max observers, quantize_per_tensor and quantize_per_channel with
   torch.quint8, and fake_quantize_*_affine. The exception is that torch's observers do not use scales below 2**-23,
   which would turn small gradients into zeros.
-- Delayed scaling computes scales from a history. This state is not part of a format. See recipe/delayed.py.
+- Delayed scaling computes scales from a history. This state is not part of a format. See recipe/delayed_scaling.py.
 """
 
 from __future__ import annotations
@@ -465,6 +465,12 @@ def _named(name: str) -> ScaledFormat | None:
     except ValueError as error:
         raise ValueError(f"no format {name!r}: {error}") from None
     return replace(fmt, name=_canonical(base_name, base, fmt.scale))
+
+
+def base_name(name: str) -> str:
+    """Return the base of a format's name without its options: nvfp4_2d becomes nvfp4, and e5m2 stays e5m2."""
+    split = _split(ALIASES.get(name, name))
+    return split[0] if split and split[2] else name
 
 
 def _split(name: str) -> tuple[str, _Base, list[str]] | None:

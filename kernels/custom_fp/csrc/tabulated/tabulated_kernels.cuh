@@ -1,5 +1,5 @@
-// CUDA kernels for formats that are tables of values, which tabulated.h defines. Part of custom_fp.cu, whose loads,
-// bytes and random bits these kernels use.
+// CUDA kernels for formats that are tables of values, which tabulated_rounding.h defines. Part of custom_fp.cu, whose
+// loads, bytes and random bits these kernels use.
 //
 // `table` is the table for the requested rounding, and `nearest` is the table for nearest_even. Exact numbers are
 // floats that were rounded to odd. In the kernels with stochastic rounding, whose names contain `random`, they are
