@@ -202,7 +202,7 @@ def test_a_garbage_done_json_is_named_and_hurts_nobody(launcher, sweep):
     sweep.run("a").done.write_text('{"status": "fin')
     code, summary, text = result(launcher(jobs=jobs | {"c": {}}, all=True))
     assert (code, summary["failed"], summary["done"]) == (1, ["a"], 2)
-    assert "done.json holds no record; remove it and run again" in text
+    assert "done.json does not contain a record. Remove the file and start the run again" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
