@@ -73,7 +73,7 @@ class Objective:
 
     @property
     def divisor(self) -> int:
-        """The divisor of gradients. If workers share weights, it is N, so that the sum of their gradients is the mean."""
+        """The divisor of gradients: N if workers share weights, so that the sum of their gradients is the mean."""
         return 1 if self.emulated.separate_weights else self.workers.world_size
 
     def divide_(self, gradients: list[Tensor]) -> None:
