@@ -213,7 +213,7 @@ class ChunkedGradients(BatchedGradients):
         if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
                 f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
-                f"nproc={objective.workers.ranks} it has {W}; take a smaller nproc or emulation=exact"
+                f"nproc={objective.workers.ranks} it has {W}. Set a smaller nproc or emulation=exact"
             )
         # The memory layout must always be the same, so that later sums do not depend on the split of the workers.
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]

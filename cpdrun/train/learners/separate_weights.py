@@ -62,13 +62,13 @@ class SeparateWeights(Learner):
         """Raise ValueError if the precision needs shared weights. `who` describes the workers in the message."""
         if precision.rounds_weights:
             raise ValueError(
-                f"{precision.rounds_weights}: {who} keep float32 weights; take precision=fp32, or int8, "
-                "which rounds them where they are used"
+                f"{precision.rounds_weights}: {who} keep float32 weights. Set precision=fp32, or precision=int8, "
+                "which rounds weights only in products"
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps for a history of scales; take formats "
-                "with scales of the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} have no common steps for a history of scales. Use formats with scales "
+                "of the current tensor, as in recipe=fp8_tensorwise"
             )
 
     def step_workers(

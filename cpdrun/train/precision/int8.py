@@ -156,7 +156,7 @@ class Int8(Precision):
         return model
 
     def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Return the formats of a product. Its sums are float32, as in the emulation."""
+        """Return the formats of a product. Sums of products are float32, because the emulation does not round them."""
         if name not in self.replaced or part is not None:
             return Operands()
         roles = {"input": "activation", "weight": "weight", "output_gradient": "error"}
