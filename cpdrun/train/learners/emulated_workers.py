@@ -175,7 +175,7 @@ class SeparateModels(EmulatedWorkers):
         }
 
     def load_worker_state(self, w: int, state: dict[str, list[Tensor]]) -> None:
-        """Load what `worker_state` returned."""
+        """Load the state that `worker_state` returned."""
         with torch.no_grad():
             _copy(self.parameters[w], state["weights"])
             _copy([stack[w] for stack in self.buffers_BxW], state["buffers"])

@@ -121,7 +121,7 @@ class SeparateWeights(Learner):
         return self.workers.gather(mine)
 
     def load_workers_state(self, state: dict[int, dict[str, Any]]) -> None:
-        """Load what `workers_state` returned."""
+        """Load the state that `workers_state` returned."""
         for w, worker in enumerate(self.workers.local):
             self.models.load_worker_state(w, state[worker])
             self.optimizer_steps[w].load_state_dict(state[worker])
@@ -247,7 +247,7 @@ class GossipWeights(SeparateWeights):
         return {"workers": self.workers_state(), "sync": self.gossip.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.gossip.load_state_dict(state["sync"])
 
@@ -319,7 +319,7 @@ class LocalWeights(SeparateWeights):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.outer.load_state_dict(state["sync"])
         self.look_due, self.layers = state["statistics"]["due"], state["statistics"]["layers"]

@@ -99,7 +99,7 @@ class SharedWeights(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         self.optimizer_step.load_state_dict(state)
         self.parts.sync.load_state_dict(state["sync"])
@@ -232,7 +232,7 @@ class ShardedWeights(SharedWeights):
         return [{k: torch.cat([part[k] for part in of_layer]) for k in of_layer[0]} for of_layer in by_layer]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         order = self._parameter_ids()
         optimizer = dict(state["optimizer"])

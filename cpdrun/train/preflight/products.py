@@ -348,7 +348,7 @@ class _MacCounter(TorchDispatchMode):
 
 
 def _part_of(place: Place) -> str | None:
-    """Return the part of attention that is being computed, or None if no product of attention with rules is."""
+    """Return the part of attention that is being computed, or None outside of attention products with rules."""
     attention = place.innermost.__dict__.get("attention_products")
     if attention is None or not place.products:
         return None
