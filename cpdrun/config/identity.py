@@ -17,8 +17,8 @@ from cpdrun.config.overrides import INGREDIENTS, flatten
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
-# Sections that other sections include if they use them, as in `sync: {topology: ${topology}}`. The hash covers them as
-# parts of these other sections.
+# Sections that are included by the sections that use them, as in `sync: {topology: ${topology}}`. The hash covers them
+# only as parts of the including sections.
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",

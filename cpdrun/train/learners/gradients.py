@@ -228,7 +228,7 @@ class ChunkedGradients(BatchedGradients):
         first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
-            first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
+            first_buffers = first_buffers or buffers_W  # Only the first pass can contain worker 0.
             start, stop = max(mine.start, workers.start), min(mine.stop, workers.stop)
             own = slice(start - workers.start, stop - workers.start)
             targets = [stack[start - mine.start : stop - mine.start] for stack in self.gradients_WxP]

@@ -203,7 +203,8 @@ class GossipWeights(SeparateWeights):
     def evaluate(self) -> Evaluation:
         """Evaluate each worker and the averaged model.
 
-        The result has no outcomes of examples, because the metric is a mean over models with different answers.
+        The result does not contain the outcome of each example, because the metric is a mean over models that may
+        disagree about an example.
         """
         alone = Workers(1)
         mine = []

@@ -159,7 +159,7 @@ class Place:
         return f"{name} ({kind})" if name else kind
 
     def unreached(self) -> str | None:
-        """Return a description of the module that is being called, or None if rules apply to its products."""
+        """Return a description of the module being called, or None if precision rules apply to its products."""
         is_reached = any(bool(arithmetic) for arithmetic, _, _ in self.products)
         return None if is_reached or isinstance(self.innermost, REPLACED) else self.described()
 

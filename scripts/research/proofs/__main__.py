@@ -78,7 +78,13 @@ def ptx(header: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim to prove. `fails` is true for a counterexample. `unknowns` contains its further unknowns by name."""
+    """A claim to prove.
+
+    Attributes:
+        fails: A term that is true if the unknowns are a counterexample.
+        facts: Terms that may be assumed to be true.
+        unknowns: Further unknowns of the claim, by name.
+    """
 
     fails: Truth
     facts: list[Truth]

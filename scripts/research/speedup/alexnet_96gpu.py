@@ -40,7 +40,7 @@ class CaseError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """The assumptions, as arguments of the formulas."""
+    """The assumptions about the cluster and the model, which are the arguments of the formulas."""
 
     models: dict[str, Model]  # the model on each GPU
     links: dict[str, Network]
