@@ -149,7 +149,7 @@ def test_dry_run_and_status_do_not_import_modules_named_in_yaml(cpdrun_process, 
     started = cpdrun_process(*words)
     assert (tmp_path / "ran").exists()
     (tmp_path / "ran").unlink()
-    assert started.returncode == 2 and "its module ends with SystemExit: ran" in started.stderr
+    assert started.returncode == 2 and "importing its module raised SystemExit: ran" in started.stderr
     assert not (tmp_path / "results").exists()
 
     run = SweepDir(tmp_path / "results" / "received").run("net-evil.F-w8-s0-0123456789")

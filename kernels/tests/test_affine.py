@@ -195,14 +195,14 @@ def test_names():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Affine("a", 9), "integers of 9 bits; allowed: 2 .. 8"),
-        (lambda: Affine("a", 8, 0), "block=0; allowed: a whole number from 1"),
-        (lambda: Affine("a", 8, "all"), "block='all'"),
+        (lambda: Affine("a", 9), "integers of 9 bits are not supported; allowed: 2 to 8 bits"),
+        (lambda: Affine("a", 8, 0), "block is 0; allowed: a whole number of at least 1"),
+        (lambda: Affine("a", 8, "all"), "block is 'all'"),
         (lambda: parse("int9_affine"), "unknown format 'int9_affine'; allowed: .*int8_affine"),
         (lambda: parse("int8_affine_b0"), "int8_affine_b0"),
         (lambda: custom_fp.quantize(torch.ones(3), "int8_affine_column"), "shape"),
         (lambda: custom_fp.decode(custom_fp.encode(torch.ones(3), "int8_affine")[:2], "int8_affine"),
-         "decode takes codes, scales and zero points of int8_affine; got 2 tensors"),
+         "decode requires codes, scales and zero points of int8_affine; got 2 tensors"),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(make, message):

@@ -107,8 +107,10 @@ def test_a_block_is_a_whole_number_from_1(block):
 
 
 def test_elements_have_at_most_8_bits():
-    with pytest.raises(ValueError, match="fp16, 16 bits; allowed: elements of at most 8 bits"):
+    with pytest.raises(
+        ValueError, match="elements of fp16 have 16 bits; allowed: elements of at most 8 bits"
+    ):
         BlockFormat("mine", Format.parse("fp16"))
-    with pytest.raises(ValueError, match="elements in 'nonsense'; allowed: int2"):
+    with pytest.raises(ValueError, match="unknown element 'nonsense'; allowed: int2"):
         BlockFormat("mine", "nonsense")
     assert BlockFormat("mine", "e4m3fn").element == Format.parse("e4m3fn")

@@ -224,18 +224,18 @@ def test_names_cost_no_torch():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Codebook("one", (1.0,)), "has 1 values; allowed: 2..256"),
+        (lambda: Codebook("one", (1.0,)), "has 1 values; allowed: 2 to 256 values"),
         (lambda: Codebook("many", tuple(i / 300 for i in range(300))), "has 300 values"),
-        (lambda: Codebook("wide", (0.0, 1.5)), r"holds 1.5; values lie in \[-1, 1\]"),
-        (lambda: Codebook("same", (0.5, 0.5)), "one value only"),
+        (lambda: Codebook("wide", (0.0, 1.5)), r"has the value 1.5; values must be in \[-1, 1\]"),
+        (lambda: Codebook("same", (0.5, 0.5)), "has only the value 0.5"),
         (lambda: Codebook("nan", (0.0, math.nan)), "finite numbers"),
-        (lambda: Codebook("block", (0.0, 1.0), block=0), "block=0"),
+        (lambda: Codebook("block", (0.0, 1.0), block=0), "block is 0"),
         (lambda: parse("dynamic_twig"), "unknown format 'dynamic_twig'; allowed: .*dynamic_tree"),
         (lambda: parse("nowhere.at_all.nf4"), "unknown format 'nowhere.at_all.nf4'"),
-        (lambda: parse("math.pi"), "math.pi is a float; a format is"),
+        (lambda: parse("math.pi"), "math.pi is a float, not a format"),
         (lambda: custom_fp.quantize(torch.ones(2), "linear", rounding="stochastic"), "rounds to nearest only"),
-        (lambda: custom_fp.pack(torch.ones(2), "linear", shift=1), "has scales of its own"),
-        (lambda: custom_fp.unpack(torch.zeros(3, dtype=torch.uint8), "linear", (8,)), "linear are 12 bytes"),
+        (lambda: custom_fp.pack(torch.ones(2), "linear", shift=1), "has its own scales"),
+        (lambda: custom_fp.unpack(torch.zeros(3, dtype=torch.uint8), "linear", (8,)), "requires 12 bytes for 8 values"),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(make, message):

@@ -66,11 +66,11 @@ def test_inf_and_nan_show_and_take_no_part():
         ({"history": 0}, "rules[0].history=0: must be a number of steps, 1 to 65536"),
         (
             {"format": "mxfp8_e4m3"},
-            "history=2: needs a format with one scale for the tensor, such as fp8_tensor, not mxfp8_e4m3",
+            "history=2: requires a format with one scale for the tensor, such as fp8_tensor, not mxfp8_e4m3",
         ),
-        ({"format": "e4m3"}, "needs a format with one scale for the tensor, such as fp8_tensor, not e4m3"),
-        ({"role": "result"}, "history=2: only operands have a history: "),
-        ({"hadamard": 16}, "history=2 needs the tensor without a transform; leave hadamard out"),
+        ({"format": "e4m3"}, "requires a format with one scale for the tensor, such as fp8_tensor, not e4m3"),
+        ({"role": "result"}, "history=2: only operands can have a history "),
+        ({"hadamard": 16}, "history=2 cannot be combined with hadamard=16; remove one of them"),
     ],
 )
 def test_what_has_no_history_is_named(given, message):

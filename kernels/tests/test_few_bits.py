@@ -152,7 +152,7 @@ def test_a_rule_takes_it():
 
 @pytest.mark.parametrize("word", ["stochastic_0", "stochastic_32", "stochastic_08", "stochastic_"])
 def test_a_bad_number_of_bits_is_one_line(word):
-    allowed = "stochastic_1 .. stochastic_31"
+    allowed = "stochastic_1 to stochastic_31"
     for make in (
         lambda: custom_fp.quantize(torch.ones(2), "e5m2", rounding=word),
         lambda: custom_fp.accumulate([torch.ones(2)], "e5m2", rounding=word),

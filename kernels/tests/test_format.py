@@ -154,19 +154,19 @@ def test_whether_a_name_is_of_a_module_is_told_without_importing_it(tmp_path, mo
     assert names.is_own("evil.F") and names.is_own("antigravity.x")
     assert not any(names.is_own(name) for name in ("e4m3", "fp32", "mxfp4", None, 8))
     assert sys.path == before and "antigravity" not in sys.modules
-    with pytest.raises(ValueError, match=r"'evil.F': its module ends with SystemExit: ran"):
+    with pytest.raises(ValueError, match=r"'evil.F': importing its module raised SystemExit: ran"):
         names.parse("evil.F")
 
 
 @pytest.mark.parametrize("width", ["4", 4.0, True, None])
 def test_a_width_is_a_whole_number(width):
-    with pytest.raises(ValueError, match=r"exponent_bits is .*; a whole number is needed"):
+    with pytest.raises(ValueError, match=r"exponent_bits is .*; it must be a whole number"):
         Format(width, 3)
 
 
 @pytest.mark.parametrize("bias", [128, -5, 1000])
 def test_a_bias_that_leaves_float32_is_refused(bias):
-    with pytest.raises(ValueError, match=r"biases that fit: -1\.\.127"):
+    with pytest.raises(ValueError, match="allowed biases: -1 to 127"):
         Format(7, 2, bias)
 
 

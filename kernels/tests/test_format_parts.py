@@ -166,14 +166,14 @@ def test_each_combination_has_one_name(name, one):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mxposit16", "16 bits; allowed: elements of at most 8 bits"),
-        ("posit8_e8m0", "it does not say what shares a scale; allowed: posit8_tensor"),
-        ("mxposit8_even", "rule=even and elements of posit8"),
-        ("mxue4m3fn", "elements of ue4m3fn; allowed: formats with a sign"),
-        ("mxp3109_k8p1uf", "which has no negative values"),
-        ("mxe1m0", "which has no value but zero"),
-        ("int8_affine_e8m0", "rule=minmax and scales in e8m0"),
-        ("mxposit8_word", "'word' is none of the options"),
+        ("mxposit16", "elements of posit16 have 16 bits; allowed: elements of at most 8 bits"),
+        ("posit8_e8m0", "the name must include the block; allowed: posit8_tensor"),
+        ("mxposit8_even", "rule=even requires values of equally many digits, unlike those of posit8"),
+        ("mxue4m3fn", "elements of ue4m3fn have no -0; allowed: formats with a sign"),
+        ("mxp3109_k8p1uf", "have no negative values"),
+        ("mxe1m0", "elements of e1m0 are always zero"),
+        ("int8_affine_e8m0", "rule=minmax requires scales in fp32, not in e8m0"),
+        ("mxposit8_word", "'word' is not an option"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(name, message):

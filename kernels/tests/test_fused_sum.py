@@ -145,9 +145,9 @@ def test_small_values_that_a_chain_loses_survive() -> None:
             {"order": "exact", "kahan": True},
             "order=exact rounds once, so there is no error to compensate",
         ),
-        ({"order": "exact", "width": 4}, "width=4 goes with order=aligned, not exact"),
-        ({"order": "aligned"}, "width is None; order=aligned needs one of 1..40"),
-        ({"order": "aligned", "width": 41}, "width is 41; order=aligned needs one of 1..40"),
+        ({"order": "exact", "width": 4}, "width=4 requires order=aligned, not order=exact"),
+        ({"order": "aligned"}, "width is None; order=aligned requires a width from 1 to 40"),
+        ({"order": "aligned", "width": 41}, "width is 41; order=aligned requires a width from 1 to 40"),
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict, says: str) -> None:
@@ -159,7 +159,7 @@ def test_what_does_not_go_together_is_said(options: dict, says: str) -> None:
 
 
 def test_doubles_and_too_many_tensors_are_refused() -> None:
-    with pytest.raises(TypeError, match="order=exact and order=aligned add float32"):
+    with pytest.raises(TypeError, match="order=exact and order=aligned require float32"):
         custom_fp.accumulate([torch.ones(2, dtype=torch.float64)], "e4m3", order="exact")
-    with pytest.raises(ValueError, match="width=40 adds up to 4096 tensors; got 4097"):
+    with pytest.raises(ValueError, match="width=40 can add at most 4096 tensors; got 4097"):
         custom_fp.accumulate([torch.ones(1)] * 4097, "e4m3", order="aligned", width=40)

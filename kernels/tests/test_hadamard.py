@@ -212,12 +212,12 @@ def test_outliers_are_spread_and_what_is_not_finite_stays_in_sight():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: custom_fp.hadamard(x, 12), "a size that is a power of two; got 12"),
+        (lambda x: custom_fp.hadamard(x, 12), "must be a power of two; got 12"),
         (lambda x: custom_fp.hadamard(x, 0), "got 0"),
         (lambda x: custom_fp.hadamard(x, 16.0), "got 16.0"),
-        (lambda x: custom_fp.hadamard(x, axis=2), r"axis is 2; allowed for shape \[2, 16\]: -2..1"),
+        (lambda x: custom_fp.hadamard(x, axis=2), r"axis is 2; allowed for shape \[2, 16\]: -2 to 1"),
         (lambda x: custom_fp.hadamard(x, axis=1.0), "axis is 1.0; it must be an integer"),
-        (lambda x: custom_fp.hadamard(x, axis=None), "hadamard needs an axis"),
+        (lambda x: custom_fp.hadamard(x, axis=None), "hadamard requires an axis"),
         (lambda x: custom_fp.hadamard(x, seed=0.5), "seed is 0.5"),
         (lambda x: custom_fp.hadamard(x.int()), "expected a float32"),
     ],

@@ -267,7 +267,7 @@ assert custom_fp.backend() == "reference"
 @pytest.mark.parametrize("device", ["e4m3", "", "gpu", None, Format.parse("e4m3")])
 def test_what_is_no_device_has_no_backend(device):
     with pytest.raises(
-        ValueError, match=r"is no device; allowed: torch's, such as 'cpu', 'cuda' or 'cuda:1'"
+        ValueError, match=r"is not a device; allowed: PyTorch devices, such as 'cpu', 'cuda' or 'cuda:1'"
     ):
         custom_fp.backend(device)
 

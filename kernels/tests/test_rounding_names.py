@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_the_kernels():
     [
         ({"rounding": "up"}, "rounding is 'up'; allowed: nearest_even, toward_zero, stochastic"),
         ({"overflow": None}, "overflow is None; allowed: infinity, saturate"),
-        ({"offset": -1}, "offset is -1; it counts elements, from 0"),
+        ({"offset": -1}, "offset is -1; it counts elements, from 0 to"),
         ({"offset": 1 << 63}, "it counts elements"),
     ],
 )

@@ -184,12 +184,12 @@ def test_a_kind_of_ones_own():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("p3109_k8p8se", "P is 1..K"),
-        ("p3109_k17p3se", "K is 2..16"),
-        ("posit17", "2..16 bits"),
-        ("posit8es6", "es 0..5"),
-        ("takum7", "8..16 bits"),
-        ("lns9_3", "i is 2..8"),
+        ("p3109_k8p8se", "P must be 1 to K"),
+        ("p3109_k17p3se", "K must be 2 to 16"),
+        ("posit17", "2 to 16 bits"),
+        ("posit8es6", "es from 0 to 5"),
+        ("takum7", "8 to 16 bits"),
+        ("lns9_3", "i must be 2 to 8"),
     ],
 )
 def test_names_that_no_format_has(name, says):

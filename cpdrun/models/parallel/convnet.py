@@ -1,19 +1,23 @@
-"""A convolutional network over M workers: convolutions by data, fully connected layers by model.
+"""A convolutional network over M workers, with data-parallel convolutions and model-parallel fully connected layers.
 
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997, section 3), the setting
-of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561): convolutions have few weights
-and many activations, fully connected layers the reverse. So each worker holds all convolutions and computes them for
-its share of the batch; at the seam its features travel to all others, and from there on the layers are split
-(`comm/parallel/linear.py`) and see the whole batch:
+The design is that of Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997,
+section 3), which Dettmers also uses in "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04561).
+Convolutions have few weights and many activations, and fully connected layers have many weights and few activations. So
+each worker holds all convolutions and computes them for its share of the batch. Then each worker sends its features to
+all others. The fully connected layers are split over the workers (`cpdrun.comm.model_parallel`) and see the whole
+batch:
 
-    forward    f_m = convolutions of x_m;  f = gather(f_m) over samples, in `activations`;  split layers of f
-    backward   df = sum over workers, in `errors`, by the first split layer; each takes its samples' rows df_m
-               dW  = sum over workers of its dW_m, in `gradients`
+    forward    f_m = convolutions(x_m)
+               f = gather(f_m) over the samples, in the format `activations`
+               fully connected layers, split over the workers
+    backward   df = sum over the workers, in the format `errors`, computed by the first split layer
+               df_m = the rows of df that belong to the samples of worker m
+               dW = sum of dW_m over the workers, in the format `gradients`
 
-What differs from both papers: there is no schedule in which exchanges hide behind computation, for bits do not depend
-on it, and norms, which neither has, are left out: their statistics would be of a share of the batch.
+A difference from both papers: exchanges are not overlapped with computation, because this does not change the bits.
+There are no normalization layers, as in both papers, because their statistics would cover only a share of the batch.
 
-Legend: B samples, M workers, F features at the seam.
+Legend: B samples, M workers, F features where the two parts of the network meet.
 """
 
 from custom_fp.formats.names import parse
@@ -24,14 +28,27 @@ from cpdrun.comm.model_parallel import GatherBatch, ModelWorkers, ReplicatedWeig
 from cpdrun.comm.workers import Workers
 from cpdrun.models.parallel.mlp import ParallelMLP
 
-POOLED = 4  # the side of the features at the seam
+POOLED = 4  # the height and width of the features before the fully connected layers
 
 
 class ParallelConvNet(nn.Module):
-    """Images (B, in_channels, H, W) float32, H and W >= 8 -> logits (B, num_classes) float32.
+    """A network of two data-parallel convolutions and model-parallel fully connected layers.
 
-    width: channels of the first of two convolutions, doubled at the second; hidden, depth: outputs and number of the
-    fully connected layers before the last one; dropout: after each of these. workers, split: as ParallelMLP has them.
+    The network takes images (B, in_channels, H, W) float32 with H and W >= 8 and returns logits (B, num_classes)
+    float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first convolution. The second has twice as many.
+        hidden: The number of outputs of each hidden fully connected layer.
+        depth: The number of hidden fully connected layers.
+        dropout: The probability of dropout after each hidden fully connected layer.
+        workers: The workers, as in `ParallelMLP`.
+        split: How the weights are split, as in `ParallelMLP`.
+        activations: The format of the activations that workers exchange.
+        errors: The format of the errors (gradients of activations) that workers exchange.
+        gradients: The format of the weight gradients of the convolutions.
     """
 
     def __init__(

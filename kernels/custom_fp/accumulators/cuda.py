@@ -16,7 +16,7 @@ from custom_fp.accumulators.tables import tables
 from custom_fp.cuda import address, addresses, blocks, launch, mode_name, product_args, rule_args
 from custom_fp.rounding import Rule
 
-_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 6)  # of Accumulator.flat
+_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 6)  # the types of Accumulator.flat
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:

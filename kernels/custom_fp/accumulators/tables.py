@@ -1,4 +1,4 @@
-"""The tables with which kernels round if an accumulator's formats are tables of values."""
+"""The tables with which kernels round if the formats of an accumulator are tables of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEAREST = Rule()
 
 
 def tables(how: Accumulator, rule: Rule, like: Tensor) -> list[Tensor | None]:
-    """Return the tables for sums, products and the total, on the device of `like`. None: the format is not a table.
+    """Return the tables for sums, products and the total, on the device of `like`. Other formats have None.
 
     The tables are cached, so their addresses stay valid.
     """

@@ -220,12 +220,12 @@ def test_sign_has_the_error_of_its_paper() -> None:
         (lambda: MinMax(0, "nearest_even"), "compressor.bits must be a whole number between 1 and 16"),
         (
             lambda: MinMax(8, "up"),
-            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 .. stochastic_31, not up",
+            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 to stochastic_31, not up",
         ),
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
         (lambda: Sign(2), "compressor.bits must be 1, not 2"),
         (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
-        (lambda: Rounded("dynamic_tree", False, "to_odd"), "it takes compressor.rounding=nearest_even"),
+        (lambda: Rounded("dynamic_tree", False, "to_odd"), "set compressor.rounding=nearest_even"),
         (
             lambda: Rounded("e4m3", False, "up"),
             "compressor.rounding must be one of nearest_even, toward_zero, stoch",
