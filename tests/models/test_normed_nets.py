@@ -99,7 +99,7 @@ def test_a_zero_initialized_network_starts_as_its_shortcuts():
     [
         (lambda: NormedResNet(3, 10, [1], 8, "big", False, EVONORM), "stem must be one of small, imagenet, not big"),
         (lambda: MobileNetV2(3, 10, "32", EVONORM), r"model\.stem must be one of small, imagenet, not 32"),
-        (lambda: NormedResNet(3, 10, [], 8, "small", False, EVONORM), "stages must be the number of blocks of each stage"),
+        (lambda: NormedResNet(3, 10, [], 8, "small", False, EVONORM), "stages must be the number of blocks"),
         (lambda: EvoNormS0(4, groups=3, eps=1e-5), r"norm\.groups=3 does not divide 4 channels"),
     ],
 )  # fmt: skip
