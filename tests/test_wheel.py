@@ -37,16 +37,8 @@ def create_venv(folder: Path) -> dict[str, str]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     (site_packages(folder) / "libraries.pth").write_text("\n".join(libraries))
-<<<<<<< HEAD
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")
-    }
-=======
     removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")
     env = {key: value for key, value in os.environ.items() if key not in removed}
->>>>>>> main
     return env | {"PATH": str(folder / "venv/bin"), "HOME": str(folder)}
 
 

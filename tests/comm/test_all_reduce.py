@@ -54,7 +54,7 @@ def call_shapes() -> list[torch.Tensor]:
     in_place = whole.t().clone().t()
     all_reduce_(in_place, "e4m3")
     all_reduce_(half, "e4m3")
-    with pytest.raises(ValueError, match="tensors on cpu and meta"):
+    with pytest.raises(ValueError, match="they are on cpu and meta"):
         all_reduce_coalesced([whole, whole.to("meta")], "e4m3")
     return [
         all_reduce(whole.t(), "e4m3"),

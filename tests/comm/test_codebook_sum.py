@@ -45,7 +45,7 @@ def two_steps_bytes() -> dict[str, dict[str, int]]:
     for fmt in ("dynamic_tree", "mxfp4"):
         sync = make(fmt, 2, "once")
         for step in range(2):
-            reduce(sync, [gradients(w, step) for w in sync.workers.mine], step=step)
+            reduce(sync, [gradients(w, step) for w in sync.workers.local], step=step)
         found[fmt] = sync.wire_bytes()
     return found
 
@@ -122,11 +122,11 @@ def test_a_nan_of_one_worker_makes_its_block_nan():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kahan": True}, "kahan=True: format dynamic_tree has scales of its own, which leaves only False"),
-        ({"rounding": "stochastic"}, "rounding=stochastic: .* leaves only nearest_even"),
-        ({"order": "ring"}, "order=ring: .* take order=rank"),
-        ({"scaling": APS()}, "dynamic_tree has scales of its own: it takes aps=false"),
-        ({"format": "e4m3", "requantise": "once", "scaling": APS()}, "it takes aps=false"),
+        ({"kahan": True}, "kahan=True: format dynamic_tree has its own scales, so the value must be False"),
+        ({"rounding": "stochastic"}, "rounding=stochastic: .* must be nearest_even"),
+        ({"order": "ring"}, "order=ring: .* must be rank. Set order=rank"),
+        ({"scaling": APS()}, "dynamic_tree has its own scales. Set aps=false"),
+        ({"format": "e4m3", "requantise": "once", "scaling": APS()}, "Set aps=false"),
         ({"format": "linear", "requantise": "twice"}, "requantise='twice': choose one of null, hop, once"),
     ],
 )

@@ -13,10 +13,10 @@ from hydra.utils import instantiate
 
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 
 CONF = Path(__file__).parents[2] / "conf"
 SHAPES = {"conv.weight": (3, 4), "conv.bias": (3,), "nothing": (0, 2), "fc.weight": (5, 20), "fc.bias": ()}
@@ -90,7 +90,7 @@ def test_bytes_are_those_of_the_messages(compressor):
         ({"compressor": QSGD(7, True), "scaling": APS()}, "aps=true: QSGD has its own scale"),
         (
             {"compressor": COMPRESSORS["e3m0 aps"], "scaling": DelayedAPS(1)},
-            "DelayedAPS is for sums of gradients",
+            "the rule DelayedAPS cannot be combined with a compressor",
         ),
     ],
 )

@@ -166,10 +166,10 @@ def test_unrounded_gradients_are_sent_in_float32() -> None:
     ("knobs", "says"),
     [
         ({"compat": "horovod"}, "compat='horovod': choose one of null, cpd"),
-        ({"order": "tree"}, "order=tree with compat=cpd: its code has only rank and hierarchical"),
-        ({"rounding": "stochastic"}, "only nearest_even"),
+        ({"order": "tree"}, "order=tree with compat=cpd: the value must be rank or hierarchical"),
+        ({"rounding": "stochastic"}, "must be nearest_even"),
         ({"error_feedback": True}, "error_feedback=true with compat=cpd"),
-        ({"format": "mxfp4"}, "no formats with scales such as mxfp4"),
+        ({"format": "mxfp4"}, "does not support format=mxfp4"),
     ],
 )
 def test_options_that_the_authors_code_lacks_are_refused(knobs: dict, says: str) -> None:

@@ -8,7 +8,7 @@ from bits import reduce, same_bits
 from exchanges import EXCHANGES, SHAPES, gradients, make
 
 from cpdrun.comm import Sum, emulate_all_reduce
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 
 FP32 = {"format": "fp32", "scaling": None}
 WAYS = {
@@ -61,9 +61,12 @@ def test_gradients_must_be_those_of_the_parameters_and_workers(name: str) -> Non
     sync = make(name, 1)
     stacks = [torch.ones(1, *shape) for shape in SHAPES.values()]
     for given, message in (
-        ([*stacks, stacks[0]], "10 gradients for 9 parameters"),
-        (stacks[1:], "8 gradients for 9 parameters"),
-        ([torch.ones(2, *shape) for shape in SHAPES.values()], "2 workers on a rank that plays 1"),
+        ([*stacks, stacks[0]], "there are 9 parameters, but 10 gradients were passed"),
+        (stacks[1:], "there are 9 parameters, but 8 gradients were passed"),
+        (
+            [torch.ones(2, *shape) for shape in SHAPES.values()],
+            "this rank emulates 1 workers, but gradients of 2 workers were passed",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             sync.reduce_stacked(given, step=0, epoch=0)

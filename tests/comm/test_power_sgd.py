@@ -204,7 +204,7 @@ def test_bytes_are_those_of_factors_and_whole_layers():
     [
         ({"rank": 0}, "rank must be a whole number between 1 and"),
         ({"rank": 1.5}, "rank must be a whole number"),
-        ({"min_compression_rate": -1}, "min_compression_rate must be a number from 0 on, not -1"),
+        ({"min_compression_rate": -1}, "min_compression_rate must be a number of at least 0, not -1"),
         ({"order": "spiral"}, "order"),
         ({"compat": "cpd", "format": "e4m3"}, "error_feedback=true with compat=cpd"),
         ({"full_precision": {"layers": ["fd*"]}}, "'fd\\*' matches no parameter"),

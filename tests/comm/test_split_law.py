@@ -14,7 +14,7 @@ from ranks import run_ranks, through_a_file
 
 from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums import exchange as exchange_module
-from cpdrun.comm.sums import requantized as requantized_module
+from cpdrun.comm.sums import requantized_sum as requantized_module
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
 from cpdrun.comm.wire.transport import Collectives
 from cpdrun.comm.workers import Workers
@@ -29,7 +29,7 @@ def train(world_size: int, names: list[str], stops: bool) -> dict[str, tuple]:
     found = {}
     for name in names:
         sync, results = make(name, world_size), []
-        workers = Workers.of_group(world_size).mine
+        workers = Workers.of_group(world_size).local
         for step in range(STEPS):
             if stops and step == STEPS - 1:
                 state = through_a_file(sync.state_dict())
@@ -86,7 +86,7 @@ def reduce_in_buckets(names: list[str]) -> dict[tuple[str, str], list[torch.Tens
         for step in range(3):
             own = [
                 gradients(w, step)[0].flatten()[: sum(sizes)] * 2.0 ** (3 * w + step)
-                for w in sync.workers.mine
+                for w in sync.workers.local
             ]
             stacks = [stack.contiguous() for stack in torch.stack(own).split(sizes, dim=1)]
             if step < 2:
@@ -109,7 +109,7 @@ def test_shifts_do_not_depend_on_buckets_and_ranks() -> None:
 def reduce_with_collectives() -> list[torch.Tensor]:
     sync = make("hierarchical aps", 6)
     exchange_module.transport_for = Collectives  # in this rank's process
-    return reduce(sync, [odd_gradients(w) for w in sync.workers.mine])
+    return reduce(sync, [odd_gradients(w) for w in sync.workers.local])
 
 
 def test_collectives_of_any_backend_give_the_same_bits() -> None:
@@ -122,7 +122,7 @@ def native_against_the_platform() -> tuple[list[torch.Tensor], torch.Tensor, int
     knobs = knobs_of("all_reduce") | {"order": "native"}
     del knobs["_target_"]
     sync = AllReduceSync(format="fp32", world_size=4, parameter_names=["a", "b"], **knobs)
-    grads = [[torch.full((3,), 2.0**-w), torch.full((2, 2), float(w))] for w in sync.workers.mine]
+    grads = [[torch.full((3,), 2.0**-w), torch.full((2, 2), float(w))] for w in sync.workers.local]
     platform = sum(g[1] for g in grads)
     dist.all_reduce(platform)
     return reduce(sync, grads), platform, sync.wire_bytes()["bytes_per_step_sent"]
@@ -150,7 +150,7 @@ def count_bytes() -> list[tuple[int, int]]:
         given = knobs | {"format": "e4m3", "scaling": rule and rule(), "order": order}
         sync = AllReduceSync(world_size=9, parameter_names=["a", "b"], **given)
         for step in range(2):
-            reduce(sync, [[torch.ones(7200), torch.ones(720)] for _ in sync.workers.mine], step=step)
+            reduce(sync, [[torch.ones(7200), torch.ones(720)] for _ in sync.workers.local], step=step)
         wire = sync.wire_bytes()
         found.append((wire["bytes_per_step_sent"], wire["bytes_per_step_real_worker"]))
     return found

@@ -81,7 +81,7 @@ def test_unknown_ingredients_are_reported_with_the_known_ones(words, message):
 def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(experiment, chosen):
     folder, message = (
         experiment("ingredients: {rounding: nearest_even}"),
-        f"recipe={chosen} leaves none of that name",
+        f"recipe={chosen} has no ingredient of that name",
     )
     with pytest.raises(ConfigError, match=f"ingredients.rounding: {message} open"):
         plan(["exp=mine", f"recipe={chosen}"], folder)

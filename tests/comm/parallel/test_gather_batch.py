@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from bits import same_bits
 
-from cpdrun.models.parallel.convnet import ParallelConvNet
+from cpdrun.models.parallel.parallel_convnet import ParallelConvNet
 
 B = 10  # not divisible by 4
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from cpdrun.comm.model_parallel import ModelWorkers
 from cpdrun.comm.workers import Workers
-from cpdrun.models.parallel.convnet import ParallelConvNet
 from cpdrun.models.parallel.mlp import ParallelMLP
+from cpdrun.models.parallel.parallel_convnet import ParallelConvNet
 
 N, B, CLASSES = 4, 10, 14  # batches and classes are not divisible by 4
 
