@@ -87,4 +87,6 @@ def test_a_broken_package_is_named(ran, tmp_path):
     (tmp_path / "site/labkit/conf/__init__.py").write_text("import nothing_of_that_name\n")
     ((code, _, said),) = ran("sweep exp=digits_bits --dry-run")
     assert code == 2
-    assert said.startswith("error: entry point labkit.conf: No module named 'nothing_of_that_name'")
+    assert said.startswith(
+        "error: the package labkit.conf of an entry point cannot be imported: No module named"
+    )

@@ -72,7 +72,7 @@ def test_mistakes_in_an_experiment_are_reported(experiment, block, message):
     [
         ("frmat=e4m3", r"unknown key 'frmat' \(did you mean 'format'\?\)"),
         ("width=3", r"unknown key 'width' \(did you mean 'model.width'\?\)"),
-        ("model.foo=3", "write \\+model.foo=3"),
+        ("model.foo=3", "type \\+model.foo=3"),
         ("format=e9m2", "format=e9m2: .*allowed: 1 to 8"),
         ("format=banana", "format=banana: .*allowed"),
         ("world_size=0", "world_size=0: must be a whole number, at least 1"),
@@ -81,7 +81,7 @@ def test_mistakes_in_an_experiment_are_reported(experiment, block, message):
         ("device=gpu", "auto, cpu, cuda"),
         ("aps=yes", "true or false"),
         ("exp=a,b", "a sweep has only one experiment"),
-        ("seed=range(0,0)", "axis is empty"),
+        ("seed=range(0,0)", "An axis needs at least one value"),
         ("model=custom", "model._target_ must be given"),
         ("~epochs", "epochs is missing"),
         ("~format", "key .format. not found"),
@@ -206,7 +206,7 @@ def test_a_plan_without_imports_executes_no_user_module(tmp_path, monkeypatch):
 
 
 def test_a_data_folder_cannot_be_an_axis():
-    with pytest.raises(ConfigError, match=r"data.data_dir cannot be an axis: .* name=NAME data.data_dir=A"):
+    with pytest.raises(ConfigError, match=r"data.data_dir cannot be an axis, .* name=NAME data.data_dir=A"):
         plan(["data=fashion_mnist", "data.data_dir=A,B"])
 
 
