@@ -1,20 +1,21 @@
-"""The products of a model: which of them the precision rules reach, and how many multiply-accumulates a step takes.
+"""The products of a model: the ones that precision rules apply to, and the multiply-accumulates of a step.
 
-Rules do not or cannot reach some products of a model (custom_fp.recipe.layers): attention, a tied head, recurrent
-layers, transposed convolutions, and functions called in a `forward`. `products_of` finds them with one sample: it
-records every torch operator that multiplies, together with the module that called it.
+Precision rules do not apply to some products of a model (custom_fp.recipe.layers): attention, a tied head, recurrent
+layers, transposed convolutions, and functions that are called in a `forward`. `products_of` finds these products with
+one sample: it records every torch operator that multiplies, together with the module that called the operator.
 
-`step_operations` counts multiply-accumulates by the formats of their operands and sums. It also computes the bit
-operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
-section 4.2; van Baalen et al., "Bayesian Bits", arXiv 2005.07093, section 4.1, who count the forward product for
-inference).
+`step_operations` counts multiply-accumulates, separately for each combination of formats of operands and sums. It also
+computes the number of bit operations. A multiply-accumulate counts as many bit operations as the product of the bits of
+its two operands (Baskin et al., "UNIQ", arXiv 1804.10969, section 4.2; van Baalen et al., "Bayesian Bits", arXiv
+2005.07093, section 4.1, who count only the forward product of inference).
 
-The counts come from the shapes of the operators' operands for one sample, as in torch.utils.flop_counter (which takes a
-second to import). Each of the two backward products takes as many multiply-accumulates as the forward product, and
-exists if its operand needs a gradient. Both products of fused attention are counted, forward and backward. Not counted
-are products that a kernel recomputes to save memory, sums without a product, the softmax, and the optimizer's step. The
-bits of an element include its sign but not its share of a scale, because a product multiplies elements and applies a
-scale once per block. Padding that a Hadamard transform adds to a dimension is counted.
+The counts are computed from the shapes of the operators' operands for one sample, as in torch.utils.flop_counter (which
+takes a second to import). Each of the two backward products takes as many multiply-accumulates as the forward product,
+and is only computed if its operand needs a gradient. Both products of fused attention are counted, forward and
+backward. The counts do not include products that a kernel recomputes to save memory, sums without a product, the
+softmax, and the optimizer's step. The bits of an element include its sign, but not its share of a scale, because a
+product multiplies elements and applies a scale once per block. Padding that a Hadamard transform adds to a dimension is
+included.
 """
 
 import math
@@ -53,8 +54,8 @@ MAY_BE_REPLACED = tuple(OTHERS.values())
 def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
     """Return `products_of` for the first training sample, or None if no product is rounded.
 
-    This changes no bit of the run: it draws no random numbers and updates no statistics. It is collective if the
-    workers of one model are on several ranks.
+    This does not change the result of the run, because it uses no random numbers and updates no statistics. It is
+    collective if the workers of one model are on several ranks.
 
     Raises:
         BuildError: A rule for attention matches no call.
@@ -69,18 +70,18 @@ def emulated_products(parts: Parts) -> dict[str, list[str]] | None:
 
 
 def products_of(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[str]]:
-    """Return which layers of a forward pass the rules reach.
+    """Return the products of a forward pass, grouped by how the rules apply to them.
 
     The model runs in evaluation mode without gradients. Its mode is restored.
 
     Args:
         model: The model.
-        forward: Calls the model with a batch.
+        forward: A function that calls the model with a batch.
 
     Returns:
-        "in the accumulator": layers with a rounded accumulator. "operands rounded", if there are any: layers whose
-        operands are rounded and whose sums are float32. "in float32": other products, such as "blocks.0 (Block):
-        _scaled_dot_product_flash_attention".
+        A dictionary. "in the accumulator": the layers with a rounded accumulator. "operands rounded": the layers whose
+        operands are rounded and whose sums are float32 (this key is missing if there are none). "in float32": all other
+        products, such as "blocks.0 (Block): _scaled_dot_product_flash_attention".
     """
     training = model.training
     model.eval()
@@ -110,7 +111,7 @@ def arithmetics(model: nn.Module) -> dict[str, Arithmetic]:
 
 
 class _ProductRecorder(TorchDispatchMode):
-    """Records every product that is dispatched, once for each module."""
+    """Records every product that torch dispatches, once for each module."""
 
     def __init__(self, innermost: Callable[[], str | None]) -> None:
         super().__init__()
@@ -136,9 +137,9 @@ class Place:
     Attributes:
         names: The names of the model's modules.
         model: The model.
-        stack: The modules that are being called, innermost last.
-        products: The rule-based products that are being computed: their arithmetic, and whether each of the two
-            operands needs a gradient.
+        stack: The modules that are being called. The last one is the innermost.
+        products: The products with rules that are being computed. Each entry contains the arithmetic, and whether each
+            of the two operands needs a gradient.
     """
 
     names: dict[nn.Module, str]
@@ -158,7 +159,7 @@ class Place:
         return f"{name} ({kind})" if name else kind
 
     def unreached(self) -> str | None:
-        """Return a description of the module that is being called, or None if rules reach its products."""
+        """Return a description of the module that is being called, or None if rules apply to its products."""
         is_reached = any(bool(arithmetic) for arithmetic, _, _ in self.products)
         return None if is_reached or isinstance(self.innermost, REPLACED) else self.described()
 
@@ -179,7 +180,7 @@ def entered(model: nn.Module) -> Iterator[Place]:
     def enter(module: nn.Module, _: Any) -> None:
         place.stack.append(module)
 
-    def leave(*_: Any) -> None:  # must return None, since other values would replace the output
+    def leave(*_: Any) -> None:  # It must return None, because any other value would replace the output.
         place.stack.pop()
 
     hooks = [
@@ -196,8 +197,15 @@ def entered(model: nn.Module) -> Iterator[Place]:
             hook.remove()
 
 
-MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot")  # operands are matrices or vectors
-ProductKey = tuple[str, str | None, str]  # the module's name, the part of its attention, the product
+MATRIX_PRODUCTS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "mv",
+    "dot",
+)  # operators whose operands are matrices or vectors
+ProductKey = tuple[str, str | None, str]  # (name of the module, part of its attention, product)
 
 
 def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
@@ -211,7 +219,7 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
     try:
         batch = parts.batches.first_samples(1)
         macs, uncounted = count_macs(parts.model, lambda: parts.task.outputs(parts.model, batch))
-    except Exception as error:  # an error of the model must not fail a run that is complete
+    except Exception as error:  # An error of the model must not turn a complete run into a failed run.
         return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]}
     by_format = by_operands(macs, parts.precision, parts.duration.steps)
     return {
@@ -239,10 +247,10 @@ def count_macs(model: nn.Module, forward: Callable[[], object]) -> tuple[Counter
 
     Args:
         model: The model.
-        forward: Calls the model with one sample.
+        forward: A function that calls the model with one sample.
 
     Returns:
-        The multiply-accumulates of each product, and descriptions of products whose formula is not known.
+        The number of multiply-accumulates of each product, and descriptions of the products that cannot be counted.
     """
     training = model.training
     model.eval()
@@ -255,7 +263,10 @@ def count_macs(model: nn.Module, forward: Callable[[], object]) -> tuple[Counter
 
 
 def by_operands(macs: Counter[ProductKey], precision: Precision, steps: int) -> dict[Operands, float]:
-    """Return the mean multiply-accumulates per step by operand formats. The order of the two operands is ignored."""
+    """Return the mean number of multiply-accumulates per step for each combination of formats.
+
+    The order of the two operands is ignored.
+    """
     starts = [start for start in precision.phase_starts() if start < steps] or [0]
     lengths = [end - start for start, end in zip(starts, [*starts[1:], max(steps, 1)], strict=True)]
     totals: dict[Operands, int] = {}
@@ -269,7 +280,7 @@ def by_operands(macs: Counter[ProductKey], precision: Precision, steps: int) -> 
 
 
 def bits_of(kind: Operands) -> int:
-    """Return the bit operations of one multiply-accumulate."""
+    """Return the number of bit operations of one multiply-accumulate with operands of these formats."""
     return _bits(kind.a) * _bits(kind.b)
 
 
@@ -337,7 +348,7 @@ class _MacCounter(TorchDispatchMode):
 
 
 def _part_of(place: Place) -> str | None:
-    """Return the part of attention that is being computed by rules, or None."""
+    """Return the part of attention that is being computed, or None if no product of attention with rules is."""
     attention = place.innermost.__dict__.get("attention_products")
     if attention is None or not place.products:
         return None
