@@ -26,8 +26,8 @@ A rule in a recipe has these keys:
               step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
               Both operands of a product must be transformed. All transforms use the same signs.
-    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale (delayed.py).
-              The format must have a single scale for the whole tensor, such as fp8_tensor.
+    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
+              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.
@@ -93,7 +93,7 @@ class Rule:
         return any(layer.takes(role) and self.matches(layer, role) for role in self.roles)
 
     def applies(self, role: str, product: str | None, step: int) -> bool:
-        """Return whether the rule rounds this role in this product at this step."""
+        """Return whether the rule applies to this role in this product at this step."""
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time
