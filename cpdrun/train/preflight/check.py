@@ -15,6 +15,7 @@ from typing import Any
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.recipe.coverage import shares_text
 
 import cpdrun
 from cpdrun.errors import UserError
@@ -71,14 +72,21 @@ def _check_run(config: dict[str, Any]) -> list[str]:
     parts = build(config, torch.device("cpu"))
     check_sample(config, parts)
     products = emulated_products(parts)
-    if products is None or not (unrounded := products["in float32"]):
+    if products is None:
         return []
-    rules = parts.precision.rounds_products
-    layers = sum(len(reached) for where, reached in products.items() if where != "in float32")
-    listed = "; ".join(unrounded[:4]) + (f"; and {len(unrounded) - 4} more" if len(unrounded) > 4 else "")
-    stay = "product stays" if len(unrounded) == 1 else "products stay"
-    reach = "reach" if " and " in rules else "reaches"
-    return [f"{rules} {reach} {layers} layers; {len(unrounded)} {stay} in float32: {listed}"]
+    rules, notes = parts.precision.rounds_products, []
+    if unrounded := products["in float32"]:
+        shares = shares_text(products["coverage"])
+        notes.append(f"{rules}: {shares} of the multiply-accumulates; in float32: {_first(unrounded)}")
+    if never_called := products.get("never called"):
+        notes.append(
+            f"{rules}: these layers are never called, so they are not rounded: {_first(never_called)}"
+        )
+    return notes
+
+
+def _first(names: list[str], most: int = 4) -> str:
+    return "; ".join(names[:most]) + (f"; and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_sample(config: dict[str, Any], parts: Parts) -> None:

@@ -119,7 +119,7 @@ class Coverage(Mapping[str, float]):
 
     def summary(self) -> str:
         """Return the shares in one line, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
-        return ", ".join(f"{name} {_percent(share)}" for name, share in self.items())
+        return shares_text(self)
 
     def __str__(self) -> str:
         lines = [self.summary()]
@@ -131,6 +131,11 @@ class Coverage(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return f"Coverage({dict(self)})"
+
+
+def shares_text(shares: Mapping[str, float]) -> str:
+    """Return the shares of formats as text, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
+    return ", ".join(f"{name} {_percent(share)}" for name, share in shares.items())
 
 
 def _percent(share: float) -> str:
@@ -236,7 +241,9 @@ class MacCounter(TorchDispatchMode):
         model = model if placement is None else placement.model  # without the wrapper of the model
         self.names = {module: name for name, module in model.named_modules()}
         self.root = model.__class__.__name__
-        self.layers = {} if placement is None else {(x.module, x.part): x for x in placement.rules.layers}
+        self.layers: dict[tuple[nn.Module | None, str | None], Layer] = {}
+        if placement is not None:
+            self.layers = {(layer.module, layer.part): layer for layer in placement.rules.layers}
         self.placement = placement
         self.macs: Counter[Product] = Counter()
         self.uncounted: dict[str, None] = {}
