@@ -154,15 +154,7 @@ def test_editable_install_without_compiler_uses_reference(tmp_path):
 
 
 def test_failed_install_step_ends_with_its_name(tmp_path):
-    for name in (
-        "Makefile",
-        "setup.py",
-        "pyproject.toml",
-        "constraints.txt",
-        "kernels",
-        "cpdrun",
-        "conf",
-    ):
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt", "kernels", "cpdrun", "conf"):
         (tmp_path / name).symlink_to(ROOT / name)
     make = ["make", "PYTHON=false", "demo"]
     # `make test` hands its own flags to every program below it, and this make is not a part of it.

@@ -85,6 +85,15 @@ def bit_operations(group: Group) -> float:
     return math.nan if found.get("uncounted") else _positive(found.get("bit_operations_per_step"))
 
 
+def coverage(group: Group) -> float:
+    """Return the share of the multiply-accumulates with a rounded operand or sum, or NaN if this was not recorded."""
+    counts = {kind[:3]: 0.0 for kind in kinds(group.products)}
+    for *kind, macs in kinds(group.products):
+        counts[tuple(kind)] += macs
+    total = sum(counts.values())
+    return 1 - counts.get(("fp32",) * 3, 0.0) / total if total else math.nan
+
+
 def transistors(group: Group) -> tuple[float, list[Unit]]:
     """Return the mean transistors of a unit over the multiply-accumulates of a step.
 

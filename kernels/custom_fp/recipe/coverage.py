@@ -38,7 +38,7 @@ from custom_fp.recipe.placement import Placement
 
 _GRADIENTS = INPUT_GRADIENT, WEIGHT_GRADIENT  # in the order in which PyTorch computes them
 
-FLOAT32 = "fp32"
+FLOAT32, FLOAT32_LABEL = "fp32", "float32"
 _DTYPE_NAMES = {
     torch.float32: FLOAT32,
     torch.bfloat16: "bf16",
@@ -66,10 +66,10 @@ class Product(NamedTuple):
     @property
     def label(self) -> str:
         """The name under which `Coverage` counts the products."""
-        a, b = ("float32" if name == FLOAT32 else base_name(name) for name in self.operands)
-        if a == b == "float32" and self.accumulator != FLOAT32:
+        a, b = (FLOAT32_LABEL if name == FLOAT32 else base_name(name) for name in self.operands)
+        if a == b == FLOAT32_LABEL and self.accumulator != FLOAT32:
             return f"float32 summed in {self.accumulator}"
-        return a if a == b else " x ".join(sorted((a, b), key=lambda name: (name == "float32", name)))
+        return a if a == b else " x ".join(sorted((a, b), key=lambda name: (name == FLOAT32_LABEL, name)))
 
 
 class Coverage(Mapping[str, float]):
@@ -89,7 +89,7 @@ class Coverage(Mapping[str, float]):
         self, macs: Mapping[Product, int], never_called: Sequence[str], uncounted: Sequence[str]
     ) -> None:
         self.macs, self.never_called, self.uncounted = dict(macs), list(never_called), list(uncounted)
-        totals = Counter({"float32": 0})
+        totals = Counter({FLOAT32_LABEL: 0})
         for product, count in self.macs.items():
             totals[product.label] += count
         self.total = sum(totals.values())
@@ -107,13 +107,13 @@ class Coverage(Mapping[str, float]):
     @property
     def rounded(self) -> float:
         """The share of the multiply-accumulates with an operand or a sum that is not float32."""
-        return 1 - self["float32"] if self.total else 0.0
+        return 1 - self[FLOAT32_LABEL] if self.total else 0.0
 
     def in_float32(self) -> dict[str, float]:
         """Return the shares of the products that read float32, such as "aten.mm in blocks.*.mlp", largest first."""
         shares: Counter[str] = Counter()
         for product, count in self.macs.items():
-            if product.label == "float32":
+            if product.label == FLOAT32_LABEL:
                 shares[f"{product.operator} in {_pattern(product.place)}"] += count
         return {where: count / self.total for where, count in shares.most_common()}
 
@@ -123,7 +123,9 @@ class Coverage(Mapping[str, float]):
 
     def __str__(self) -> str:
         lines = [self.summary()]
-        lines += [f"  in float32: {where} {_percent(share)}" for where, share in self.in_float32().items()]
+        lines += [
+            f"  in float32: {where} {percent_text(share)}" for where, share in self.in_float32().items()
+        ]
         never_called = Counter(map(_pattern, self.never_called))
         lines += [f"  named by rules, never called: {name} ({count})" for name, count in never_called.items()]
         lines += [f"  could not be counted: {name}" for name in self.uncounted]
@@ -135,10 +137,10 @@ class Coverage(Mapping[str, float]):
 
 def shares_text(shares: Mapping[str, float]) -> str:
     """Return the shares of formats as text, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
-    return ", ".join(f"{name} {_percent(share)}" for name, share in shares.items())
+    return ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
     """Return a share in percent, without hiding a small remainder: 0 % and 100 % are exact."""
     if 0 < share < 0.005 or 0.995 < share < 1:
         return "<1 %" if share < 0.5 else ">99 %"
