@@ -26,7 +26,7 @@ from cpdrun.config.secrets import mask_text, revealed
 from cpdrun.errors import FAILED, OK, UserError
 from cpdrun.process_tree import Process, this_process
 from cpdrun.record import Attempt, RunDir, read_config, remove, write_json
-from cpdrun.script_metrics.files import GrowingFile
+from cpdrun.script_metrics.metric_files import GrowingFile
 from cpdrun.script_metrics.output import (
     attached_gradients,
     growing_files,

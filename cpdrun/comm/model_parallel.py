@@ -5,7 +5,7 @@ Workers exchange data in two ways. Both give the same bits in one process that e
     gather   Every worker's part is encoded separately and sent to all others. All workers, including the owner, use the
              decoded values, so all continue with the same values. Each worker sends (M-1) parts.
     sum      The parts are encoded, decoded, added in float32 in worker order and encoded once more, as in
-             `sums/requantized.py` with requantise=once. Each worker sends 2 (M-1)/M of a part on average.
+             `sums/requantized_sum.py` with requantise=once. Each worker sends 2 (M-1)/M of a part on average.
 
 A single worker sends and rounds nothing. A codebook without a block size has one scale for each worker's part.
 
@@ -21,7 +21,7 @@ Activations y and errors dx have separate formats. dW_m is computed where W_m is
 only if it is needed (not for the samples).
 
 `GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
-`models/parallel/convnet.py`).
+`models/parallel/parallel_convnet.py`).
 
 Legend: B samples, I inputs, O outputs, F features, M workers.
 """

@@ -24,7 +24,7 @@ from cpdrun.config.script import is_script, with_number
 
 TARGET = "_target_"
 MOST_NAME_BYTES = 255  # of a file or folder on Linux
-FORMATS = "cpdrun.train.precision.formats.Formats"
+FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
@@ -181,7 +181,7 @@ class Section(Struct, kw_only=True):
 
 
 class FormatsPrecision(Section, kw_only=True):
-    """The section `precision` of the class cpdrun.train.precision.formats.Formats."""
+    """The section `precision` of the class cpdrun.train.precision.run_formats.Formats."""
 
     weights: FormatName | UnsetType = UNSET
     activations: FormatName | UnsetType = UNSET

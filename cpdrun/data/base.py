@@ -24,16 +24,24 @@ NO_FACTS = (
 )  # attributes that are not passed to models and tasks
 
 
+class IndexedDataset(Protocol):
+    """A dataset with numbered samples, such as a map-style dataset of torch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class Data(Protocol):
     """A training set and a test set. A class of your own needs these two attributes and no base class.
 
     Attributes:
-        train: The training set, a map-style or iterable dataset of torch.
-        test: The test set, of finite length.
+        train: The training set. If it is an IterableDataset of torch, `cpdrun.train.build` numbers its samples.
+        test: The test set, of finite length. It may be an IterableDataset, too.
     """
 
-    train: Dataset
-    test: Dataset
+    train: IndexedDataset
+    test: IndexedDataset
 
 
 class DataError(UserError):
@@ -80,7 +88,7 @@ class ImageTensors(Dataset):
 
 
 def fetch_batch(
-    dataset: Dataset, indices: Tensor, draws: Callable[[], torch.Generator] | None = None
+    dataset: IndexedDataset, indices: Tensor, draws: Callable[[], torch.Generator] | None = None
 ) -> Batch:
     """Return some samples of a dataset as one batch.
 
@@ -99,7 +107,7 @@ def fetch_batch(
     return collated([dataset[i] for i in indices.tolist()])
 
 
-def collated(samples: Sequence[Any]) -> Batch:
+def collated(samples: list[Any]) -> Batch:
     """Return one batch of samples. Samples are (inputs, targets) or mappings, for which the batch is a dict."""
     batch = default_collate(samples)
     return dict(batch) if isinstance(batch, Mapping) else tuple(batch)

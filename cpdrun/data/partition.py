@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from cpdrun.data.base import fetch_batch, targets_of
+from cpdrun.data.base import IndexedDataset, fetch_batch, targets_of
 
 Draws = Callable[..., torch.Generator]  # (purpose, *key) -> a random generator for this purpose and key
 STRETCHES = 32
@@ -36,7 +35,7 @@ class Partition(ABC):
     """A partition of the training samples between workers."""
 
     @abstractmethod
-    def deal(self, train: Dataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
+    def deal(self, train: IndexedDataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
         """Return the samples that each worker uses at each step of an epoch.
 
         Args:
@@ -58,7 +57,7 @@ class Partition(ABC):
 class Iid(Partition):
     """All samples in one random order per epoch. Each step uses the next N * B samples."""
 
-    def deal(self, train: Dataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
+    def deal(self, train: IndexedDataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
         S = len(train) // (N * B)
         order = torch.randperm(len(train), generator=draws("order", seed, epoch))
         return order[: S * N * B].view(S, N, B)
@@ -67,7 +66,7 @@ class Iid(Partition):
 class InOrder(Partition):
     """The samples of a stream in their order: worker after worker, step after step, epoch after epoch."""
 
-    def deal(self, train: Dataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
+    def deal(self, train: IndexedDataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
         S = len(train) // (N * B)
         return epoch * S * N * B + torch.arange(S * N * B).view(S, N, B)
 
@@ -86,7 +85,7 @@ class Shards(Partition):
     def shards(self, label_n: Tensor, N: int, B: int, generator: torch.Generator) -> list[Tensor]:
         """Return the indices of the samples of each of the N workers, int64. No part is empty."""
 
-    def deal(self, train: Dataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
+    def deal(self, train: IndexedDataset, N: int, B: int, *, seed: int, epoch: int, draws: Draws) -> Tensor:
         S, key = len(train) // (N * B), (id(train), N, B, seed)
         if self._kept is None or self._kept[0] != key:
             self._kept = key, self.shards(labels(train), N, B, draws("partition", seed))
@@ -162,16 +161,16 @@ class Dirichlet(Shards):
         )
 
 
-def labels(train: Dataset) -> Tensor:
+def labels(train: IndexedDataset) -> Tensor:
     """Return the class of each sample, (n,) int64.
 
     If the target of a sample is not a single class, the class is the index of the stretch that contains the sample.
     """
-    n, known = len(train), hasattr(train, "y_N")
-    y = torch.as_tensor(train.y_N) if known else targets_of(fetch_batch(train, torch.arange(1)))
+    n, known = len(train), getattr(train, "y_N", None)
+    y = torch.as_tensor(targets_of(fetch_batch(train, torch.arange(1))) if known is None else known)
     if y.dim() > 1 or y.is_floating_point():
         return torch.arange(n) * STRETCHES // n
-    if known:
+    if known is not None:
         return y
     return torch.cat([targets_of(fetch_batch(train, index)) for index in torch.arange(n).split(4096)])
 

@@ -33,9 +33,9 @@ class Stream(Dataset):
     def __init__(self, source: IterableDataset, samples: int):
         self.source, self.samples = source, samples
         self.in_pass = length_of(source)
-        self._pass: Iterator[Any] | None = None
-        # The index of the current pass, the number of its first sample, and the number of the next sample.
-        self._passes = self._first = self._next = 0
+        self._pass: Iterator[Any] = iter(())
+        # The index of the current pass or -1, the number of its first sample, and the number of the next sample.
+        self._passes, self._first, self._next = -1, 0, 0
 
     def __len__(self) -> int:
         return self.samples
@@ -45,7 +45,7 @@ class Stream(Dataset):
         return collated([self[i] for i in torch.as_tensor(indices).tolist()])
 
     def __getitem__(self, index: int) -> Any:
-        if self._pass is None or index < self._next:
+        if self._passes < 0 or index < self._next:
             passes = index // self.in_pass if self.in_pass else 0
             self._begin(passes, passes * (self.in_pass or 0))
         while True:
@@ -69,7 +69,7 @@ class Stream(Dataset):
             raise DataError(f"{name} says that it has {self.in_pass} samples and gave {given}")
 
 
-def length_of(dataset: Dataset) -> int | None:
+def length_of(dataset: Any) -> int | None:
     """Return the length of a dataset, or None if it has no length."""
     try:
         return len(dataset)

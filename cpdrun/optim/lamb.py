@@ -45,7 +45,7 @@ class LAMB(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # ignores closure
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:

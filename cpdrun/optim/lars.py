@@ -60,14 +60,15 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # ignores closure
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:
                     self._update(w, w.grad, group)
 
     def _update(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        decay, trust = group["weight_decay"], 1.0
+        decay = group["weight_decay"]
+        trust: float | Tensor = 1.0
         if w.dim() > 1 or group["adapt_1d"]:
             weight_norm, gradient_norm = w.norm(), g.norm()
             scaled = group["coefficient"] * weight_norm / (gradient_norm + decay * weight_norm)

@@ -74,8 +74,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
         }
         if not 0 <= ns_steps < 100:
             raise ValueError(f"optim.ns_steps must lie between 0 and 99, not {ns_steps}")
-        groups = [dict(group) if isinstance(group, Mapping) else {"params": [group]} for group in params]
-        self._by = {}
+        groups: list[dict[str, Any]] = [
+            dict(group) if isinstance(group, Mapping) else {"params": [group]} for group in params
+        ]
+        self._by: dict[str, torch.optim.Optimizer] = {}
         defaults: dict[str, Any] = {"update": "adamw"}
         for group in groups:
             if group.setdefault("update", "adamw") not in KINDS:
@@ -110,7 +112,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return {"update": "adamw" if others else "muon"}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # ignores closure
         for update, optimizer in self._by.items():
             # load_state_dict replaces the groups and the state of this optimizer, so pass them on.
             optimizer.param_groups = [group for group in self.param_groups if group["update"] == update]

@@ -18,6 +18,7 @@ from cpdrun.record.measure import ACCURACY, NATS, Measure
 from cpdrun.tasks.base import Task, described, prediction_of
 
 IGNORED = -100
+MEASURES: dict[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
 
 
 class Classification(Task):
@@ -28,7 +29,7 @@ class Classification(Task):
         label_smoothing: The fraction of each target that is spread evenly over all classes, in training only.
     """
 
-    measures: Mapping[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
+    measures: dict[str, Measure] = MEASURES
     judged_by = "accuracy"
 
     def __init__(self, num_classes: int | None = None, label_smoothing: float = 0.0):

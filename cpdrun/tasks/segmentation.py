@@ -26,6 +26,7 @@ class Segmentation(Classification):
 
     measures = Classification.measures | {"mean_iou": SHARE}
     judged_by = "mean_iou"
+    num_classes: int
 
     def __init__(self, num_classes: int, label_smoothing: float = 0.0):
         super().__init__(num_classes, label_smoothing)

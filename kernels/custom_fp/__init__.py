@@ -15,9 +15,9 @@ from importlib import import_module
 
 _MODULES = {  # public name -> the module that defines it
     "Accumulator": "accumulator",
-    "Affine": "formats.scaled",
-    "BlockFormat": "formats.scaled",
-    "Codebook": "formats.scaled",
+    "Affine": "formats.scaled_format",
+    "BlockFormat": "formats.scaled_format",
+    "Codebook": "formats.scaled_format",
     "Format": "formats.scalar",
     "Quantizer": "layers.modules",
     "QuantConv1d": "layers.modules",
@@ -46,7 +46,7 @@ _MODULES = {  # public name -> the module that defines it
     "quantize_model": "layers.modules",
     "quantize_model_": "layers.modules",
     "Scale": "formats.scale",
-    "ScaledFormat": "formats.scaled",
+    "ScaledFormat": "formats.scaled_format",
     "scale_pow2": "ops",
     "unpack": "ops",
 }

@@ -27,8 +27,8 @@ from custom_fp.formats.names import read as read_format
 from custom_fp.formats.names import spelled as spelled_format
 from custom_fp.formats.protocol import Backends, NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.scaled import ScaledFormat
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.scaled_format import ScaledFormat
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.suggestions import did_you_mean
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from custom_fp import nvrtc, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.nvrtc import MODES
 from custom_fp.rounding import Overflow, Rounding, Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 _TABLE_MODES = ("plain", "random")
 KERNELS = (

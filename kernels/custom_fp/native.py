@@ -12,10 +12,10 @@ from torch import Tensor, get_num_threads
 
 from custom_fp import _native  # type: ignore[attr-defined]  # the compiled module has no type stub
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import clamp_shift
 from custom_fp.rounding import Overflow, Rounding, Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 NEAREST = Rule()
 

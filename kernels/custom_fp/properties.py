@@ -14,7 +14,7 @@ from typing import Any
 from custom_fp.formats.names import KINDS, installed, parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import FAMILIES
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.formats.synonyms import SYNONYMS
 from custom_fp.suggestions import did_you_mean
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rule
 from custom_fp.tabulated.rounding import Place, codes_of_values, goes_up, round_to_table, values_of_codes
 

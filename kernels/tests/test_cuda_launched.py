@@ -180,7 +180,7 @@ def test_tables(launched, name):
 def test_packed_tables(kernels, name, rounding):
     """A thread block, whose threads pass bytes through shared memory: what CUDA launches for one."""
     from custom_fp.rounding import Overflow, Rounding
-    from custom_fp.tabulated.tables import table_of
+    from custom_fp.tabulated.step_arrays import table_of
 
     fmt, n, mode = custom_fp.parse(name), 2003, "random" if rounding == "stochastic" else "plain"
     words = {"rounding": rounding, "seed": SEED, "offset": OFFSET}

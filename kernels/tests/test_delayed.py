@@ -3,7 +3,7 @@
 import custom_fp
 import pytest
 import torch
-from custom_fp.recipe.delayed import Delayed, History
+from custom_fp.recipe.delayed_scaling import Delayed, History
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from torch import nn
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from custom_fp.formats.names import KINDS, parse
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.tabulated.rounding import round_to_table
 

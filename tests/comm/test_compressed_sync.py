@@ -15,11 +15,11 @@ from cpdrun.comm import emulate_all_reduce
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 
 CONF = Path(__file__).parents[2] / "conf"
 SHAPES = {"conv.weight": (3, 4), "conv.bias": (3,), "nothing": (0, 2), "fc.weight": (5, 20), "fc.bias": ()}

@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.script.compressor_names import make_compressed_sync
 from cpdrun.comm.sums.scaling import APS
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 from cpdrun.comm.sync.power_sgd import PowerSGDSync
 
 CALLS = [

@@ -8,8 +8,8 @@ from torch import nn
 from cpdrun.models.convnet import ConvNet
 from cpdrun.record import read_json
 from cpdrun.train.precision.base import loss_scale_of
-from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.optimizer_steps import Float32Weights
+from cpdrun.train.precision.run_formats import Formats
 
 FP32 = {
     "weights": "fp32",

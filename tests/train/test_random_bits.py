@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cpdrun.comm.compressors.min_max import MinMax
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.sweep import plan
 from cpdrun.train.precision.int8 import min_max_quantize

@@ -11,7 +11,7 @@ from torch import nn
 
 from cpdrun.config.identity import identity_hash
 from cpdrun.sweep import plan
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 
 ALL = {"modules": "*", "format": "e4m3"}
 

@@ -14,7 +14,7 @@ from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:

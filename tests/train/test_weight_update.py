@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.optimizer_steps import WeightUpdate
+from cpdrun.train.precision.run_formats import Formats
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),

@@ -25,7 +25,7 @@ from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import Script, unwrapped
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 
 MULTIPLYING = (
     *(nn.Linear, nn.modules.conv._ConvNd, nn.Embedding),

@@ -9,7 +9,7 @@ Legend: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight,
 import torch
 from torch import Tensor
 
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.message_layout import ceil_div
 
 GROUP = 8
 

@@ -13,7 +13,7 @@ from custom_fp.formats.names import parse
 from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.full_precision import FullPrecision
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 

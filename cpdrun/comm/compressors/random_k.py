@@ -1,8 +1,8 @@
 """Sparsification to random elements of a layer (Stich et al., arXiv 1809.07599, definition 2.1).
 
 See also Koloskova et al., arXiv 1902.00340, section 3.5. A message contains a seed of 8 bytes and k = ceil(keep * n)
-values, which are rounded and packed as in `rounded.py`. The receiver generates the k positions again from the seed. The
-positions do not depend on the values. This is the baseline for `top_k`, without sorting and without indices.
+values, which are rounded and packed as in `rounded_values.py`. The receiver generates the k positions again from the
+seed. The positions do not depend on the values. This is the baseline for `top_k`, without sorting and without indices.
 """
 
 from collections.abc import Sequence

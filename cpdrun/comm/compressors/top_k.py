@@ -1,8 +1,8 @@
 """Sparsification to the largest values of a layer (Stich et al., arXiv 1809.07599, definition 2.1).
 
-A message contains k = ceil(keep * n) values, rounded and packed as in `rounded.py`, and their indices of ceil(log2 n)
-bits each, in ascending order. Among equal magnitudes, the lowest index is sent first. NaN counts as infinity, which is
-larger than all numbers.
+A message contains k = ceil(keep * n) values, rounded and packed as in `rounded_values.py`, and their indices of
+ceil(log2 n) bits each, in ascending order. Among equal magnitudes, the lowest index is sent first. NaN counts as
+infinity, which is larger than all numbers.
 
 A difference from papers that count bytes: values and indices are counted as they are packed. The code of arXiv
 2111.09389 sends indices in the format of the values and counts one byte for each.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_codes
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 
 LONG = 2**15
 

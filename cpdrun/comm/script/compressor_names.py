@@ -21,7 +21,7 @@ from custom_fp.formats.protocol import NumberFormat
 from cpdrun.comm.compressors.base import Compressor
 from cpdrun.comm.sums.scaling import ScalingRule
 from cpdrun.comm.sums.sum import Sum
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 from cpdrun.comm.sync.power_sgd import PowerSGDSync
 from cpdrun.comm.workers import Workers
 

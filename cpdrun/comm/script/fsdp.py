@@ -45,9 +45,9 @@ from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.comm.sums.sum import Sum, accepts_sum_options
 from cpdrun.comm.sums.summation import Layers
 from cpdrun.comm.sync.all_reduce import AllReduceSync
-from cpdrun.comm.sync.sharded import Traffic, WeightGather
+from cpdrun.comm.sync.sharded_sync import Traffic, WeightGather
 from cpdrun.comm.wire.communicator import checked_group, new_group_like
-from cpdrun.comm.wire.layout import padded_numel
+from cpdrun.comm.wire.message_layout import padded_numel
 from cpdrun.comm.workers import Workers
 
 

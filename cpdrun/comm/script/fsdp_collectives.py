@@ -28,9 +28,9 @@ from torch.distributed.fsdp._fully_shard import _fsdp_api
 
 from cpdrun.comm.sums.summation import Shards
 from cpdrun.comm.sync.all_reduce import AllReduceSync
-from cpdrun.comm.sync.sharded import Traffic, WeightGather, Weights
+from cpdrun.comm.sync.sharded_sync import Traffic, WeightGather, Weights
 from cpdrun.comm.wire.communicator import Communicator
-from cpdrun.comm.wire.layout import PackedSlice, Sharding, padded_numel, shard_by_rows
+from cpdrun.comm.wire.message_layout import PackedSlice, Sharding, padded_numel, shard_by_rows
 
 
 class ReduceScatter(_fsdp_api.ReduceScatter):

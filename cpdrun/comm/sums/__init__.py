@@ -1,7 +1,7 @@
 """Sums of N gradients: order, rounding and scaling, in one process and between ranks."""
 
-from cpdrun.comm.sums.requantized import RequantizedSum
-from cpdrun.comm.sums.rounded import NativeSum, RoundedSum
+from cpdrun.comm.sums.requantized_sum import RequantizedSum
+from cpdrun.comm.sums.rounded_sum import NativeSum, RoundedSum
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.sums.summation import Summation

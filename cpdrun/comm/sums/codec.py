@@ -3,7 +3,7 @@
 The exchange between processes and the emulation in one process share this module. Only the exchange packs.
 
 `compat=cpd` adds gradients as the code of the authors of APS does (github.com/drcut/CPD, ddd9a67). That code differs
-from ours in two ways. The steps are those of `rounded.py`.
+from ours in two ways. The steps are those of `rounded_sum.py`.
 
     without APS   normal_sum_gradients and kahan_sum_gradients add the workers' unrounded values: acc = Q(acc + g_w),
                   where the addition is in float32. Such values do not fit in k bits, so gradients travel in float32.

@@ -2,8 +2,8 @@
 
 Each rank rounds and packs the gradients of its workers and sends shard r to rank r, its owner. The owner unpacks the N
 payloads, adds them in the order of the sum, packs the sum and sends it to all ranks. All ranks, including the owner,
-unpack the same bytes. With one worker per rank, each rank sends 2 (N-1)/N n k/8 bytes. `cpdrun.comm.wire.layout`
-defines the messages.
+unpack the same bytes. With one worker per rank, each rank sends 2 (N-1)/N n k/8 bytes.
+`cpdrun.comm.wire.message_layout` defines the messages.
 
 A shard is sent in segments. They pass through three stages that are a few segments apart, so that rounding, packing and
 adding overlap with communication: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
@@ -37,8 +37,8 @@ from cpdrun.comm.sums.scaling import PrefetchedShifts
 from cpdrun.comm.sums.sum import RandomStream
 from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
 from cpdrun.comm.wire.communicator import checked_group
-from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
+from cpdrun.comm.wire.message_layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.transport import Transport, transport_for
 
 SEGMENT_VALUES = 512 * 1024  # Smaller segments mean more messages; larger ones mean less overlap.

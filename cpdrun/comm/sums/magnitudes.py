@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.wire.communicator import Communicator
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.message_layout import ceil_div
 from cpdrun.comm.workers import Workers
 
 

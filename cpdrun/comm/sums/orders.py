@@ -2,10 +2,10 @@
 
 `order=tree` selects the class `Tree`. To add an order, write a subclass of `Order` in this file.
 
-Between two levels a sum is brought back to float32 (step 4 of the definition in `rounded.py`) and continues as if it
-were the gradient of one worker. With a scaling rule, each group of each level has its own shift, which depends only on
-the layer's largest magnitude in that group. If the first group of a worker has no other member (the last worker of an
-odd number), the worker's gradient is rounded with its own shift before it is passed up.
+Between two levels a sum is brought back to float32 (step 4 of the definition in `rounded_sum.py`) and continues as if
+it were the gradient of one worker. With a scaling rule, each group of each level has its own shift, which depends only
+on the layer's largest magnitude in that group. If the first group of a worker has no other member (the last worker of
+an odd number), the worker's gradient is rounded with its own shift before it is passed up.
 
 The longest chain of rounded additions decides how much of a small value survives. In a format with m mantissa bits,
 adding a value changes nothing once the partial sum is 2^(m+2) times as large as the value.
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from custom_fp.accumulator import MOST_DIGITS
 
-from cpdrun.comm.wire.layout import ceil_div
+from cpdrun.comm.wire.message_layout import ceil_div
 
 AUTO = "auto"
 FLAT_UP_TO = 8  # With group_size=auto, up to this many workers are added in one chain.

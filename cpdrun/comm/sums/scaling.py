@@ -29,7 +29,7 @@ from cpdrun.comm.sums.magnitudes import (
     sum_exponent,
 )
 from cpdrun.comm.sums.orders import Level
-from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.message_layout import Layout
 from cpdrun.comm.workers import Workers
 
 

@@ -64,9 +64,9 @@ class Sum:
         overflow: The treatment of overflow, as in `custom_fp.quantize`.
         error_feedback: Whether the rounding error of a worker's gradient is added to its next one (see
             `error_feedback.py`).
-        requantise: None if every partial sum is rounded to the format (see `rounded.py`). "hop" or "once" if values are
-            decoded, added in float32 and quantized again (see `requantized.py`). Formats with scales always use the
-            latter, with "hop" by default.
+        requantise: None if every partial sum is rounded to the format (see `rounded_sum.py`). "hop" or "once" if values
+            are decoded, added in float32 and quantized again (see `requantized_sum.py`). Formats with scales always use
+            the latter, with "hop" by default.
         compat: "cpd" adds like the code of the authors of APS (see `codec.py`).
 
     Raises:

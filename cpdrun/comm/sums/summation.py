@@ -1,7 +1,7 @@
 """The common interface of sums of N workers' gradients.
 
-    rounded.py       Rounds every partial sum to the format, or leaves the sum to the platform.
-    requantized.py   Decodes, adds in float32 and quantizes again, for formats with scales.
+    rounded_sum.py       Rounds every partial sum to the format, or leaves the sum to the platform.
+    requantized_sum.py   Decodes, adds in float32 and quantizes again, for formats with scales.
 
 Legend: N workers, L of them on this rank, n elements of a layer, P ranks.
 """
@@ -19,7 +19,7 @@ from cpdrun.comm.sums.codec import accumulate, add_unrounded, quantize_scaled, s
 from cpdrun.comm.sums.magnitudes import agreement_bytes
 from cpdrun.comm.sums.scaling import Shifts
 from cpdrun.comm.sums.sum import RandomStream, Sum
-from cpdrun.comm.wire.layout import Layout, PackedSlice, Sharding
+from cpdrun.comm.wire.message_layout import Layout, PackedSlice, Sharding
 from cpdrun.comm.workers import Workers
 
 

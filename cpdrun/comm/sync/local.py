@@ -32,11 +32,11 @@ from custom_fp.formats.protocol import NumberFormat
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import Compressor
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.sums.sum import Sum, accepts_sum_options
 from cpdrun.comm.sync.all_reduce import AllReduceSync
 from cpdrun.comm.sync.base import GradientSync
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 
 
 class OuterStep:

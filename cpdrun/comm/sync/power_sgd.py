@@ -14,7 +14,7 @@ The two sums use the run's format, scaling, order and rounding, by default fp32 
 with orthonormal(Q) (warm start: one step of power iteration per training step). Vectors, scalars, and matrices that
 would be compressed too little (min_compression_rate) are summed as a whole in the run's format. Layers in full
 precision are summed in fp32. Workers only exchange sums, so the bytes that each sends do not grow with N, unlike the
-messages of `compressed.py`.
+messages of `compressed_sync.py`.
 
 Differences from the paper: both factors are made orthonormal with Householder's QR in float64, whereas the paper uses
 Gram-Schmidt for P only. The columns span the same space. But if a P or Q lacks full rank (a layer of zeros), QR

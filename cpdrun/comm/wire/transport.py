@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cpdrun.comm.wire import Tag
 from cpdrun.comm.wire.communicator import Communicator, checked_work
-from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.message_layout import Layout
 
 
 class Transport(ABC):

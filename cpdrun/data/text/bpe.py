@@ -98,7 +98,7 @@ def _write(folder: Path, train: bytes, test: bytes, vocab: int) -> None:
     """Write tokenizer.json, which other programs can read, and the tokens of both texts as uint16."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -40,6 +40,7 @@ class Text:
     """
 
     in_channels = 1
+    bytes_per_token: float
 
     def __init__(
         self, text: bytes, context: int, test_fraction: float, bpe_vocab: int | None, cache_dir: str

@@ -266,7 +266,7 @@ class Agent:
         if not self.elastic or self.stopping or outcome.status is not Ending.KILLED:
             return False
         beyond_memory = outcome.exit_code is None or self.starter.nodes > 1
-        return beyond_memory and self.run.saved_at() > outcome.started
+        return beyond_memory and outcome.started is not None and self.run.saved_at() > outcome.started
 
     def _retries(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Return whether the run is tried again. If so, decrement the number of retries."""

@@ -73,7 +73,8 @@ class WarmEngine:
         return problems, notes
 
     def _look(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-        answer, began = None, []
+        answer: dict[str, Any] | None = None
+        began: list[int] = []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
                 answer, _ = ask(connection, {"do": "check", "by": by, "configs": configs}, [], began.append)

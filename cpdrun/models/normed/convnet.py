@@ -26,10 +26,11 @@ class NormedConvNet(nn.Module):
     ):
         super().__init__()
         layers: list[nn.Module] = []
+        before = in_channels
         for i, channels in enumerate((width, 2 * width, 4 * width)):
-            before = in_channels if i == 0 else layers[-2].out_channels
             conv = nn.Conv2d(before, channels, 3, stride=2 if i else stride, padding=1, bias=False)
             layers += [conv, activated(norm(channels))]
+            before = channels
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(4 * width, num_classes)
 

@@ -60,6 +60,8 @@ class RangeBN(nn.Module):
     """
 
     activates = False
+    running_mean: Tensor
+    running_std: Tensor
 
     def __init__(self, channels: int, chunks: int, momentum: float, eps: float):
         super().__init__()

@@ -62,7 +62,8 @@ class NormedResNet(nn.Module):
         conv = nn.Conv2d(in_channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
         pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.stem = nn.Sequential(conv, activated(norm(width)), pool)
-        blocks, channels = [], width
+        blocks: list[NormedBlock] = []
+        channels = width
         for stage, count in enumerate(stages):
             for block in range(count):
                 stride = 2 if stage and not block else 1
@@ -74,8 +75,8 @@ class NormedResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if zero_init:
-            for block in blocks:
-                nn.init.zeros_(block.norm2.weight)
+            for normed_block in blocks:
+                nn.init.zeros_(normed_block.norm2.get_parameter("weight"))
             nn.init.normal_(self.classifier.weight, std=0.01)
             nn.init.zeros_(self.classifier.bias)
 

@@ -44,10 +44,11 @@ class NormedVGG11(nn.Module):
         layers: list[nn.Module] = []
         channels = in_channels
         for layer in LAYERS:
-            if layer == "pool":
+            if isinstance(layer, str):
                 layers.append(nn.MaxPool2d(2))
                 continue
             conv = nn.Conv2d(channels, layer * width, 3, padding=1)
+            assert conv.bias is not None
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(conv.bias)
             layers += [conv, activated(norm(layer * width))]

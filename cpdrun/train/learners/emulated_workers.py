@@ -199,7 +199,7 @@ class SeparateModels(EmulatedWorkers):
 
 def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     if to:
-        torch._foreach_copy_(to, source)
+        torch._foreach_copy_(list(to), list(source))
 
 
 def _broadcast_from_rank_0(tensors: list[Tensor]) -> None:

@@ -13,7 +13,7 @@ chunked  Passes over CHUNK workers, counted from the first of all N workers. Thi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class Objective:
         """The divisor of gradients. If workers share weights, it makes the sum of their gradients the mean."""
         return 1 if self.emulated.separate_weights else self.workers.world_size
 
-    def divide_(self, gradients: Sequence[Tensor]) -> None:
+    def divide_(self, gradients: list[Tensor]) -> None:
         """Divide gradients by `divisor`, in place. They must be distinct tensors."""
         if self.divisor > 1:
             torch._foreach_div_(gradients, self.divisor)
@@ -224,7 +224,8 @@ class ChunkedGradients(BatchedGradients):
         return {c: range(c * CHUNK, min((c + 1) * CHUNK, N)) for c in numbers}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, mine, losses, first_buffers = self.objective, self.objective.workers.mine, [], None
+        objective, mine, losses = self.objective, self.objective.workers.mine, []
+        first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
             first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
@@ -238,7 +239,11 @@ class ChunkedGradients(BatchedGradients):
         return torch.cat(losses), self.gradients_WxP
 
 
-EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients, "chunked": ChunkedGradients}
+EMULATIONS: dict[str, Callable[[Objective], Gradients]] = {
+    "exact": ExactGradients,
+    "batched": BatchedGradients,
+    "chunked": ChunkedGradients,
+}
 
 
 @contextmanager

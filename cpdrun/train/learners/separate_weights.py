@@ -15,7 +15,7 @@ Legend: N workers, W of them on this rank, B samples per worker, P parameters, D
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, parameter_groups
 from cpdrun.train.evaluate import Evaluation, evaluate
-from cpdrun.train.learners.base import Learner, OptimizerStep
+from cpdrun.train.learners.base import Learner, OptimizerStep, index_by_layer
 from cpdrun.train.learners.emulated_workers import SeparateModels
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.precision.base import Precision, activation_bytes
@@ -77,7 +77,7 @@ class SeparateWeights(Learner):
         *,
         step: int,
         lr_factor: float,
-        correct: Callable[[int, Sequence[Tensor]], None] | None = None,
+        correct: Callable[[int, list[Tensor]], None] | None = None,
     ) -> tuple[Tensor, int]:
         """Let each worker of this rank take an optimizer step with its own gradient.
 
@@ -136,7 +136,7 @@ def _count_nonfinite(gradient: list[Tensor]) -> int:
 class GossipWeights(SeparateWeights):
     """Workers that average their weights with a Gossip rule after every step."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    def __init__(self, config: dict[str, Any], parts: Parts[Gossip], workers: Workers, device: torch.device):
         super().__init__(config, parts, workers, device)
         self.gossip = parts.sync
         self.gossip.begin(self.models.rows, self.models.x_WxD)
@@ -265,9 +265,11 @@ class GossipWeights(SeparateWeights):
 class LocalWeights(SeparateWeights):
     """Workers that take steps by themselves and synchronize in an OuterStep every H steps."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    def __init__(
+        self, config: dict[str, Any], parts: Parts[OuterStep], workers: Workers, device: torch.device
+    ):
         super().__init__(config, parts, workers, device)
-        self.outer: OuterStep = parts.sync
+        self.outer = parts.sync
         self.outer.begin(self.models.parameters[0])
         self.look_due = False  # whether the next outer step should collect statistics
 
@@ -284,8 +286,8 @@ class LocalWeights(SeparateWeights):
         exchanged = self.outer.after_step(x_PxW, step=step, epoch=epoch, last=step == self.last_step)
         self.look_due |= look
         if exchanged and self.look_due:
-            rows = self.outer.exchange.statistics(*exchanged)
-            self.layers, self.look_due = {row.pop("layer"): row for row in rows}, False
+            self.layers = index_by_layer(self.outer.exchange.statistics(*exchanged))
+            self.look_due = False
         self.nonfinite = self.workers.total(nonfinite, self.device) + self.outer.nonfinite
         return losses_W
 

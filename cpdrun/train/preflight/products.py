@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import Arithmetic

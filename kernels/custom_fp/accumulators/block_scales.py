@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 
 GROUP_DIGITS = 8
 """Products of e2m1 elements under scales in e8m0 or e4m3fn are multiples of 2**(e - 8), where e is the sum of the

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands, multiply
-from custom_fp.accumulators.tables import tables
+from custom_fp.accumulators.rounding_tables import tables
 from custom_fp.cuda import address, addresses, blocks, launch, mode_name, product_args, rule_args
 from custom_fp.rounding import Rule
 

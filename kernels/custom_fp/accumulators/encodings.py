@@ -25,7 +25,7 @@ from custom_fp.accumulator import Accumulator
 from custom_fp.formats.elements import Element
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators import table as operators
 from custom_fp.rounding import Rule
 from custom_fp.scaled import scales

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, read_rounding
 from custom_fp.suggestions import did_you_mean
 

@@ -21,7 +21,7 @@ from custom_fp.accumulator import Accumulator, Order
 from custom_fp.accumulators.block_scales import GROUP_DIGITS
 from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import (
     INFINITY,
     add_to_odd,

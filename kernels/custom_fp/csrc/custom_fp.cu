@@ -11,7 +11,7 @@
 #include "scaled/affine.h"
 #include "scaled/codebook.h"
 #include "shortcuts.h"
-#include "tabulated/tabulated.h"
+#include "tabulated/tabulated_rounding.h"
 #include "tiles/tiles.h"
 
 using namespace custom_fp;
@@ -376,10 +376,10 @@ CFP_FOR_EACH_MODE(CFP_ACCUMULATE)
 #include "scaled/tiles.cuh"
 #endif
 #if !defined CFP_PART || defined CFP_ONLY_SCALED
-#include "scaled/scaled.cuh"
+#include "scaled/scaled_kernels.cuh"
 #endif
 #if !defined CFP_PART || defined CFP_ONLY_TABULATED
-#include "tabulated/tabulated.cuh"
+#include "tabulated/tabulated_kernels.cuh"
 #endif
 #if !defined CFP_PART || defined CFP_ONLY_TILES
 #include "tiles/tiles.cuh"

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "custom_fp.h"
-#include "tabulated/tabulated.h"
+#include "tabulated/tabulated_rounding.h"
 
 namespace custom_fp {
 

@@ -3,8 +3,8 @@
 Every element has `name`, `code_bits`, `max`, `least`, `target`, `emax`, `has_negative_zero`, `is_signed` and
 `code_values()`. `target` is the value to which a scale maps the largest magnitude of its block.
 
-Scalar formats (formats/scalar.py) and most tables (formats/tabulated.py) can also be used without scales. Integers and
-the tables of codebooks, which are defined here, are only used as elements of scaled formats.
+Scalar formats (formats/scalar.py) and most tables (formats/tabulated_format.py) can also be used without scales.
+Integers and the tables of codebooks, which are defined here, are only used as elements of scaled formats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tables import TABLES, at_most, float32, previous
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 
 
 @dataclass(frozen=True)

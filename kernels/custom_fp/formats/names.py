@@ -18,7 +18,7 @@ from typing import Any
 from custom_fp import formats
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scale import ScaleFormat
-from custom_fp.formats.scaled import Affine, BlockFormat, Codebook
+from custom_fp.formats.scaled_format import Affine, BlockFormat, Codebook
 from custom_fp.formats.synonyms import meant
 
 _HERE = f"{formats.__name__}."

@@ -80,7 +80,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled.py defines each rule.
+    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled_format.py defines each rule.
 
     Attributes:
         number: The number of the rule in `ScaleRule` of csrc/tiles/tiles.h. 0 is 2**(exponent of amax - emax), 1 is
@@ -132,8 +132,8 @@ class Scale:
         format: The format of the scales, or its name.
         block: Which elements share a scale: a number of elements along an axis, (rows, columns) of a tile, "row",
             "column" or "tensor" (layout.py).
-        rule: The rule that chooses scales (formats/scaled.py). The default is "floor" for e8m0 and "amax" for other
-            formats.
+        rule: The rule that chooses scales (formats/scaled_format.py). The default is "floor" for e8m0 and "amax" for
+            other formats.
         has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of the blocks.
         margin: With the rules amax and 4over6, the largest magnitude is mapped to the largest element divided by
             2**margin.

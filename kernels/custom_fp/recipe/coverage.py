@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from custom_fp.formats.scaled import base_name
+from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS

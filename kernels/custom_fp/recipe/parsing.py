@@ -12,7 +12,7 @@ from typing import Any
 from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec

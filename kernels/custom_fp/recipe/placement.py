@@ -19,7 +19,7 @@ from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, overr
 from custom_fp.layers.attention import replace_attention_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
-from custom_fp.recipe.delayed import Delayed, Histories, History
+from custom_fp.recipe.delayed_scaling import Delayed, Histories, History
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules

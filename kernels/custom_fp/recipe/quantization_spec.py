@@ -32,7 +32,7 @@ class QuantizationSpec:
         rounding_mode: The rounding mode, as in `custom_fp.quantize`. In training, stochastic modes draw from torch's
             default generator. In evaluation, nearest_even replaces them.
         hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
-        history: The number of steps whose largest magnitudes determine the scale (delayed.py).
+        history: The number of steps whose largest magnitudes determine the scale (delayed_scaling.py).
         has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
         has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
         nearest: The same specification with nearest_even, for evaluation.

@@ -26,8 +26,8 @@ A rule in a recipe has these keys:
               step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
               Both operands of a product must be transformed. All transforms use the same signs.
-    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale (delayed.py).
-              The format must have a single scale for the whole tensor, such as fp8_tensor.
+    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
+              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.

@@ -23,7 +23,7 @@ from custom_fp import ops
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 

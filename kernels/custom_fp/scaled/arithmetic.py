@@ -1,6 +1,7 @@
-"""The reference implementation of scaled formats, in PyTorch on any device. formats/scaled.py defines the results.
+"""The reference implementation of scaled formats, in PyTorch on any device.
 
-Compiled code rounds the elements if it is available (elements.py), so formats without their own kernels are fast, too.
+formats/scaled_format.py defines the results. Compiled code rounds the elements if it is available (elements.py), so
+formats without their own kernels are fast, too.
 
 The compiled backends give the same bits. They inherit from `ScaledReference`, which calls their kernels and uses
 PyTorch if they have none. Inputs are rounded to float32 first. A tensor without elements has no blocks, but it can have
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators.checks import scale_shapes
 from custom_fp.reference import write
 from custom_fp.rounding import Rule
@@ -224,7 +225,7 @@ def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Ro
 
 
 def _squared_error(x_BxK: Tensor, rounded: Rounded) -> Tensor:
-    """Return the sum of squared errors of each block. formats/scaled.py defines the order of the additions."""
+    """Return the sum of squared errors of each block. formats/scaled_format.py defines the order of the additions."""
     squares = (rounded.elements * rounded.factors[:, None] - x_BxK).double().square()
     squares = pad(squares, (0, -squares.shape[1] % 8)).unflatten(1, (-1, 8))
     sums_Bx8 = torch.zeros_like(squares[:, 0])

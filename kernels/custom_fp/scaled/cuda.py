@@ -1,4 +1,4 @@
-"""The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled.cuh).
+"""The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled_kernels.cuh).
 
 PyTorch is used for what has no CUDA kernel: it computes the largest magnitude of a whole tensor, packs codes, and
 decodes codebooks and integers with zero points. It also rounds such integers if the rounding is not to nearest even.
@@ -17,7 +17,7 @@ from torch import Tensor
 from custom_fp.cuda import address, blocks, launch, mode_name, rule_args
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference

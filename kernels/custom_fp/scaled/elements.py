@@ -1,4 +1,4 @@
-"""Rounding and encoding of the elements of scaled formats: step 5 of formats/scaled.py.
+"""Rounding and encoding of the elements of scaled formats: step 5 of formats/scaled_format.py.
 
 Values are float32 in blocks, of shape (B, K). Elements are rounded, encoded and decoded by the operators for formats
 without scales, so compiled code is used if it is available for the device.

@@ -16,7 +16,7 @@ from torch import Tensor, get_num_threads
 from custom_fp import _native  # type: ignore[attr-defined]  # the compiled module has no type stub
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.search import search_of

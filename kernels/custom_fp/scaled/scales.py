@@ -1,4 +1,4 @@
-"""Choose and apply the scales of blocks, in PyTorch: steps 1 to 4 of formats/scaled.py, in float32 as defined there.
+"""Choose and apply the scales of blocks, in PyTorch: steps 1 to 4 of formats/scaled_format.py, in float32.
 
 Shapes: B blocks of K values.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scale import ScaleFormat
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators import table as operators
 
 SMALLEST_SCALE = 2.0**-126

@@ -1,1 +1,1 @@
-"""Rounding to formats that are tables (formats/tabulated.py), in PyTorch and in compiled code for the CPU and CUDA."""
+"""Rounding to formats that are tables (formats/tabulated_format.py), in PyTorch and compiled for the CPU and CUDA."""

@@ -19,7 +19,7 @@ _Half = tuple[np.ndarray, np.ndarray]
 
 
 def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
-    """Return the members of `Lifts` in csrc/tabulated/tabulated.h as int32.
+    """Return the members of `Lifts` in csrc/tabulated/tabulated_rounding.h as int32.
 
     Args:
         halves: The step functions of positive and of negative numbers. Each has ascending thresholds (T,), which are

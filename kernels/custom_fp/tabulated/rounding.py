@@ -1,7 +1,7 @@
 """Rounding to a table in PyTorch and float64, and the definition of the rounding modes, which reference.py uses, too.
 
-Each number is rounded to the `Half` (formats/tabulated.py) of each sign, and the result of the number's own sign is
-kept. `low` is the largest magnitude of the half that is at most |x|, and `high` is the next magnitude. `goes_up`
+Each number is rounded to the `Half` (formats/tabulated_format.py) of each sign, and the result of the number's own sign
+is kept. `low` is the largest magnitude of the half that is at most |x|, and `high` is the next magnitude. `goes_up`
 defines when x is rounded to `high`. Past the largest magnitude, `high` is `beyond`, and rounding to it is an overflow.
 -0 is kept if the format has -0. NaN becomes infinity or the largest value if the format has no NaN.
 """
@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 from custom_fp.rounding import Form, Rounding, Rule
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around
 
 ALL, ENDS, NONE = "all", "those next to powers of two", "none: the format does not list its values"

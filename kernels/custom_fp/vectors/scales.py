@@ -14,7 +14,7 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.reference import random_words
 from custom_fp.scaled import scales
 

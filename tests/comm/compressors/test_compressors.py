@@ -12,7 +12,7 @@ from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_cod
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK, largest
 from cpdrun.comm.sums.sum import RandomStream

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.gossip.base import WeightLayout
 from cpdrun.comm.gossip.topologies import (

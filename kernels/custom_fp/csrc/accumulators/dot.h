@@ -4,7 +4,7 @@
 
 #include "custom_fp.h"
 #include "philox.h"
-#include "tabulated/tabulated.h"
+#include "tabulated/tabulated_rounding.h"
 
 namespace custom_fp {
 

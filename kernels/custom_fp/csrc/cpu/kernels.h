@@ -7,7 +7,8 @@
 
 namespace custom_fp {
 
-// How to round. A format is binary floating point, described by `spec`, or a table of values (tabulated/tabulated.h).
+// How to round. A format is binary floating point, described by `spec`, or a table of values
+// (tabulated/tabulated_rounding.h).
 struct Rule {
     uint32_t spec;    // Format.spec
     int mode;         // Mode

@@ -1,4 +1,4 @@
-// Integers with a scale and a zero point, as formats/scaled.py defines them (minmax).
+// Integers with a scale and a zero point, as formats/scaled_format.py defines them (minmax).
 #pragma once
 
 #include "custom_fp.h"

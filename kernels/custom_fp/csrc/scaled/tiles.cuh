@@ -1,5 +1,5 @@
-// Assigns the blocks of formats with scales to the threads of a GPU. scaled.cuh and tiles/tiles.cuh define what is done
-// with them. Part of custom_fp.cu.
+// Assigns the blocks of formats with scales to the threads of a GPU. scaled_kernels.cuh and tiles/tiles.cuh define what
+// is done with them. Part of custom_fp.cu.
 //
 // A tensor is `planes` matrices of `rows` times `columns`, each cut in tiles of `height` times `width`
 // (formats/layout.py), in that order. A warp works on a tile. If tiles are one column wide, a thread does, and its

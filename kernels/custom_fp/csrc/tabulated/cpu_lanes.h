@@ -10,7 +10,7 @@
 #include "cpu/gather.h"
 #include "cpu/matmul_near.h"
 #include "cpu/partial_lanes.h"
-#include "tabulated/tabulated.h"
+#include "tabulated/tabulated_rounding.h"
 
 namespace custom_fp {
 namespace {

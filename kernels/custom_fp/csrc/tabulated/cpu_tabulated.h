@@ -1,6 +1,7 @@
 // CPU kernels for formats that are a table of values. See cpu/kernels.h for the contract.
 //
-// `Exact` is the type of exact numbers (tabulated.h): float, or double if rounding needs the distance to a value.
+// `Exact` is the type of exact numbers (tabulated_rounding.h): float, or double if rounding needs the distance to a
+// value.
 #pragma once
 
 #include <cstring>

@@ -62,7 +62,7 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
     return static_cast<u32>(larger(rest, largest_lane(most)));
 }
 
-// Steps 4 and 5 of formats/scaled.py.
+// Steps 4 and 5 of formats/scaled_format.py.
 class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)

@@ -1,6 +1,6 @@
-// CPU kernels on blocks and tiles of values that share a scale. formats/scaled.py defines the results, tiles.h has the
-// arithmetic of scales, and single values are rounded and packed as in formats without scales. See kernels.h for the
-// contract.
+// CPU kernels on blocks and tiles of values that share a scale. formats/scaled_format.py defines the results, tiles.h
+// has the arithmetic of scales, and single values are rounded and packed as in formats without scales. See kernels.h
+// for the contract.
 #pragma once
 
 #include "tiles/cpu_units.h"

@@ -1,5 +1,5 @@
-// Formats with scales on a GPU. tiles.h has the arithmetic, formats/scaled.py defines the results, and scaled/tiles.cuh
-// assigns the work to threads. Part of custom_fp.cu.
+// Formats with scales on a GPU. tiles.h has the arithmetic, formats/scaled_format.py defines the results, and
+// scaled/tiles.cuh assigns the work to threads. Part of custom_fp.cu.
 //
 // f: in memory, because it is as large as sixteen numbers. t: the scale of the tensor; null: none. The results are
 // values or, if `out` is null, codes and scales.

@@ -1,5 +1,5 @@
-// Formats with scales: the scale of a block, and the factor of its elements. formats/scaled.py defines the steps, and
-// scaled/scales.py computes them in torch. `Scaling` has the members of ScaledFormat.parts.
+// Formats with scales: the scale of a block, and the factor of its elements. formats/scaled_format.py defines the
+// steps, and scaled/scales.py computes them in torch. `Scaling` has the members of ScaledFormat.parts.
 #pragma once
 
 #include "shortcuts.h"

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, power
 
 # Each entry: the prefix, the number of bits after the prefix, and the number of exponent bits.
 _DOTS = ((0b11, 5, 4), (0b10, 5, 3), (0b01, 5, 2), (0b001, 4, 1), (0b0001, 3, 0))

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated
+from custom_fp.formats.tabulated_format import Number, Tabulated
 
 _NAME = re.compile(r"lns(\d)_(\d\d?)")
 

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, power
 
 _NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
 

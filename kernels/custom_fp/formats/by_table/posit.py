@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
 

@@ -6,7 +6,7 @@ otherwise, so c is -255 to 254. If a format has fewer than 12 bits, the missing 
 NaR and rounding to nearest are as in posits (`by_table/posit.py`).
 
 Half of the range lies outside float32. Values from 2**-126 to 2**128 are those of takums, and values beyond are not
-represented (see formats/tabulated.py).
+represented (see formats/tabulated_format.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"takum([1-9]\d?)")
 

@@ -1,4 +1,4 @@
-// Rounding to formats that are a table of values, as formats/tabulated.py and tabulated/rounding.py define it.
+// Rounding to formats that are a table of values, as formats/tabulated_format.py and tabulated/rounding.py define it.
 //
 // Rounding without random bits is a step function of a number's bits. For each sign, there are ascending thresholds t_j
 // of the magnitude (as an integer), and a result above each of them. Overflow, infinity and NaN are steps like the
@@ -13,8 +13,8 @@
 // step, because thresholds and values have at least one digit fewer than float32. Stochastic rounding needs the distance
 // of a double from the value below it, and rounding to odd must know whether that distance is zero.
 //
-// A table is one array of 32-bit words, which tabulated/tables.py computes. It starts with a header (open_table), which
-// has the offsets of the parts.
+// A table is one array of 32-bit words, which tabulated/step_arrays.py computes. It starts with a header (open_table),
+// which has the offsets of the parts.
 #pragma once
 
 #include "custom_fp.h"

@@ -1,8 +1,8 @@
 """Sharded data parallelism: gradients are reduced to their owners, and weights are gathered. ZeRO stages 1 and 2.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020,
-arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules (`wire/layout.py`). The
-shards of a rank's workers are adjacent.
+arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules (`wire/message_layout.py`).
+The shards of a rank's workers are adjacent.
 
     scatter   g_own = the sum of the workers' gradients in the run's format and order, with the bits of `AllReduceSync`
     (the owner's optimizer computes new float32 weights: `cpdrun.train.learners.shared_weights`)
@@ -49,8 +49,8 @@ from cpdrun.comm.sums.summation import Shards
 from cpdrun.comm.sync.all_reduce import AllReduceSync
 from cpdrun.comm.sync.base import GradientSync
 from cpdrun.comm.sync.statistics import count_hidden, count_nonfinite
-from cpdrun.comm.wire.layout import GRANULE, Layout, PackedSlice, Sharding, shard_evenly
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
+from cpdrun.comm.wire.message_layout import GRANULE, Layout, PackedSlice, Sharding, shard_evenly
 from cpdrun.comm.workers import Workers
 
 KEEPS_RANGE = 8  # exponent bits of float32; a format with this range does not need a scale

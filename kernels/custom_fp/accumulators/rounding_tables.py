@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 NEAREST = Rule()
 

@@ -86,7 +86,7 @@ Sources and differences:
 - minmax gives the same results as torch's min-max observers, quantize_per_tensor and quantize_per_channel with
   torch.quint8, and fake_quantize_*_affine. The exception is that torch's observers do not use scales below 2**-23,
   which would turn small gradients into zeros.
-- Delayed scaling computes scales from a history. This state is not part of a format. See recipe/delayed.py.
+- Delayed scaling computes scales from a history. This state is not part of a format. See recipe/delayed_scaling.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// CUDA kernels for formats that are a table of values, which tabulated.h defines. Part of custom_fp.cu, whose loads,
-// bytes and random bits these kernels use.
+// CUDA kernels for formats that are a table of values, which tabulated_rounding.h defines. Part of custom_fp.cu, whose
+// loads, bytes and random bits these kernels use.
 //
 // `table` is the table for a rounding and `nearest` the one for nearest_even. Exact numbers are floats, rounded to odd,
 // or doubles in the kernels with stochastic rounding, whose names contain `random`.

@@ -1,4 +1,4 @@
-"""The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated.h).
+"""The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated_rounding.h).
 
 For each sign, rounding is a step function of the bits of a number (`_Steps`). The thresholds are float32 magnitudes as
 integers, and the result changes above each threshold. Overflow, infinity and NaN are also steps. Rounding modes that
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome

@@ -13,7 +13,7 @@ chooses scales from the values it rounds:
 So all ranks get the same bits, which equal those of one process that emulates all workers. In the original, every rank
 adds the gradients of the others to its own exact gradient, so each rank ends with different weights.
 
-The same formulas hold without scales (any `Format`). requantise=hop then equals order=rank of `rounded.py`, bit for
+The same formulas hold without scales (any `Format`). requantise=hop then equals order=rank of `rounded_sum.py`, bit for
 bit, for up to 10 mantissa bits. A block or tensor that contains inf or NaN is NaN in the result (see custom_fp.scaled).
 
 Between ranks, a layer whose format has one scale for the whole layer goes to one owner. Other layers are divided into
@@ -41,7 +41,7 @@ from torch import Tensor
 from cpdrun.comm.sums.summation import Layers, Shards, Summation, SumReport
 from cpdrun.comm.wire import Tag
 from cpdrun.comm.wire.communicator import Communicator
-from cpdrun.comm.wire.layout import PackedSlice, Slice, assign_to_owners, ceil_div
+from cpdrun.comm.wire.message_layout import PackedSlice, Slice, assign_to_owners, ceil_div
 
 PIECE_VALUES = 1 << 16  # per slice of a layer that may be divided; smaller slices are distributed more evenly
 
