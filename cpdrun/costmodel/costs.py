@@ -87,11 +87,9 @@ def bit_operations(group: Group) -> float:
 
 def coverage(group: Group) -> float:
     """Return the share of the multiply-accumulates with a rounded operand or sum, or NaN if this was not recorded."""
-    counts = {kind[:3]: 0.0 for kind in kinds(group.products)}
-    for *kind, macs in kinds(group.products):
-        counts[tuple(kind)] += macs
-    total = sum(counts.values())
-    return 1 - counts.get(("fp32",) * 3, 0.0) / total if total else math.nan
+    found = kinds(group.products)
+    total = sum(macs for *_, macs in found)
+    return sum(macs for *kind, macs in found if set(kind) != {"fp32"}) / total if total else math.nan
 
 
 def transistors(group: Group) -> tuple[float, list[Unit]]:

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 
 import pandas as pd
-from custom_fp.recipe.coverage import percent_text
 
 from cpdrun.costmodel.costs import bit_operations, coverage, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
@@ -271,16 +270,17 @@ def _chain(study: Study) -> dict[str, list[str]]:
 def _coverage(study: Study) -> dict[str, list[str]]:
     """Return {"coverage": cells}, the shares of rounded multiply-accumulates; {} if no products are rounded.
 
-    Operators that could not be counted may be in float32, so the share is then an upper limit.
+    Shares are rounded down. Operators that could not be counted may be in float32, so the share is then a limit.
     """
     shares = [coverage(group) for group in study.groups]
     if not any(share > 0 for share in shares):
         return {}
-    most = ["≤" if (group.products or {}).get("uncounted") else "" for group in study.groups]
-    shown = zip(most, shares, strict=True)
-    return {
-        "coverage": [sign + percent_text(share) if math.isfinite(share) else "-" for sign, share in shown]
-    }
+    signs = ["≤" if (group.products or {}).get("uncounted") else "" for group in study.groups]
+    cells = [
+        f"{sign}{math.floor(100 * share)} %" if math.isfinite(share) else "-"
+        for sign, share in zip(signs, shares, strict=True)
+    ]
+    return {"coverage": cells}
 
 
 def full(study: Study) -> Shown:

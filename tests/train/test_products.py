@@ -28,15 +28,18 @@ def test_attention_and_a_tied_head_stay_in_float32():
     assert {text.split(" in ")[1] for text in found["in float32"]} == {"blocks.*", "GPT"}
 
 
+class Own(nn.Module):
+    """A module that uses the weight of its layer without calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.einsum("bi,ij->bj", x, self.layer.weight)
+
+
 def test_every_kind_of_product_of_torch_is_found():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.eye(4))
-
-        def forward(self, x):
-            return torch.einsum("bi,ij->bj", x, self.weight)
-
     for model, x in (
         (Own(), torch.ones(2, 4)),
         (nn.LSTM(4, 3), torch.ones(2, 1, 4)),
@@ -96,3 +99,29 @@ def test_products_that_stay_in_float32_are_noted_before_the_start(typed, said):
     for note in found["notes"]:
         assert note.startswith(f"{said}: ")
         assert " of the multiply-accumulates; in float32: aten." in note
+
+
+def test_a_search_refuses_formats_that_reach_too_little_of_the_arithmetic():
+    words = ["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0"]
+    rules = "precision.rules=[{modules:'blocks.0.qkv',role:[input,weight,output_gradient],format:e4m3}]"
+    (run,) = plan([*words, rules]).runs
+    assert check([run.config])["problems"] == []
+    (problem,) = check([run.config | {"min_coverage": 0.5}])["problems"]
+    assert problem.startswith("precision.rules[0]: float32 ")
+    assert (
+        "it reaches less than 50 % of the arithmetic. To search all the same, add search.min_coverage=0."
+        in problem
+    )
+    typed = float(problem.rsplit("=", 1)[1])
+    assert check([run.config | {"min_coverage": typed}])["problems"] == []
+
+
+def test_rules_whose_layers_are_never_called_are_refused():
+    model = Own()
+    applied = custom_fp.apply_recipe(model, [{"modules": "layer", "role": "weight", "format": "e4m3"}])
+    never_called = coverage_of(model, partial(model, torch.ones(2, 4))).never_called
+    assert never_called == ["layer"]
+    with pytest.raises(
+        ValueError, match=r"the model calls none of the layers that it selects, such as layer"
+    ):
+        applied.placement.check_called(never_called)
