@@ -310,7 +310,7 @@ def test_settings_may_follow_options(cpdrun):
         (("+data.size=3",), "unknown key 'data.size'"),
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
-        (("digits_bits",), "the experiment of that name is exp=digits_bits"),
+        (("digits_bits",), "To choose the experiment of this name, type exp=digits_bits"),
         (("exp=zzz",), "unknown experiment 'zzz'; there are "),
         (("--exp", "digits_bits"), "unknown option --exp. Settings are typed as key=value: exp=digits_bits"),
         (("--format=e4m3",), "unknown option --format. Settings are typed as key=value: format=e4m3"),

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.launch.attempt.agent import HELD_BACK
+from cpdrun.launch.attempt.agent import DEFERRED_SIGNALS
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.machine.resources import Slots, cores, gpus
@@ -157,7 +157,7 @@ class LocalExecutor(Executor):
         if places[0] != "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
         # The agent inherits the blocked signals. A stop then waits until the agent has installed its handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         try:
             process = subprocess.Popen(
                 command,

@@ -75,7 +75,7 @@ class Session:
         for launcher in _each_once([config["launcher"] for config in configs if "launcher" in config]):
             if problem := executor_class(launcher).unavailable(configs, options):
                 return [problem], []
-        return self.warm.look(configs)
+        return self.warm.check(configs)
 
     def launch(
         self,

@@ -123,7 +123,7 @@ def train(
             learner.observer.end()
             if look:
                 progress.layers = learner.layers
-            progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
+            progress.losses_SxN[s, workers.local.start : workers.local.stop] = losses_W
             progress.nonfinite += learner.nonfinite
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1

@@ -94,7 +94,7 @@ def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(tmp_path, 
         "# cpdrun sweep exp=mine\ningredients: {rounding: nearest_even}\n"
     )
     with pytest.raises(
-        ConfigError, match=f"ingredients.rounding: recipe={chosen} leaves none of that name open"
+        ConfigError, match=f"ingredients.rounding: recipe={chosen} has no ingredient of that name"
     ):
         plan(["exp=mine", f"recipe={chosen}"], tmp_path)
     assert plan(["exp=mine", "recipe=nvfp4"], tmp_path).runs

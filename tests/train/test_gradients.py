@@ -87,7 +87,7 @@ def test_chunked_gradients_are_the_same_for_any_split(digits, N):
         for rank in range(ranks):
             of_rank = objective(model, digits, workers := Workers(N, rank, ranks))
             of_rank.emulated.end_step = lambda: None  # it would wait for the other ranks
-            mine = slice(workers.mine.start, workers.mine.stop)
+            mine = slice(workers.local.start, workers.local.stop)
             losses_W, gradients_W = ChunkedGradients(of_rank)(index_NxB, 7)
             assert torch.equal(losses_W, losses[mine])
             assert all(torch.equal(g, of_all[mine]) for g, of_all in zip(gradients_W, gradients, strict=True))

@@ -101,9 +101,9 @@ class ExactGradients(Gradients):
 
     def __init__(self, objective: Objective):
         self.objective, emulated = objective, objective.emulated
-        self.fetched_workers = objective.workers.mine
+        self.fetched_workers = objective.workers.local
         self.parameters = list(trainable(emulated.model).values())
-        W = len(objective.workers.mine)
+        W = len(objective.workers.local)
         # A single worker with shared weights needs no copy of the gradients that autograd returns. Others do: they may
         # change gradients in place, and autograd may return one tensor for two parameters.
         copied = self.parameters if W > 1 or emulated.separate_weights else []
@@ -113,7 +113,7 @@ class ExactGradients(Gradients):
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         objective, emulated, losses = self.objective, self.objective.emulated, []
         emulated.begin_step()
-        for w, worker in enumerate(objective.workers.mine):
+        for w, worker in enumerate(objective.workers.local):
             emulated.begin_worker(w)
             batch = objective.batches.fetch(index_NxB[worker], step, worker)
             seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
@@ -168,7 +168,7 @@ class BatchedGradients(Gradients):
 
     def _passes(self, workers: Workers) -> dict[int, range]:
         """Return the workers of each pass, by its number."""
-        return {workers.rank: workers.mine}
+        return {workers.rank: workers.local}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         (number,) = self.passes
@@ -185,7 +185,7 @@ class BatchedGradients(Gradients):
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
         batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
         parameters, buffers_W = emulated.stacked(workers)
-        first = objective.workers.mine.start
+        first = objective.workers.local.start
         scale: Any = objective.scale(0)
         if emulated.separate_weights:
             scale = torch.tensor([objective.scale(w - first) for w in workers], device=objective.device)
@@ -209,7 +209,7 @@ class ChunkedGradients(BatchedGradients):
 
     def __init__(self, objective: Objective):
         super().__init__(objective)
-        W, parameters = len(objective.workers.mine), trainable(objective.emulated.model).values()
+        W, parameters = len(objective.workers.local), trainable(objective.emulated.model).values()
         if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
                 f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
@@ -219,12 +219,12 @@ class ChunkedGradients(BatchedGradients):
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]
 
     def _passes(self, workers: Workers) -> dict[int, range]:
-        mine, N = workers.mine, workers.world_size
+        mine, N = workers.local, workers.world_size
         numbers = range(mine.start // CHUNK, (mine.stop - 1) // CHUNK + 1)
         return {c: range(c * CHUNK, min((c + 1) * CHUNK, N)) for c in numbers}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, mine, losses = self.objective, self.objective.workers.mine, []
+        objective, mine, losses = self.objective, self.objective.workers.local, []
         first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)

@@ -116,13 +116,13 @@ class SeparateWeights(Learner):
         """Gather the weights, buffers, optimizer and precision of every worker on rank 0. Collective."""
         mine = {
             worker: self.models.worker_state(w) | self.optimizer_steps[w].state_dict()
-            for w, worker in enumerate(self.workers.mine)
+            for w, worker in enumerate(self.workers.local)
         }
         return self.workers.gather(mine)
 
     def load_workers_state(self, state: dict[int, dict[str, Any]]) -> None:
         """Load what `workers_state` returned."""
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(self.workers.local):
             self.models.load_worker_state(w, state[worker])
             self.optimizer_steps[w].load_state_dict(state[worker])
 
@@ -207,12 +207,12 @@ class GossipWeights(SeparateWeights):
         """
         alone = Workers(1)
         mine = []
-        for w in range(len(self.workers.mine)):
+        for w in range(len(self.workers.local)):
             self.models.begin_worker(w)
             mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples).metrics)
         names = list(mine[0])
         table_NxK = torch.zeros(self.workers.world_size, len(names), dtype=torch.float64, device=self.device)
-        for worker, metrics in zip(self.workers.mine, mine, strict=True):
+        for worker, metrics in zip(self.workers.local, mine, strict=True):
             table_NxK[worker] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
         by_name = dict(zip(names, self.workers.sum_of_disjoint(table_NxK).unbind(1), strict=True))
         distance = self.models.use_mean_weights()
@@ -254,7 +254,7 @@ class GossipWeights(SeparateWeights):
     def weights_sha256(self) -> str:
         """Return a digest of the digests of all workers, in their order."""
         table_Nx32 = torch.zeros(self.workers.world_size, 32, dtype=torch.int32, device=self.device)
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(self.workers.local):
             self.models.begin_worker(w)
             digest = bytes.fromhex(checkpoint.weights_sha256(self.parts.model))
             table_Nx32[worker] = torch.tensor(list(digest), dtype=torch.int32)

@@ -261,7 +261,7 @@ class ShardedOptimizerStep(OptimizerStep):
         """Clip like torch.nn.utils.clip_grad_norm_, with another order of additions."""
         workers = self.sync.workers
         norm_N = torch.zeros(workers.world_size, dtype=torch.float64, device=self.parameters[0].device)
-        for worker, shards in zip(workers.mine, self.sync.shards_of_mine, strict=True):
+        for worker, shards in zip(workers.local, self.sync.shards_of_mine, strict=True):
             for p, (shard, owned) in enumerate(zip(shards, self.sync.owned, strict=True)):
                 grad = get_gradient(self.parameters[p])[shard.start - owned.start : shard.stop - owned.start]
                 norm_N[worker] += grad.double().square().sum()

@@ -44,10 +44,10 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
     if not aligned:
         return f"operands of {scaled[0]} are aligned with their scales, which requires width, without join"
     for fmt in scaled:
-        if what := _unknown_scales(fmt, group):
+        if what := _scale_problem(fmt, group):
             return what
     size = size_of(scaled[0])
-    assert size is not None  # _unknown_scales rejects formats without blocks
+    assert size is not None  # _scale_problem rejects formats without blocks
     if any(size_of(fmt) != size for fmt in scaled):
         return f"operands are {scaled[0]} and {scaled[1]}; both must have blocks of the same size"
     if block % group or size % group:
@@ -55,7 +55,7 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
     return None
 
 
-def _unknown_scales(fmt: ScaledFormat, group: int) -> str | None:
+def _scale_problem(fmt: ScaledFormat, group: int) -> str | None:
     if not isinstance(fmt.element, Format) or size_of(fmt) is None:
         return f"operands is {fmt}; allowed with scales: floats, in blocks along an axis or in square tiles"
     if group > 1 and fmt.element.name != "e2m1fn":

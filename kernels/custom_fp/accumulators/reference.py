@@ -252,7 +252,7 @@ def flushed(x: Tensor, fmt: Format | Tabulated, sign: Tensor | None = None) -> T
 
 
 def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
-    """Return whole * 2**unit, rounded to odd. If `whole` has more than 53 bits, its last eight bits become one."""
+    """Return whole * 2**unit, rounded to odd. If `whole` has more than 53 bits, a bit replaces its last eight bits."""
     wide = whole.abs() >= 1 << 53
     inexact = (wide & ((whole & 0xFF) != 0)).long()
     value = torch.where(wide, (whole >> 8) | inexact, whole).double()
@@ -263,7 +263,7 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
     """Write the exact sum of float32 tensors of the same shape, rounded to odd (see `exact_sum`), as float64.
 
     With a width, each value is first truncated below 2**(E - width), where E is the largest exponent among the values
-    of an element. Exponents count as at least `emin`, and the exponent of zero is that of the smallest normal float32.
+    of an element. Exponents below `emin` are replaced by `emin`. Zero has the exponent of the smallest normal float32.
     A sum of zero is +0.
     """
     values = [tensor.double() for tensor in tensors]

@@ -144,7 +144,7 @@ TABLES: dict[str, Callable[[], list[float]]] = {
 
 
 def float32(value: float) -> float:
-    """Round a number to float32. Raise ValueError if it is not a finite number."""
+    """Round a number to float32. Anything but a finite number raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"a codebook must contain finite numbers, but got {value!r}")
     try:

@@ -72,7 +72,7 @@ class Applied:
         }
 
     def at(self, step: int) -> None:
-        """Switch the model to the rules of this step, counted from 0. After `apply_recipe`, it uses those of step 0."""
+        """Switch the model to the rules of this step, counted from 0. `apply_recipe` starts with step 0."""
         if self.placement is not None:
             self.placement.at(step)
 
@@ -145,7 +145,7 @@ def apply_recipe(
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
-    given = _checked(typed, given)
+    given = _check_recipe(typed, given)
     if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
         raise ValueError(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
@@ -208,7 +208,7 @@ def _is_attention(model: nn.Module, name: str) -> bool:
     )
 
 
-def _checked(typed: str, given: Any) -> Mapping[str, Any]:
+def _check_recipe(typed: str, given: Any) -> Mapping[str, Any]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         given = {"rules": given}
     if not isinstance(given, Mapping):

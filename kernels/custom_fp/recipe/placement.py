@@ -176,7 +176,7 @@ class Placement:
         return {key: history.values for key, history in self.histories.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load histories that `state_dict` returned."""
+        """Load the histories that `state_dict` returned."""
         for key, values in state.items():
             self.histories.by_operand[key].values = values.clone()
 

@@ -93,7 +93,7 @@ class Rule:
         return any(layer.takes(role) and self.matches(layer, role) for role in self.roles)
 
     def applies(self, role: str, product: str | None, step: int) -> bool:
-        """Return whether the rule rounds this role in this product at this step."""
+        """Return whether the rule applies to this role in this product at this step."""
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time

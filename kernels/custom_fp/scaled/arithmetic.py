@@ -183,7 +183,7 @@ class ScaledReference:
         out.copy_(join_codes(codes_n, bits))
 
     def split(self, data: Tensor, n: int, bits: int) -> Tensor:
-        """Return the first n codes of dense bytes."""
+        """Return the first n codes of k bits that are packed in dense bytes."""
         return split_codes(data, n, bits).contiguous()
 
 

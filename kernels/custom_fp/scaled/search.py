@@ -25,7 +25,7 @@ class Search:
     ascending: tuple[Tensor, ...]  # thresholds, values, codes
 
     def addresses(self, number: Callable[[int], Any]) -> list[Any]:
-        """Return the arguments of the compiled functions. `number` converts each size."""
+        """Return the arguments for the compiled functions. `number` converts the sizes to the required type."""
         first, last = ([x.data_ptr() for x in tensors] for tensors in (self.cells, self.ascending))
         return [*first, *map(number, self.sizes), *last]
 

@@ -234,7 +234,7 @@ def test_a_scaled_sign_keeps_what_its_paper_says() -> None:
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
         (lambda: Sign(2), "compressor.bits must be 1, not 2"),
         (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
-        (lambda: Rounded("dynamic_tree", False, "to_odd"), "it takes compressor.rounding=nearest_even"),
+        (lambda: Rounded("dynamic_tree", False, "to_odd"), "Set compressor.rounding=nearest_even"),
         (
             lambda: Rounded("e4m3", False, "up"),
             "compressor.rounding must be one of nearest_even, toward_zero, stoch",
