@@ -164,7 +164,9 @@ def test_what_seeds_do_not_tell_apart_has_no_knee(new_sweep, report, no_pictures
 def test_coverage_is_the_share_of_rounded_products(recipes, report, no_pictures):
     float32 = ("fp32", "fp32", "fp32", 1)
     assert coverage(of(products(float32))) == 0
-    assert coverage(of(products(float32, ("e4m3fn", "e4m3fn", "fp32", 2), ("fp32", "fp32", "fp16", 1)))) == 0.75
+    assert (
+        coverage(of(products(float32, ("e4m3fn", "e4m3fn", "fp32", 2), ("fp32", "fp32", "fp16", 1)))) == 0.75
+    )
     assert math.isnan(coverage(of(None)))
     made = report(recipes, baseline={"recipe": "bf16"})
     assert set(pd.read_csv(made.folder / "details.csv")["coverage"]) == {1.0}

@@ -5,12 +5,12 @@
     print(coverage)      # also lists the products in float32, and the layers that rules name but the model never called
 
 A `MacCounter` records every operator of PyTorch that multiplies matrices, in the forward and in the backward pass, with
-the module that called it. If a rule rounds the operands of the product, the rule gives the formats that are counted.
-Otherwise the dtypes of the operands do, as for products under torch.autocast.
+the module that called it. If a rule rounds the operands of a product, the formats of the rule are counted. Otherwise,
+the dtypes of the operands are counted, as for products under torch.autocast.
 
-The counts come from the shapes of the operands. Products that a kernel computes again to save memory (fused attention)
-are counted once. Not counted are sums without a product, the softmax and the optimizer's step. Causal attention is
-counted as if no key was masked, and padding that a Hadamard transform adds is counted.
+The counts are computed from the shapes of the operands. Products that a kernel computes again to save memory (fused
+attention) are counted once. Sums without a product, the softmax and the optimizer's step are not counted. Causal
+attention is counted as if no key were masked, and padding that a Hadamard transform adds is counted.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class MacCounter(TorchDispatchMode):
         return [self._product(Arithmetic(), layer, product, self._name(known.module)) for product in computed]
 
     def observed(self, arithmetic: Arithmetic, kernel: Any) -> Any:
-        """Return a kernel like the given one that tells this counter which formats its products read."""
+        """Return a kernel that works like the given one and tells this counter which formats its products read."""
         module = self._innermost()
         part = _part_of(module, arithmetic)
         self.called.add((module, part))
@@ -420,7 +420,7 @@ def _linear(args: Sequence[Any], _: Any) -> int:
 
 
 def _grouped(args: Sequence[Any], _: Any) -> int:
-    """Return the multiply-accumulates of a grouped product. A 2-D operand holds the rows or columns of all groups."""
+    """Return the multiply-accumulates of a grouped product. A 2-D operand has the rows or columns of all groups."""
     a, b = args[:2]
     return (a[0] if (a.dim(), b.dim()) == (3, 2) else a).numel() * b.shape[-1]
 
@@ -494,7 +494,7 @@ _UNCOUNTED = re.compile(
 
 
 def _multiplies(operator: str) -> bool:
-    """Return whether an operator without a formula multiplies, as far as its name tells."""
+    """Return whether the name of an operator without a formula suggests that it multiplies matrices."""
     return _UNCOUNTED.fullmatch(operator) is not None
 
 
