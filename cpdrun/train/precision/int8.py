@@ -1,4 +1,4 @@
-"""Training in 8-bit tensors: each tensor has 2^bits levels between its smallest and its largest value.
+"""Training with 8-bit tensors, in which each tensor has 2^bits levels between its smallest and its largest value.
 
 The method is that of Banner, Hubara, Hoffer and Soudry, "Scalable Methods for 8-bit Training of Neural Networks" (arXiv
 1805.11046), as Aketi, Kodge and Roy (arXiv 2111.09389, section 3) use it for decentralized training. In Linear and Conv
@@ -23,7 +23,8 @@ layers stay float32.
 The levels start at the smallest value, so zero is not necessarily a level. Therefore they differ from those of
 custom_fp's `int8_affine`, whose zero point is a whole number of steps.
 
-inf and NaN make their whole tensor NaN, so a diverged run stays visible. A tensor of equal values is unchanged.
+If a tensor contains inf or NaN, all its values become NaN, so that divergence stays visible. A tensor of equal values
+is unchanged.
 """
 
 from collections.abc import Callable
@@ -86,7 +87,7 @@ class _Rounding:
 
 
 class _RoundForward(torch.autograd.Function):
-    """Rounds in the forward pass. The gradient passes straight through."""
+    """Rounds in the forward pass. The backward pass returns the gradient unchanged."""
 
     generate_vmap_rule = True
 
@@ -203,7 +204,7 @@ class Int8(Precision):
         )
 
     def _activation(self, x: Tensor, training: bool) -> Tensor:
-        """Round an input of a layer. Its gradient passes straight through."""
+        """Round an input of a layer. In the backward pass, its gradient is unchanged."""
         rounding = self.activation_rounding if training else "nearest_even"
         return _RoundForward.apply(x, self.activation_bits, rounding, self.clipped_activations)
 
@@ -220,5 +221,5 @@ class Int8(Precision):
         return tuple(self._activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
-        # A clone, because an in-place ReLU cannot change a view.
+        # Clone the output, because an in-place ReLU must not change a view.
         return round_gradient(output, self._error).clone()

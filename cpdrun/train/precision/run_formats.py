@@ -64,7 +64,7 @@ from cpdrun.train.precision.optimizer_steps import (
 class Formats(Precision):
     """The formats of one run. conf/precision/*.yaml lists and explains the arguments.
 
-    A config.yaml that is older than the key `rules` lacks it.
+    An old config.yaml may not contain the key `rules`.
 
     Raises:
         ValueError: The settings contradict each other.
@@ -115,7 +115,7 @@ class Formats(Precision):
         self.remembers = " and ".join(delayed)
         _check_weight_storage(all_rules, master_weights, update_rounding, kahan_weights)
         self.weights = Float32Weights()
-        self.statistics: list[Tensor] = []  # running statistics
+        self.statistics: list[Tensor] = []  # the running statistics of the model
         self.statistic_roundings: list[QuantizationSpec | None] = []
         self.weight_roundings: list[QuantizationSpec | None] = []
         self.placement: Placement  # set by `prepare`
@@ -127,7 +127,7 @@ class Formats(Precision):
         norm_ids = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.optimizer_rounding.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in norm_ids}
         rules = self.rules(layers, norms)
-        rules.check()  # before the model is changed
+        rules.check()  # Check the rules before the model is changed.
         self.placement = Placement(model, rules)
         modules = [layer for layer in layers if layer.part is None]
         owner = {id(x): layer for layer in reversed(modules) for x in _own_tensors(layer.module)}

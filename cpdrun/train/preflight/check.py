@@ -1,4 +1,4 @@
-"""Find the reasons why a run would fail before its first step, before anything is started.
+"""Find, before anything is started, the reasons why a run would fail before its first step.
 
 A model and data that do not fit each other may train nevertheless, and give wrong results. For example, the
 cross-entropy of float targets and one output is exactly 0, and a head with 1,000 outputs learns 10 classes more slowly.
@@ -25,7 +25,7 @@ from cpdrun.train.instantiate import find_memory_error, first_line
 from cpdrun.train.preflight.products import emulated_products
 
 IRRELEVANT = ("seed", "format", "nproc", "threads")  # settings that do not affect whether parts can be made
-# Prefixes of the paths of files that are not the user's
+# The prefixes of paths of files that do not belong to the user
 NOT_THE_USERS = (
     str(Path(cpdrun.__file__).parent),
     str(Path(custom_fp.__file__).parent),
@@ -40,7 +40,8 @@ def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
 
     Returns:
         "problems": one line for each reason why a run cannot start, such as missing data, a class that cannot be
-        imported, or unknown arguments. "notes": things that a run does not do although its settings suggest it.
+        imported, or unknown arguments. "notes": one line for each part of the settings that has no effect, such as
+        products that stay in float32.
     """
     return check_configs(configs, _check_run)
 
@@ -106,7 +107,7 @@ def check_sample(config: dict[str, Any], parts: Parts) -> None:
     """Check whether data, model and task fit each other, with the first training sample.
 
     Raises:
-        BuildError: The sample cannot be used for training. The message names the part at fault.
+        BuildError: The sample cannot be used for training. The message names the part that causes the problem.
     """
     model, data, task = (config[part]["_target_"].rsplit(".", 1)[-1] for part in ("model", "data", "task"))
     try:
@@ -158,7 +159,7 @@ def _reason(error: Exception) -> str:
 
 
 def _describe_user_error(error: UserError) -> str:
-    """Return the message of an error, or that memory was short if this caused it."""
+    """Return the message of an error. If a lack of memory caused it, the message says so."""
     if (cause := find_memory_error(error)) is not None:
         return f"{str(error).partition(':')[0]}: out of memory: {first_line(cause)}"
     return f"{error}{_location(error)}"
@@ -200,5 +201,5 @@ def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _has_scales(number_format: str) -> bool | None:
     try:
         return parse(number_format).has_scales
-    except ValueError:  # building the run reports it
+    except ValueError:  # The error is reported when the run is built.
         return None
