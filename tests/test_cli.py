@@ -237,7 +237,10 @@ def test_sweep_with_an_invalid_record_fails_and_names_it(cpdrun, tmp_path):
     (run,) = SweepDir(tmp_path / "results" / "digits_bits").runs()
     run.done.write_text("{}")
     result = cpdrun(*words)
-    assert result.returncode == 1 and "holds no record; remove it and run again" in result.stderr
+    assert (
+        result.returncode == 1
+        and "does not contain a record. Remove the file and start the run again" in result.stderr
+    )
     run.done.unlink()
     assert cpdrun(*words).returncode == 0
 
@@ -366,7 +369,10 @@ def test_a_message_that_ends_with_a_question_mark_keeps_it(capsys):
 def test_report_without_sweeps_suggests_a_command(cpdrun):
     result = cpdrun("report")
     assert result.returncode == 2
-    assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
+    assert (
+        result.stderr
+        == "error: there is no sweep in results/ yet. Start one first, such as cpdrun sweep exp=digits_bits\n"
+    )
 
 
 COMPLETED = {

@@ -60,7 +60,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The description of how a dot product is summed. Accumulators can be compared and used as dictionary keys.
+    """How a dot product is summed. Accumulators can be compared and used as dictionary keys.
 
     NaN and infinity among the terms give the result that IEEE 754 defines for their sum. Subnormals are kept unless
     `flush` is set. If the sum of an aligned block is rounded to zero, the result is +0. All other sums treat -0 as IEEE

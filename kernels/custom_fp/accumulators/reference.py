@@ -286,9 +286,8 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
 def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return s, u and e as int64 for finite float32 values x = s * 2**u, where |s| < 2**24.
 
-    e is the exponent of x, but at least `emin`, which is the exponent of the smallest normal value of its format. Both
-    u and e refer to x as given, which includes the scale. `scale` is the exponent of this scale, and is added to
-    `emin`.
+    e is the exponent of x, but at least `emin`, the exponent of the smallest normal value of its format. If x is a code
+    times a scale, `scale` is the exponent of this scale, and u and e include it.
     """
     x = x.double()
     exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))

@@ -171,7 +171,7 @@ class Histories:
         roll(self.by_operand.values())
 
     def follow_optimizers(self) -> None:
-        """End a step whenever a torch.optim optimizer that updates a parameter of an owner has made a step."""
+        """From now on, end a step after each step of a torch.optim optimizer that updates an owner's parameters."""
         self.follows_optimizers = True
         _watch_optimizers()
         _following[next(_numbers)] = self

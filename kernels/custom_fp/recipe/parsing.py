@@ -24,7 +24,7 @@ KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
     *("aps", "kahan", "optional"),
 )
-SHORT_FORMS = {  # a key that is short for a rule for all modules -> the role of that rule
+SHORT_FORMS = {  # short key -> the role of the rule for all modules that the key stands for
     "weights": "parameter",
     "activations": "activation",
     "errors": "error",
