@@ -1,11 +1,11 @@
-"""Time a first verdict from nothing: a new environment, the wheels and what they need, a search. No compiler is used.
+"""Measure the time until the first verdict of a new user: create an environment, install the wheels, run a search.
 
     python scripts/first_verdict.py dist/*.whl
     python scripts/first_verdict.py dist/*.whl --python python3.13 search exp=digits_search
 
-Prints the time of each stage, the machine's load before it, and the last lines of the answer. PATH contains only the
-new environment. The environment and the runs (6 GB with torch for CUDA) are deleted at the end. The exit status is
-that of the first stage that failed.
+The script prints the time of each stage, the machine's load before the stage, and the last lines of the answer. PATH
+contains only the new environment, so no compiler is used. The environment and the runs (6 GB with torch for CUDA) are
+deleted at the end. The exit status is that of the first stage that failed.
 """
 
 import argparse

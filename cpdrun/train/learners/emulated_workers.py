@@ -1,6 +1,6 @@
 """The models of the workers that one rank emulates.
 
-A rank has one model. It emulates a worker by giving the model the weights and buffers of that worker.
+A rank has one model. To emulate a worker, it replaces the weights and buffers of the model by those of the worker.
 
 Legend: N workers, W of them on this rank, D values in a row, B buffers.
 """
@@ -17,7 +17,7 @@ from cpdrun.optim.groups import trainable
 
 
 class EmulatedWorkers:
-    """A model that emulates W workers.
+    """The base class of models that emulate W workers.
 
     Attributes:
         model: The model.
@@ -33,7 +33,7 @@ class EmulatedWorkers:
         """Prepare for the first worker of a step."""
 
     def begin_worker(self, w: int) -> None:
-        """Make the model that of the w-th worker of this rank."""
+        """Replace the model's state by that of the w-th worker of this rank."""
         raise NotImplementedError
 
     def end_worker(self, w: int) -> None:
@@ -46,22 +46,22 @@ class EmulatedWorkers:
         """Return parameters and buffers by name for one batched pass over W workers.
 
         Args:
-            workers: Any workers if weights are shared, else some of this rank's.
+            workers: Any workers if weights are shared, otherwise some workers of this rank.
 
         Returns:
-            Tensors of shape (W, ...). Shared parameters lack the dimension W.
+            Tensors of shape (W, ...). Shared parameters do not have the dimension W.
         """
         raise NotImplementedError
 
     def set_buffers(self, buffers_W: dict[str, Tensor]) -> None:
-        """Store the buffers that the pass over this rank's first worker returned, after the last pass. Collective."""
+        """Store the buffers that belong to this rank's first worker, after the last pass of a step. Collective."""
 
 
 class SharedModel(EmulatedWorkers):
     """Workers with one set of weights.
 
-    The running statistics of BatchNorm (any buffer) follow worker 0, like DDP's broadcast_buffers. Every worker starts
-    a step with worker 0's buffers of the previous step. The changes of other workers are dropped.
+    Buffers, such as the running statistics of BatchNorm, are those of worker 0, as with DDP's broadcast_buffers. Every
+    worker starts a step with worker 0's buffers after the previous step. Changes by other workers are discarded.
     """
 
     separate_weights = False
@@ -69,7 +69,7 @@ class SharedModel(EmulatedWorkers):
     def __init__(self, model: nn.Module, workers: Workers):
         self.model, self.workers = model, workers
         self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self.is_single = len(workers.local) == 1  # a single worker needs no copies of the buffers
+        self.is_single = len(workers.local) == 1  # A single worker needs no copies of the buffers.
         self.start = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
         self.of_worker_0 = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
 
@@ -79,17 +79,17 @@ class SharedModel(EmulatedWorkers):
             _copy(self.start, self.buffers)
 
     def begin_worker(self, w: int) -> None:
-        """Restore these buffers."""
+        """Restore the buffers that `begin_step` saved."""
         if w > 0:
             _copy(self.buffers, self.start)
 
     def end_worker(self, w: int) -> None:
-        """Save the buffers of worker 0."""
+        """Save the buffers if this is worker 0."""
         if self.workers.local[w] == 0 and not self.is_single:
             _copy(self.of_worker_0, self.buffers)
 
     def end_step(self) -> None:
-        """Give all ranks the buffers of worker 0. Collective."""
+        """Copy the buffers of worker 0 to the models of all ranks. Collective."""
         if self.workers.rank == 0 and not self.is_single:
             _copy(self.buffers, self.of_worker_0)
         if self.workers.ranks > 1:
@@ -156,11 +156,11 @@ class SeparateModels(EmulatedWorkers):
         self._point_to([*(weights.detach() for weights in weights_P), *buffers])
 
     def use_mean_weights(self) -> float:
-        """Point the model to the mean of all N workers. Return sqrt(mean_i |x_i - x_mean|^2). Collective."""
+        """Point the model to the mean weights of all N workers. Return sqrt(mean_i |x_i - x_mean|^2). Collective."""
         mean_D = self._mean(self.x_WxD).float()
         mean_buffers = [
             self._mean(stack).to(stack.dtype) for stack in self.buffers_BxW
-        ]  # integers are truncated
+        ]  # The means of integers are truncated.
         self._point_to([*self.rows.parameters(mean_D), *mean_buffers])
         squares_N = torch.zeros(self.workers.world_size, dtype=torch.float64, device=mean_D.device)
         for worker, x_D in zip(self.workers.local, self.x_WxD, strict=True):

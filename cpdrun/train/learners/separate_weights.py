@@ -5,11 +5,11 @@ metrics are means over the workers, each evaluated on sync.worker_test_samples s
 worst worker, and NAME_averaged_model that of the mean of all weights on all test data. consensus_distance is
 sqrt(mean_i |x_i - x_mean|^2), and bytes_sent_per_worker counts all bytes that a worker has sent.
 
-LocalWeights (`cpdrun.comm.sync.local`): workers take H steps by themselves between two outer steps. Test metrics are
-those of the agreed weights, that is, of the latest outer step: up to H - 1 steps old, and the initial weights before
-the first outer step. An outer step follows the last step of a run for any H. The running statistics of BatchNorm (any
-buffer) are not communicated. Those of worker 0 are evaluated; in a script they are on rank 0
-(`cpdrun.comm.LocalSteps`).
+LocalWeights (`cpdrun.comm.sync.local`): workers take H steps separately between two outer steps. Test metrics are those
+of the agreed weights, which are the result of the latest outer step. They may be up to H - 1 steps old. Before the
+first outer step, they are the initial weights. An outer step always follows the last step of a run. Buffers, such as
+the running statistics of BatchNorm, are not communicated. The evaluation uses the buffers of worker 0. (In a script,
+these are on rank 0, see `cpdrun.comm.LocalSteps`.)
 
 Legend: N workers, W of them on this rank, B samples per worker, P parameters, D values in a row, K metrics.
 """
@@ -37,7 +37,7 @@ from cpdrun.train.state import checkpoint
 
 
 class SeparateWeights(Learner):
-    """N models and N optimizers. Subclasses define how the models are synchronized."""
+    """The base class of learners with N models and N optimizers. Subclasses define how the models are synchronized."""
 
     shares_weights = False
 
@@ -85,7 +85,7 @@ class SeparateWeights(Learner):
             index_NxB: The sample indices of each worker.
             step: The step of the run.
             lr_factor: Factor on the learning rates.
-            correct: Changes the gradient of the w-th worker of this rank in place before its step.
+            correct: A function that changes the gradient of this rank's w-th worker in place before its step.
 
         Returns:
             The losses (W,), and the number of gradient elements that are inf or NaN.
@@ -179,7 +179,7 @@ class GossipWeights(SeparateWeights):
         self.gossip.correct(w, gradient, self._weight_decay(w) if self.gossip.nesterov else ())
 
     def _weight_decay(self, w: int) -> list[Tensor]:
-        """Return what weight decay adds to each gradient of the w-th worker of this rank."""
+        """Return the terms that weight decay adds to the gradients of the w-th worker of this rank."""
         step = self.optimizer_steps[w]
         factors = {
             id(p): group["weight_decay"] for group in step.optimizer.param_groups for p in group["params"]
@@ -203,7 +203,7 @@ class GossipWeights(SeparateWeights):
     def evaluate(self) -> Evaluation:
         """Evaluate each worker and the averaged model.
 
-        There are no outcomes of examples, because the metric is a mean over models whose answers differ.
+        The result has no outcomes of examples, because the metric is a mean over models with different answers.
         """
         alone = Workers(1)
         mine = []
@@ -252,7 +252,7 @@ class GossipWeights(SeparateWeights):
         self.gossip.load_state_dict(state["sync"])
 
     def weights_sha256(self) -> str:
-        """Return a digest of the digests of all workers, in their order."""
+        """Return a digest of the digests of all workers, in ascending order of workers."""
         table_Nx32 = torch.zeros(self.workers.world_size, 32, dtype=torch.int32, device=self.device)
         for w, worker in enumerate(self.workers.local):
             self.models.begin_worker(w)
@@ -271,7 +271,7 @@ class LocalWeights(SeparateWeights):
         super().__init__(config, parts, workers, device)
         self.outer = parts.sync
         self.outer.begin(self.models.parameters[0])
-        self.look_due = False  # whether the next outer step should collect statistics
+        self.look_due = False  # whether the next outer step must compute gradient statistics
 
     @classmethod
     def check(cls, config: dict[str, Any], precision: Precision, sync: OuterStep) -> None:
@@ -292,7 +292,7 @@ class LocalWeights(SeparateWeights):
         return losses_W
 
     def longest_chain(self) -> int | None:
-        """Return the longest chain of rounded additions."""
+        """Return the largest number of rounded additions that one gradient passes through."""
         return self.outer.longest_chain
 
     def wire_bytes(self) -> dict[str, int]:

@@ -30,7 +30,7 @@ from cpdrun.train.state import checkpoint
 
 
 class SharedWeights(Learner):
-    """N workers with one set of weights. A GradientSync forms the mean of their gradients."""
+    """N workers with one set of weights. A GradientSync computes the mean of their gradients."""
 
     parts: Parts[GradientSync]
 
@@ -69,7 +69,7 @@ class SharedWeights(Learner):
         return losses_W
 
     def _count_within_models(self, workers: int) -> None:
-        """Count the bytes that workers of one model exchange in a step, before an evaluation adds to them."""
+        """Store the bytes that workers of one model exchanged in this step, before an evaluation exchanges more."""
         sent = sum(shared.sent_bytes for shared in self.model_workers)
         real = sum(shared.real_worker_bytes for shared in self.model_workers)
         self.within_models = {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": real // workers}
@@ -79,7 +79,7 @@ class SharedWeights(Learner):
         return self.optimizer_step.memory(self.parts.model)
 
     def longest_chain(self) -> int | None:
-        """Return the longest chain of rounded additions."""
+        """Return the largest number of rounded additions that one gradient passes through."""
         return self.parts.sync.longest_chain
 
     def wire_bytes(self) -> dict[str, int]:
@@ -109,7 +109,7 @@ class SharedWeights(Learner):
         return checkpoint.weights_sha256(self.parts.model)
 
 
-# Optimizers of torch.optim whose update of an element depends on no other element
+# The optimizers of torch.optim whose update of an element does not depend on other elements
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 
 
@@ -136,7 +136,7 @@ class ShardedWeights(SharedWeights):
         )
         if (
             not self.sync.in_format.differences
-        ):  # differences start from the initial weights, which all workers have
+        ):  # The first differences are relative to the initial weights, which all workers have.
             self._gather(epoch=0)
 
     @classmethod
@@ -251,7 +251,7 @@ class ShardedWeights(SharedWeights):
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The step of an optimizer of parts. Gradient clipping uses the norm of all parts."""
+    """The step of an optimizer that updates only parts of layers. Gradient clipping uses the norm of all parts."""
 
     def __init__(self, sync: ShardedSync, *arguments: Any):
         super().__init__(*arguments)
