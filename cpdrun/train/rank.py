@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from custom_fp.recipe.coverage import shares_text
 
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.comm.workers import Workers
@@ -100,8 +101,11 @@ def _leave(code: int, workers: Workers) -> int:
 
 def _train(config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal) -> Result:
     parts = build(config, device)
-    heartbeat.beat()  # Data and model are built. From now on, the watchdog waits for the first step.
-    journal.environment(device, parts.data, config, emulated_products(parts))
+    heartbeat.beat()  # data and model are built; now the watchdog's patience applies to the first step
+    products = emulated_products(parts)
+    if products:
+        print(f"multiply-accumulates: {shares_text(products['coverage'])}", flush=True)
+    journal.environment(device, parts.data, config, products)
     return train(config, parts, workers, device, journal)
 
 

@@ -9,8 +9,7 @@ gradients are within the range of a format. The division is exact if the loss sc
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import torch
@@ -101,15 +100,6 @@ def log2_of(setting: float | str) -> int:
     return round(math.log2(loss_scale_of(setting).value))
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Names of the formats of a product: its two operands and its accumulator."""
-
-    a: str = "fp32"
-    b: str = "fp32"
-    accumulator: str = "fp32"
-
-
 class Precision:
     """The base class of precisions. It computes everything in float32, with a loss scale.
 
@@ -147,8 +137,12 @@ class Precision:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError if this optimizer cannot take steps in this precision."""
 
-    def check_called(self) -> None:
-        """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
+    def check_called(self, never_called: Collection[str]) -> None:
+        """Raise ValueError if the model calls none of the layers that a rule selects.
+
+        Args:
+            never_called: The names of the layers that rules select but that the model did not call.
+        """
 
     def at(self, step: int) -> None:
         """Select the rules for the given step of the run, counted from 0."""
@@ -156,17 +150,6 @@ class Precision:
     def phase_starts(self) -> list[int]:
         """Return the steps at which other rules take effect, including 0."""
         return [0]
-
-    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Return the formats of a product from the given step on.
-
-        Args:
-            name: The module.
-            part: The part of its attention, or None.
-            product: One of the products of custom_fp.layers.products.
-            step: A step of the run.
-        """
-        return Operands()
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """Take an optimizer step. Gradients are in `.grad`, already divided by the loss scale."""

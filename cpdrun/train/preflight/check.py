@@ -6,6 +6,7 @@ the first sample is checked, both for cpdrun's own models and datasets and for t
 """
 
 import json
+import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.recipe.coverage import FLOAT32_LABEL, percent_text, shares_text
 
 import cpdrun
 from cpdrun.errors import UserError
@@ -68,18 +70,37 @@ def check_configs(
 
 
 def _check_run(config: dict[str, Any]) -> list[str]:
-    """Build the parts of a run and return notes about products that stay in float32."""
+    """Build the parts of a run and return notes about products that stay in float32.
+
+    Raises:
+        BuildError: The run cannot be trained, or rounds less of the arithmetic than `min_coverage`, a key of searches.
+    """
     parts = build(config, torch.device("cpu"))
     check_sample(config, parts)
     products = emulated_products(parts)
-    if products is None or not (unrounded := products["in float32"]):
+    if products is None:
         return []
-    rules = parts.precision.rounds_products
-    layers = sum(len(reached) for where, reached in products.items() if where != "in float32")
-    listed = "; ".join(unrounded[:4]) + (f"; and {len(unrounded) - 4} more" if len(unrounded) > 4 else "")
-    stay = "product stays" if len(unrounded) == 1 else "products stay"
-    reach = "reach" if " and " in rules else "reaches"
-    return [f"{rules} {reach} {layers} layers; {len(unrounded)} {stay} in float32: {listed}"]
+    rules, notes = parts.precision.rounds_products, []
+    if unrounded := products["in float32"]:
+        shares = shares_text(products["coverage"])
+        text = f"{rules}: {shares} of the multiply-accumulates; in float32: {_first(unrounded)}"
+        rounded = 1 - products["coverage"][FLOAT32_LABEL]
+        if rounded < config.get("min_coverage", 0):
+            raise BuildError(
+                f"{text}. A certificate would say little about the format, because it reaches less than "
+                f"{percent_text(config['min_coverage'])} of the arithmetic. To search all the same, add "
+                f"search.min_coverage={math.floor(100 * rounded) / 100:g}"
+            )
+        notes.append(text)
+    if never_called := products.get("never called"):
+        notes.append(
+            f"{rules}: these layers are never called, so they are not rounded: {_first(never_called)}"
+        )
+    return notes
+
+
+def _first(names: list[str], most: int = 4) -> str:
+    return "; ".join(names[:most]) + (f"; and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_sample(config: dict[str, Any], parts: Parts) -> None:
