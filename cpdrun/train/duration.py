@@ -51,7 +51,7 @@ class Duration:
             steps_per_epoch = math.ceil(max_steps / epochs)
         else:
             raise ValueError(
-                "data: train does not report its length; type max_steps=N, the total number of steps"
+                "data: train does not report its length. Type max_steps=N, the total number of steps"
             )
         if steps_per_epoch < 1:
             raise ValueError(

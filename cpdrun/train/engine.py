@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
         answer = start_ranks(json.loads(arguments.task))
         print(json.dumps({**answer, "ended": time.time()}), flush=True)
         code = answer["exit_code"]
-        # Encode signals as a shell does. Skip the ordinary exit, in which Triton prints messages.
+        # Encode signals as a shell does. `os._exit` skips exit handlers, because Triton's handler prints messages.
         os._exit(code if code >= 0 else 128 - code)
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
@@ -120,7 +120,7 @@ def _serve(connection: socket.socket) -> None:
         if request["do"] == "check":
             answer: dict[str, Any] = _check(request["by"], request["configs"])
         else:
-            _lock, log = descriptors  # The lock only needs to remain open, so that the ranks inherit it.
+            _lock, log = descriptors  # The lock is kept open only so that the ranks inherit it.
             os.dup2(log, 1)
             os.dup2(log, 2)
             threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()

@@ -151,7 +151,9 @@ def add_exchange_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values", type=int, default=25_000_000, help="number of values (default: 25 million)"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each method (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of timed turns of each method (default: 5)"
+    )
     parser.add_argument("--exchange-only", action="store_true", help="no training steps")
 
 

@@ -241,7 +241,9 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads on the CPU"
     )
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
     parser.add_argument(
         "--only", default="", help="the tables whose title starts with this: 'tables of values'"
     )

@@ -158,7 +158,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--size", type=int, default=1024, help="size of the square operands (default: 1024)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
     parser.add_argument("--only", default="", help="the tables whose title starts with this: 'forward'")
     options = parser.parse_args()
 

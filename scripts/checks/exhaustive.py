@@ -22,7 +22,9 @@ from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Overflow, Rounding, Rule
 
 DETERMINISTIC = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
-CHUNK = 1 << 15  # This number of values is small enough for the reference to remain in the cache.
+CHUNK = (
+    1 << 15
+)  # the number of values per call, so that the arrays of the reference fit into the processor's cache
 
 
 def differences(fmt: Format, rounding: str, overflow: str) -> int:

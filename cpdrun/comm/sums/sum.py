@@ -68,7 +68,7 @@ class Sum:
         requantise: With None, every partial sum is rounded to the format (see `rounded_sum.py`). With "hop" or "once",
             values are decoded, added in float32, and quantized again after each addition or once at the end (see
             `requantized_sum.py`). In formats with scales, None means "hop".
-        compat: With "cpd", the sum is computed as in the code of the authors of APS (see `codec.py`).
+        compat: With "cpd", the sum is computed as in the APS authors' code (see `codec.py`).
 
     Raises:
         ValueError: The settings do not fit together.
@@ -148,7 +148,7 @@ class Sum:
         return replace(self, kahan=False) if self.compat and self.kahan and not level.last else self
 
     def _check_compat(self) -> None:
-        """Raise ValueError for settings that the code of the authors of APS does not have."""
+        """Raise ValueError for settings that the APS authors' code does not support."""
         for key, theirs in _THEIRS.items():
             if (value := getattr(self, key)) not in theirs:
                 raise ValueError(

@@ -199,7 +199,7 @@ class ShardedWeights(SharedWeights):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, in which layers are whole. Collective."""
+        """Return the state for a checkpoint, which contains whole layers instead of each rank's parts. Collective."""
         step_state = self.optimizer_step.state_dict()
         order = self._parameter_ids()
         layer_of = {order.index(id(m)): p for p, m in enumerate(self.masters)}

@@ -171,7 +171,7 @@ class Formats(Precision):
         self.placement.end_step()
 
     def skip(self) -> None:
-        """Update what a skipped step has changed: running statistics and the histories of delayed scales."""
+        """Update the state that a skipped step has changed: running statistics and the histories of delayed scales."""
         self.placement.end_step()
         round_(self.statistics, self.statistic_roundings)
 
