@@ -1,4 +1,4 @@
-"""Does the cost model predict the measured seconds of a training step over a slow link?
+"""Compare the cost model's predictions with the measured seconds of a training step over a slow link.
 
     sudo python scripts/benchmarks/cost_model.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s
     sudo python scripts/benchmarks/cost_model.py --out results/reference/costmodel

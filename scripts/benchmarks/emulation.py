@@ -1,11 +1,12 @@
-"""What does emulating many workers cost, compared with one plain fp32 step on the same samples?
+"""Time the emulation of many workers, compared with one plain fp32 step on the same samples.
 
     python scripts/benchmarks/emulation.py [--workers 256] [--batch 5] [--threads 2]
 
-The plain step processes one batch of N x B digits: forward, backward, SGD. The emulated steps compute N gradients
-(exact: one worker after the other; batched: vmap over grad), round each gradient to the format, add the gradients with
-every partial sum rounded, and apply the sum. The steps are timed in turns. Times are medians. The script takes about a
-minute.
+The plain step processes one batch of N x B digits, with a forward pass, a backward pass, and a step of SGD. The
+emulated steps compute N gradients, round each gradient to the format, add the gradients with every partial sum rounded,
+and apply the sum. With emulation=exact, the gradients are computed one worker after the other. With
+emulation=batched, they are computed by vmap over grad. The steps are timed in turns. Times are medians. The script
+takes about a minute.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""How fast is custom_fp, compared with copying memory and with other libraries?
+"""Time custom_fp, compared with copying memory and with other libraries.
 
     python scripts/benchmarks/numerics.py                     # CPU, 2**24 values, 1 and 2 threads
     python scripts/benchmarks/numerics.py --only "tables of values" --threads 1

@@ -1,4 +1,4 @@
-"""How fast are products of rounded operands, as a share of the rate of torch.mm?
+"""Measure the rate of products of rounded operands, as a share of the rate of torch.mm.
 
     python scripts/benchmarks/quantized_products.py                        # 1024^3, one thread
     python scripts/benchmarks/quantized_products.py --threads 2 --output results/reference/numerics/products.md

@@ -1,4 +1,4 @@
-"""How much slower is a user's script when cpdrun is attached to it?
+"""Measure how much slower a user's script is when cpdrun is attached to it.
 
     python scripts/benchmarks/script_overhead.py [--steps 300] [--threads 1] [--ranks 2]
 

@@ -1,4 +1,4 @@
-"""Does custom_fp.quantize equal the reference for every float32, all 2**32 of them, bit for bit?
+"""Compare custom_fp.quantize with the reference, bit for bit, for all 2**32 float32 numbers.
 
     python scripts/checks/exhaustive.py                       # e5m2, e4m3, e4m3fn and e3m0; minutes for each
     python scripts/checks/exhaustive.py --output results/reference/numerics/exhaustive.md e3m2

@@ -1,4 +1,4 @@
-"""Replay searches on a recorded grid: how often is the answer equal to that of the whole grid, with how many runs?
+"""Replay searches on a recorded grid, to measure how often they find the whole grid's answer, and with how many runs.
 
     cpdrun sweep exp=digits_bits 'seed=range(0,30)'                                    # every cell at 30 seeds
     python scripts/research/prediction/replay_search.py record exp=digits_bits > digits.csv
