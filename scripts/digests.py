@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--experiments", nargs="*")
-    parser.add_argument("--runs", type=int, default=4, help="runs of each experiment except digits_bits")
+    parser.add_argument(
+        "--runs", type=int, default=4, help="number of runs of each experiment except digits_bits"
+    )
     parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.compare:

@@ -12,7 +12,9 @@ Therefore, the rule is part of the run's identity, like the number of epochs.
 import math
 from dataclasses import dataclass
 
-MIN_PROGRESS = 0.05  # Reports use the same share to decide whether a run has learned.
+# The share of the possible decrease of the loss that a run must reach. Reports use the same share to decide whether a
+# run has learned.
+MIN_PROGRESS = 0.05
 
 
 @dataclass(frozen=True)

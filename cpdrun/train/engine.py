@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--warm", type=int, metavar="FD", help="a socket that passes connections")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
-    how.add_argument("--task", metavar="JSON", help="a request; print the answer")
+    how.add_argument("--task", metavar="JSON", help="serve this request and print the answer")
     parser.add_argument("--parent", type=int, help="end when this process ends")
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
@@ -222,7 +222,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
         rendezvous: dict[str, Any] = {"rdzv_backend": LoopbackRendezvous.BACKEND, "local_addr": LOOPBACK}
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
-    # LaunchConfig asks whether there is a GPU; through NVML, that does not initialise CUDA before the fork.
+    # LaunchConfig checks whether there is a GPU. If it uses NVML, this does not initialize CUDA before the fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return LaunchConfig(
         min_nodes=nodes,

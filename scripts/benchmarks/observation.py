@@ -93,7 +93,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("experiments", nargs="*", default=EXPERIMENTS, metavar="EXPERIMENT")
     parser.add_argument("--steps", type=int, default=24, help="steps of a run (default: 24)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs of each kind (default: 3)")
     options = parser.parse_args()
     heads = (
         "experiment",

@@ -139,7 +139,7 @@ def _p3109(bits: int, formats) -> Iterator[tuple[Tabulated, object]]:
 
 
 def by_codes(fmt: Tabulated, of: str, encode, decode, near: float) -> Row:
-    """Compare a format with another library by all codes and many floats, and return the row of the table.
+    """Compare a format with another library, for all codes and many floats, and return the row of the table.
 
     Args:
         encode: The other library's function from a number to its code.

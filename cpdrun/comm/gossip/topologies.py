@@ -115,7 +115,7 @@ class Topology:
         weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
         if N > 1 and mean_gap(weights) < TOLERANCE:
             raise ValueError(
-                "topology: the links do not connect all workers, so they cannot agree. Add links"
+                "topology: the links do not connect all workers, so their weights cannot become equal. Add links"
             )
         return weights
 

@@ -153,17 +153,17 @@ class Sum:
             if (value := getattr(self, key)) not in theirs:
                 raise ValueError(
                     f"{key}={value} with compat={self.compat}: the value must be {' or '.join(theirs)}, because the "
-                    "code of the authors of APS has no other"
+                    "APS authors' code supports no other"
                 )
         if self.error_feedback:
             raise ValueError(
-                f"error_feedback=true with compat={self.compat}: the code of the authors of APS has no error feedback. "
-                "Set error_feedback=false"
+                f"error_feedback=true with compat={self.compat}: the APS authors' code does not support error "
+                "feedback. Set error_feedback=false"
             )
         if self.requantization:
             raise ValueError(
                 f"compat={self.compat} does not support format={self.fmt} with requantise={self.requantization}, "
-                "because the code of the authors of APS rounds every partial sum. Leave compat out"
+                "because the APS authors' code rounds every partial sum. Leave compat out"
             )
 
 

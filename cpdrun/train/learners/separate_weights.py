@@ -67,8 +67,8 @@ class SeparateWeights(Learner):
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps for a history of scales. Use formats with scales "
-                "of the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} have no common steps, which delayed scales need. Use formats whose "
+                "scales depend only on the current tensor, as in recipe=fp8_tensorwise"
             )
 
     def step_workers(
