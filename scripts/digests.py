@@ -72,7 +72,10 @@ def planned(name: str) -> dict:
 
 
 def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str]:
-    """Return the weights_sha256 of runs, by their overrides. Train `some` evenly spaced runs, or all if None."""
+    """Return the weights_sha256 of an experiment's runs, keyed by their overrides.
+
+    If `some` is not None, only this number of evenly spaced runs is trained.
+    """
     runs = [" ".join(run["overrides"]) for run in planned(name)["runs"]]
     with tempfile.TemporaryDirectory() as folder:
         if some is None:

@@ -204,7 +204,7 @@ def _shorten_termination() -> None:
     """Make torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
     from torch.multiprocessing.spawn import ProcessContext
 
-    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for this
+    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for the timeout
     if wait is not None:
         patched: Any = ProcessContext
         patched._join_procs_with_timeout = lambda context, timeout: wait(context, min(timeout, TERMINATING_S))

@@ -245,7 +245,9 @@ def main() -> None:
         "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
     )
     parser.add_argument(
-        "--only", default="", help="the tables whose title starts with this: 'tables of values'"
+        "--only",
+        default="",
+        help="make only the tables whose title starts with this text, such as 'tables of values'",
     )
     options = parser.parse_args()
     device, repeats, is_cpu = options.device, options.repeats, options.device == "cpu"

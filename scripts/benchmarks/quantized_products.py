@@ -161,7 +161,9 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
     )
-    parser.add_argument("--only", default="", help="the tables whose title starts with this: 'forward'")
+    parser.add_argument(
+        "--only", default="", help="make only the tables whose title starts with this text, such as 'forward'"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)

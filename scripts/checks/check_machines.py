@@ -112,7 +112,7 @@ def exponents(x: np.ndarray, emin: int) -> np.ndarray:
 
 
 def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Round to the format of sums, toward zero or to nearest even. Past the largest value, return infinity."""
+    """Round to the format of sums, toward zero or to nearest even. Values that are too large become infinity."""
     fmt = how.sum
     quantum = np.maximum(np.frexp(x)[1] - 1, fmt.emin) - fmt.mantissa_bits
     digits = np.ldexp(x, -quantum)

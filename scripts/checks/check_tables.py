@@ -210,8 +210,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--softposit", type=Path, help="SoftPosit as a shared library")
-    parser.add_argument("--takum", type=Path, help="libtakum as a shared library")
+    parser.add_argument("--softposit", type=Path, help="path of SoftPosit's shared library")
+    parser.add_argument("--takum", type=Path, help="path of libtakum's shared library")
     parser.add_argument(
         "--most", type=int, default=8, help="largest number of bits of P3109 formats (default: 8)"
     )

@@ -52,10 +52,15 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=20, help="kills in total (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30, help="epochs of a run; longer runs take more kills")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=30,
+        help="number of epochs of a run (default: 30). A longer run is killed more often.",
+    )
     parser.add_argument("--case", action="append", choices=CASES, help="only this case; can be repeated")
     parser.add_argument(
-        "--overhead", type=int, metavar="N", help="kill nothing; time N pairs of undisturbed runs"
+        "--overhead", type=int, metavar="N", help="time N pairs of undisturbed runs instead of killing ranks"
     )
     arguments = parser.parse_args()
     cases = {name: CASES[name] for name in arguments.case or CASES}

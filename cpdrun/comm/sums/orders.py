@@ -319,7 +319,7 @@ class Aligned(Order):
     width: int = DEFAULT_WIDTH
 
     def with_suffix(self, suffix: str) -> Order:
-        """Return the order that keeps `suffix` bits."""
+        """Return the order that keeps `suffix` bits below the largest exponent."""
         if not re.fullmatch(r"[1-9]\d?", suffix) or int(suffix) > MOST_DIGITS:
             raise ValueError(
                 f"order=aligned_{suffix}: the value must be aligned, or a number of bits from aligned_1 to "

@@ -61,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=2000, help="simulations for each cell (default: 2000)")
+    parser.add_argument(
+        "--runs", type=int, default=2000, help="number of simulations for each cell (default: 2000)"
+    )
     parser.add_argument("--factors", type=int, default=12)
     parser.add_argument("--active", type=int, default=3, help="number of planted factors (default: 3)")
     parser.add_argument(
