@@ -231,7 +231,7 @@ def test_mirroring_normalization_and_folders_are_settings(image_folder):
         ImageFolders(str(image_folder), size=28, smallest_area=1.0)
 
 
-def test_imagenet_that_is_absent_or_uneven_is_named(image_folder, tmp_path_factory):
+def test_absent_and_uneven_imagenet_is_reported(image_folder, tmp_path_factory):
     with pytest.raises(DataError, match=r"no images in .*train: .*data\.data_dir=PATH"):
         ImageFolders(str(tmp_path_factory.mktemp("empty")), size=28, smallest_area=0.08)
     (image_folder / "val" / "n01443537").rename(image_folder / "val" / "n09999999")
@@ -303,14 +303,14 @@ def test_images_and_labels_have_the_same_crops(tmp_path):
     assert padded > 0
 
 
-def test_cityscapes_that_is_absent_is_named_with_the_way_out(tmp_path):
+def test_absent_cityscapes_is_reported_with_the_remedy(tmp_path):
     with pytest.raises(
         DataError, match=r"Cityscapes is not in .*leftImg8bit_trainvaltest.*data\.data_dir=PATH"
     ):
         Cityscapes(str(tmp_path), crop=24)
 
 
-def test_street_scenes_are_drawn_once_and_always_the_same(tmp_path):
+def test_street_scenes_are_written_once_and_are_reproducible(tmp_path):
     first = StreetScenes(str(tmp_path), train_images=2, test_images=1, height=16, crop=16)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
     assert len(written) == 6

@@ -303,7 +303,7 @@ def run_all() -> list[tuple[dict[int, torch.Tensor], dict, int]]:
     found = []
     for rule, knobs, compressor, topology in CASES:
         gossip = make(rule, N=4, topology=topology, compressor=compressor, **knobs)
-        x = dict(zip(gossip.mine, run(gossip, 4), strict=True))
+        x = dict(zip(gossip.mine, run(gossip, 3), strict=True))
         found.append((x, gossip.state_dict(), gossip.wire_bytes()["bytes_per_step_sent"]))
     return found
 
