@@ -1,4 +1,4 @@
-"""Graphs of workers: neighbours, doubly stochastic mixing, spectral gaps of the literature's closed forms."""
+"""Graphs of workers: neighbors, doubly stochastic mixing, spectral gaps of the literature's closed forms."""
 
 import math
 
